@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from fullfield.evaluation.sharing import Share
 
 METHODS = ("fpfh", "learned")
+PROTOCOLS = ("pointcnnpp",)
 _DEST = "scans "
 _SAMPLES = 5000
+_SETTINGS = {"samples": "samples", "voxel": "voxel", "seed": "seed", "ransac": "iterations"}  # option: argument
 _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio")
 
 
@@ -34,6 +36,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest = _DEST + option.removeprefix("--").replace("-", "_")
         search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
 
+    add(
+        "--protocol",
+        choices=PROTOCOLS,
+        help="a paper's numbers of matches and limits; RANSAC alone is listed beside the whole pipeline",
+    )
     add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
     add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
     add("--seed", type=argtypes.natural, help="of the random draws [0]")
@@ -67,7 +74,7 @@ def refuse(options: Iterable[str], why: str) -> None:
 
 def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> int:
     """Check, register what is missing, score, report; ``weights``: of MODEL learned, None for those that come along."""
-    from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
+    from fullfield.evaluation import Registrar, Setting, evaluate_scans, protocols, score_scans
 
     dataset = _opened(args.dataset)
     if args.device != "cpu":
@@ -86,27 +93,27 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
         weights = os.fspath(shipped())
     elif weights is not None:
         paths.check_input(weights, "--weights")
-    criteria = _criteria(dataset, told)
+    protocol = told.get("protocol")
+    usual = dataset.criteria if protocol is None else protocols.PROTOCOLS[protocol].criteria(dataset)
+    criteria = _criteria(usual, told)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")
-    counts = told.get("samples", (_SAMPLES,))
+    settings = {name: told[option] for option, name in _SETTINGS.items() if option in told}
     results = {}
     with Progress("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
-        for at, samples in enumerate(counts):
-            setting = Setting(share=share, progress=progress.part(at / len(counts), (at + 1) / len(counts)))
-            place = folder / f"samples-{samples}"
+        if protocol is None:
+            counts = settings.pop("samples", (_SAMPLES,))
+            registrars = [Registrar(samples=samples, weights=weights, **settings) for samples in counts]
+        else:
+            registrars = protocols.PROTOCOLS[protocol].registrars(weights=weights, **settings)
+        for at, method in enumerate(registrars):
+            setting = Setting(share=share, progress=progress.part(at / len(registrars), (at + 1) / len(registrars)))
+            place = folder / method.run_name
             if args.score_only:
                 stored = _stored(place, args.method)
                 results[place] = score_scans(dataset, stored, criteria=criteria, setting=setting)
-                continue
-            method = Registrar(
-                voxel=told.get("voxel"),
-                seed=told.get("seed", 0),
-                iterations=told.get("ransac", 50_000),
-                samples=samples,
-                weights=weights,
-            )
-            results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
+            else:
+                results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
     if share.rank == 0:
         _report(args, folder, results)
     return 0
@@ -138,12 +145,12 @@ def _opened(word: str) -> ScanDataset:
     return open_scans(name, Path(folder).expanduser())
 
 
-def _criteria(dataset: ScanDataset, told: dict[str, Any]) -> Criteria:
-    """The data set's; limits on the command line replace all of its limits, the rest only what is named."""
+def _criteria(usual: Criteria, told: dict[str, Any]) -> Criteria:
+    """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
     changes = {name: told[name] for name in _CRITERIA if name in told}
     if any(name.startswith("max_") for name in changes):
         changes = {**dict.fromkeys(("max_rre", "max_rte", "max_rmse")), **changes}
-    return dataclasses.replace(dataset.criteria, **changes)
+    return dataclasses.replace(usual, **changes)
 
 
 _COLUMNS = (
@@ -167,12 +174,13 @@ def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str
     counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
     lines = [
         f"{report.printable(folder)}: {args.method}, {counted}",
-        f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
+        f"{'#samples':<12}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
     ]
     for result in runs:
         cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)
-        samples = result["config"]["parameters"]["samples"]
-        lines.append(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
+        parameters = result["config"]["parameters"]
+        label = f"{parameters['samples']}{' RANSAC' if parameters.get('ransac_only') else ''}"
+        lines.append(f"{label:<12}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
     limits = ", ".join(f"{name} {limit:g}" for name, limit in runs[0]["criteria"].items() if limit is not None)
     lines.append(f"counts as registered, or as a match: {limits}")
     report.tell(args, {"dataset": args.dataset, "runs": runs}, "\n".join(lines))

@@ -72,6 +72,7 @@ SCANS: Mapping[str, Callable[[str | os.PathLike[str]], ScanDataset]] = MappingPr
     {
         "pairs": ScanPairs,
         "3dmatch": ThreeDMatch,
+        **{f"3dmatch-{split}": partial(ThreeDMatch, split=split) for split in ("test", "val", "train")},
         "3dlomatch": partial(ThreeDMatch, benchmark="3dlomatch"),
         "kitti-odometry": KITTIOdometry,
         "kitti-odometry-val": partial(KITTIOdometry, split="val"),

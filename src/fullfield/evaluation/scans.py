@@ -54,6 +54,7 @@ class Registrar:
     Args:
         voxel, seed, iterations, samples: as there.
         weights: of a learned descriptor; None: FPFH.
+        ransac_only: whether to stop after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Registrar:
         iterations: int = 50_000,
         samples: int = SAMPLES,
         weights: str | os.PathLike[str] | None = None,
+        ransac_only: bool = False,
     ) -> None:
         if voxel is not None:
             _check.number(voxel, "voxel", above=0.0)
@@ -71,6 +73,7 @@ class Registrar:
         _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
         _check.number(samples, "samples", integer=True, low=3)
         self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
+        self.ransac_only = ransac_only
         self._descriptor, self._checksum = None, None
         if weights is not None:
             from fullfield.registration import LearnedDescriptor
@@ -86,13 +89,20 @@ class Registrar:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The arguments, with the beginning of the weights' checksum for their file."""
-        return self._parameters if self._checksum is None else {**self._parameters, "weights": self._checksum}
+        weights = {} if self._checksum is None else {"weights": self._checksum}
+        return {**self._parameters, **weights, **({"ransac_only": True} if self.ransac_only else {})}
+
+    @property
+    def run_name(self) -> str:
+        """Name of the folder for a run: ``samples-5000``, or ``ransac-samples-5000``."""
+        return f"{'ransac-' * self.ransac_only}samples-{self._parameters['samples']}"
 
     def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
         """The pose of ``source`` in ``target``, or why there is none."""
-        from fullfield.registration import register
+        from fullfield.registration import register, register_by_ransac
 
-        return register(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
+        found = register_by_ransac if self.ransac_only else register
+        return found(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
 
 
 def evaluate_scans(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,17 @@ from fullfield.registration.matching import mutual_matches
 from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.resolution import choose_voxel
-from fullfield.registration.scan import Scan, finite_points, prepare
-from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, REACH, Evidence, Limits, matches_needed, weigh
+from fullfield.registration.scan import Scan, finite_points, prepare, thin
+from fullfield.registration.verdict import (
+    FPFH_LIMITS,
+    LEARNED_LIMITS,
+    REACH,
+    Evidence,
+    Limits,
+    contact,
+    matches_needed,
+    weigh,
+)
 
 Progress = Callable[[float, str], None]
 
@@ -46,9 +55,10 @@ _MIRROR = "one cloud looks like a mirror image of the other"
 
 @dataclass(frozen=True)
 class Registration:
-    """The outcome of :func:`register`.
+    """Outcome of a registration.
 
-    ``transform`` is None unless ``success``; then ``reason`` says why.
+    ``transform`` is None unless ``success``; then ``reason`` says why. :func:`register` returns one of the two
+    subclasses, so that type checkers know after ``if found.success:`` that there is a transform.
     """
 
     transform: Floats | None  # [4, 4] float64, source into target: target ≈ R source + t
@@ -62,6 +72,7 @@ class Registration:
     voxel: float  # edge, in the clouds' units
     matched: Floats | None = None  # [matches, 2, 3]: the points of each match, of source and target; None without any
     untried: tuple[str, ...] = ()  # arguments of register that may help where it failed, the most promising first
+    candidate: Floats | None = None  # [4, 4], the best pose where it was refused; None where there is none
 
     def __repr__(self) -> str:
         found = f"{self.inliers} of {self.matches} matches agree, voxel {self.voxel:.4g}"
@@ -69,6 +80,24 @@ class Registration:
             return f"Registration(confidence {self.confidence:.3f}, {found}, RMSE {self.rmse:.4g}; see .transform)"
         more = f"; untried: {', '.join(self.untried)}" if self.untried else ""
         return f"Registration(refused: {self.reason}; {found}{more})"
+
+
+@dataclass(frozen=True, repr=False)
+class AcceptedRegistration(Registration):
+    """Registration whose pose was accepted."""
+
+    transform: Floats
+    success: Literal[True]
+    reason: None
+
+
+@dataclass(frozen=True, repr=False)
+class RefusedRegistration(Registration):
+    """Registration without an accepted pose, and the reason."""
+
+    transform: None
+    success: Literal[False]
+    reason: str
 
 
 def register(
@@ -81,7 +110,7 @@ def register(
     iterations: int = ITERATIONS,
     samples: int = SAMPLES,
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
-) -> Registration:
+) -> AcceptedRegistration | RefusedRegistration:
     """The rigid transform that brings ``source`` onto ``target``, or the reason why none is accepted.
 
     Args:
@@ -102,8 +131,28 @@ def register(
     return registered(source, target, Settings(voxel, init, seed, iterations, samples, descriptor))
 
 
+def register_by_ransac(
+    source: Any,
+    target: Any,
+    *,
+    voxel: float | None = None,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+    samples: int = SAMPLES,
+    descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
+) -> AcceptedRegistration | RefusedRegistration:
+    """Estimate the pose by RANSAC on mutual matches alone, as papers compare descriptors.
+
+    The pose that most matches agree on is fitted to those matches (Fischler and Bolles, 1981) and returned. It is
+    neither refined on the points nor judged, and no second voxel size is tried, so ``success`` only means that there
+    is a pose, and ``confidence``, ``fitness`` and ``rmse`` are NaN. Arguments and errors as in :func:`register`.
+    """
+    settings = Settings(voxel, None, seed, iterations, samples, descriptor, plain=True)
+    return registered(source, target, settings)
+
+
 class Settings(NamedTuple):
-    """The arguments of :func:`register`."""
+    """Arguments of :func:`register`; ``plain`` stops after RANSAC."""
 
     voxel: float | None = None
     init: Any = None
@@ -111,11 +160,14 @@ class Settings(NamedTuple):
     iterations: int = ITERATIONS
     samples: int = SAMPLES
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None
+    plain: bool = False
 
 
-def registered(source: Any, target: Any, settings: Settings, progress: Progress | None = None) -> Registration:
+def registered(
+    source: Any, target: Any, settings: Settings, progress: Progress | None = None
+) -> AcceptedRegistration | RefusedRegistration:
     """:func:`register`; ``progress`` is called with the fraction done and what is done next."""
-    voxel, init, seed, iterations, samples, descriptor = settings
+    voxel, init, seed, iterations, samples, descriptor, plain = settings
     if voxel is not None:
         _check.number(voxel, "voxel", above=0.0)
     _check.number(seed, "seed", integer=True, low=0)
@@ -136,24 +188,31 @@ def registered(source: Any, target: Any, settings: Settings, progress: Progress 
             n for n, points in zip(("source", "target"), centred, strict=True) if not np.ptp(points, axis=0).any()
         ]
         which = f"the {' and the '.join(single)}" if single else "a cloud"  # its sample, at the least
-        return _failure(f"all the points of {which} are at the same place", edge)
-    search = _Search(seed, iterations, samples, None if start is None else _shifted(start, *middles), descriptor)
+        return _finished(_failure(f"all the points of {which} are at the same place", edge), middles)
+    start = None if start is None else _shifted(start, *middles)
+    search = _Search(seed, iterations, samples, start, descriptor, plain)
     outcomes = []
-    scales = _SCALES if voxel is None else (1.0,)
+    scales = _SCALES if voxel is None and not plain else (1.0,)
     for number, scale in enumerate(scales):
         told = _Told(progress, number / len(scales), 1 / len(scales), edge * scale)
         outcomes.append(_at_voxel(centred, edge * scale, search, told))
         if outcomes[-1].success:
             break
     best = max(outcomes, key=lambda outcome: (outcome.success, outcome.confidence))
-    if not best.success and not (best.reason or "").startswith(_MIRROR):
+    if not best.success and not plain and not (best.reason or "").startswith(_MIRROR):
         left = {"descriptor": descriptor is None, "voxel": voxel is None, "init": init is None}
         best = replace(best, untried=tuple(name for name, open_ in left.items() if open_))
-    if best.matched is not None:
-        best = replace(best, matched=best.matched + np.stack(middles))
-    if best.transform is None:
-        return best
-    return replace(best, transform=_shifted(best.transform, -middles[0], -middles[1]))
+    return _finished(best, middles)
+
+
+def _finished(found: Registration, middles: list[Floats]) -> AcceptedRegistration | RefusedRegistration:
+    """Return the outcome in the clouds' own coordinates, as the subclass that type checkers tell apart."""
+    entries = dict(vars(found))
+    if found.matched is not None:
+        entries["matched"] = found.matched + np.stack(middles)
+    for name, pose in (("transform", found.transform), ("candidate", found.candidate)):
+        entries[name] = None if pose is None else _shifted(pose, -middles[0], -middles[1])
+    return AcceptedRegistration(**entries) if found.success else RefusedRegistration(**entries)
 
 
 class _Told:
@@ -173,6 +232,7 @@ class _Search(NamedTuple):
     samples: int
     start: Floats | None  # between centred clouds
     descriptor: LearnedDescriptor | None
+    plain: bool
 
 
 def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -> Registration:
@@ -192,6 +252,8 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -
         matches = matches[np.sort(chosen)]
     ends = np.stack((first.points[matches[:, 0]], second.points[matches[:, 1]]), 1)
     told(0.7, "searching")
+    if search.plain:
+        return replace(_by_ransac(ends, search, edge), matched=ends * edge)
     if search.start is None:
         poses, reaches = _hypotheses(first, second, matches, search), _REACHES
     else:
@@ -231,21 +293,44 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -
         f"{_MIRROR}: a reflection brings {reflected} of {found.matches} matches together, the best pose {found.inliers}"
     )
     less = found.confidence * found.inliers / (found.inliers + reflected)
-    return replace(found, transform=None, success=False, reason=complaint, confidence=less)
+    return replace(found, transform=None, success=False, reason=complaint, confidence=less, candidate=found.transform)
+
+
+def _by_ransac(ends: Floats, search: _Search, edge: float) -> Registration:
+    """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
+    found = _most_agreed(ends, search)
+    if found is None:
+        return _failure(f"no pose was found that 3 of {len(ends)} matches agree on", edge, len(ends))
+    pose, inliers = found
+    nan = float("nan")
+    return Registration(_scaled(pose, edge), True, None, nan, len(ends), inliers, nan, nan, edge)
+
+
+def _most_agreed(ends: Floats, search: _Search) -> tuple[Floats, int] | None:
+    """Return the pose that most matches [M, 2, 3] agree on, and how many it brings within :data:`REACH`."""
+    found = hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=1)
+    if not found:
+        return None
+    away = np.linalg.norm(apply(found[0].transform, ends[:, 0]) - ends[:, 1], axis=1)
+    return found[0].transform, int((away <= REACH).sum())
+
+
+def _scaled(transform: Floats, edge: float) -> Floats:
+    """Return ``transform`` with its translation in the clouds' units instead of voxels."""
+    scaled = transform.copy()
+    scaled[:3, 3] *= edge
+    return scaled
 
 
 def _reflected(ends: Floats, search: _Search) -> int:
-    """How many matches [M, 2, 3] the best reflection brings within :data:`REACH`.
+    """Return how many matches [M, 2, 3] the best reflection brings within :data:`REACH`.
 
     FPFH cannot tell left from right, so a mirrored scan matches, and its walls and floor alone make a rigid pose that
     looks right. But then the reflection agrees with far more.
     """
-    mirrored = ends[:, 0] * (-1.0, 1.0, 1.0)
-    found = hypotheses(mirrored, ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=1)
-    if not found:
-        return 0
-    away = np.linalg.norm(apply(found[0].transform, mirrored) - ends[:, 1], axis=1)
-    return int((away <= REACH).sum())
+    mirrored = np.stack((ends[:, 0] * (-1.0, 1.0, 1.0), ends[:, 1]), 1)
+    found = _most_agreed(mirrored, search)
+    return 0 if found is None else found[1]
 
 
 def _hypotheses(first: Scan, second: Scan, matches: Ints, search: _Search) -> list[Floats]:
@@ -284,8 +369,7 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
     rivals = [elsewhere for other, elsewhere in weighed[1:] if other.accepted and other.score >= near]
     if complaint is None and any(_apart(pose, elsewhere, points) > 2.0 for elsewhere in rivals):
         complaint = "two poses fit equally well: the scene repeats itself"
-    scaled = pose.copy()
-    scaled[:3, 3] *= edge
+    scaled = _scaled(pose, edge)
     return Registration(
         transform=scaled if complaint is None else None,
         success=complaint is None,
@@ -296,6 +380,7 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
         fitness=evidence.fitness,
         rmse=evidence.rmse * edge,
         voxel=edge,
+        candidate=None if complaint is None else scaled,
     )
 
 
@@ -340,3 +425,28 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: f
         apart[near] = nearest(goal, moved[near])[0][:, 0]
     errors[known] = np.where(apart <= (most or np.inf), apart, np.inf)
     return errors
+
+
+class Alignment(NamedTuple):
+    """How well one cloud lies on another: the numbers that :class:`Registration` reports."""
+
+    fitness: float  # share of the source's points, one a voxel, with a point of the target within a voxel
+    rmse: float  # of these points' distances, in the clouds' units; NaN without any
+
+
+def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) -> Alignment:
+    """Measure ``source``, moved by ``transform``, against ``target`` as :func:`register` does at this voxel size.
+
+    ``source`` and ``target`` as in :func:`register`; ``transform`` is [4, 4], None for none.
+    """
+    _check.number(voxel, "voxel", above=0.0)
+    clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
+    middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
+    pose = _shifted(np.eye(4) if transform is None else rigid(transform, "transform"), *middles)
+    pose[:3, 3] /= voxel
+    thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]
+    for at, points in enumerate(thinned):
+        fine, rows = thin(points)
+        thinned[at] = fine[rows]
+    found = contact(apply(pose, thinned[0]), thinned[1])
+    return Alignment(found.fitness, found.rmse * voxel)

@@ -55,13 +55,18 @@ def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     ``describe`` gives features [N, C] of ``fine[rows]`` from ``fine`` [F, 3], ``rows`` [N] and the normals there;
     None: :func:`fpfh`.
     """
-    fine = points[kept(points, 0.5)]
-    rows = kept(fine, 1.0)
+    fine, rows = thin(points)
     coarse = fine[rows]
     if not len(coarse):
         return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
     normals = plane_normals(fine, coarse, NORMAL_RADIUS)
     return Scan(fine, coarse, normals, fpfh(coarse, normals) if describe is None else describe(fine, rows, normals))
+
+
+def thin(points: Floats) -> tuple[Floats, Ints]:
+    """Keep one of ``points`` per half voxel [F, 3], and name the rows of these that are left at one per voxel [N]."""
+    fine = points[kept(points, 0.5)]
+    return fine, kept(fine, 1.0)
 
 
 def fpfh(points: Floats, normals: Floats) -> Floats:

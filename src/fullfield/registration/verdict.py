@@ -83,21 +83,44 @@ class Evidence(NamedTuple):
         )
 
 
+class Contact(NamedTuple):
+    """Where points touch a cloud: the nearest of its points within :data:`TOUCH`."""
+
+    apart: Floats  # [N], infinite where there is none
+    partner: Ints  # [N], -1 where there is none
+
+    @property
+    def fitness(self) -> float:
+        """Share of the points that touch."""
+        return float((self.partner >= 0).mean())
+
+    @property
+    def rmse(self) -> float:
+        """Root mean square distance of the points that touch; NaN without any."""
+        touching = self.partner >= 0
+        return float(np.sqrt((self.apart[touching] ** 2).mean())) if touching.any() else float("nan")
+
+
+def contact(points: Floats, target: Floats) -> Contact:
+    """Find for ``points`` [N, 3] where they touch ``target`` [M, 3]."""
+    return Contact(*nearest_within(target, points, TOUCH))
+
+
 def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
     """The evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
     moved = apply(transform, source.points)
     away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
-    apart, partner = nearest_within(target.points, moved, TOUCH)
-    touching = partner >= 0
+    touch = contact(moved, target.points)
+    touching = touch.partner >= 0
     turned = source.normals[touching] @ transform[:3, :3].T
-    agree = np.abs((turned * target.normals[partner[touching]]).sum(1)) >= _UPRIGHT
+    agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT
     covered = (nearest_within(moved, target.points, TOUCH)[1] >= 0).mean()
     return Evidence(
         matches=len(matches),
         inliers=int((away <= REACH).sum()),
-        overlap=max(float(touching.mean()), float(covered)),
-        fitness=float(touching.mean()),
+        overlap=max(touch.fitness, float(covered)),
+        fitness=touch.fitness,
         upright=float(agree.mean()) if touching.any() else 0.0,
-        rmse=float(np.sqrt((apart[touching] ** 2).mean())) if touching.any() else float("nan"),
+        rmse=touch.rmse,
         limits=limits,
     )

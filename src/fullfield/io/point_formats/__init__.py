@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import complaining, one_line
@@ -29,6 +29,20 @@ class PointCloud:
 
     def __len__(self) -> int:
         return len(self.points)
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the points [N, 3]; ``np.asarray(cloud)`` shares their memory where ``dtype`` allows it.
+
+        As NumPy 2 has it, ``copy`` True always copies, None only where the type changes, and False never.
+
+        Raises:
+            ValueError: ``copy`` is False and the type changes.
+        """
+        array = np.asarray(self.points)
+        kept = dtype is None or array.dtype == np.dtype(dtype)
+        if copy is False and not kept:
+            raise ValueError(f"copy: points of type {array.dtype} become {np.dtype(dtype)} only by a copy, got False")
+        return array if kept and not copy else np.array(array, dtype)
 
 
 def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
