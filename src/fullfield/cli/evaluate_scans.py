@@ -1,4 +1,4 @@
-"""The part of ``fullfield evaluate`` that is about pairs of point clouds."""
+"""Part of ``fullfield evaluate`` that registers pairs of point clouds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of registration; without one on the command line its name is not in the result."""
+    """Add the options of registration; without one on the command line its name is not in the result."""
     search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
 
     def add(option: str, **more: Any) -> None:
@@ -62,18 +62,21 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The options of registration on the command line."""
+    """Return the options of registration on the command line."""
     return ["--" + dest.removeprefix(_DEST).replace("_", "-") for dest in vars(args) if dest.startswith(_DEST)]
 
 
 def refuse(options: Iterable[str], why: str) -> None:
-    """InputError for the first of ``options``."""
+    """Raise InputError for the first of ``options``."""
     for option in options:
         raise InputError(f"{option}: {why}; leave it out")
 
 
 def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> int:
-    """Check, register what is missing, score, report; ``weights``: of MODEL learned, None for those that come along."""
+    """Register what is missing, score and report.
+
+    ``weights`` is the file of MODEL learned; None for the one in the package.
+    """
     from fullfield.evaluation import Registrar, Setting, evaluate_scans, protocols, score_scans
 
     dataset = _opened(args.dataset)
@@ -120,7 +123,7 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
 
 
 def _stored(place: Path, method: str) -> ScanRun:
-    """The run to score again, which must be of this method."""
+    """Load the run to score again, which must be of this method."""
     from fullfield.evaluation import ScanRun
 
     if not place.is_dir():

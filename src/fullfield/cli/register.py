@@ -1,4 +1,4 @@
-"""``fullfield register SRC DST``: the pose that brings one point cloud onto another."""
+"""Command ``fullfield register SRC DST``: find the pose that brings one point cloud onto another."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Exits with 3 when no pose can be accepted, and says why.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield register``."""
+    """Add the options of ``fullfield register``."""
     parser.add_argument("source", metavar="SRC", help=f"cloud to move: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)")
     parser.add_argument("target", metavar="DST", help="cloud that stays")
     search = parser.add_argument_group("search")
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, read, register, write, report."""
+    """Check the arguments, read, register, write and report."""
     watch = report.Stopwatch()
     _check_files(args)
     if args.weights is not None and args.descriptor == "fpfh":
@@ -156,7 +156,7 @@ def _draw(
 
 
 def _advice(args: argparse.Namespace, found: Registration) -> str:
-    """What to try next."""
+    """Return what to try next, as the end of a message."""
     options = {
         "descriptor": "--descriptor learned",
         "voxel": f"--voxel with another edge than {found.voxel:.3g}" if found.voxel else "",

@@ -1,4 +1,4 @@
-"""A plain folder of pairs."""
+"""Plain folder of pairs."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class ThreeDMatch(ScanDataset):
         super().__init__(benchmark if split is None else f"{benchmark}-{split}", root, records)
 
     def _check_clouds(self, top: Path) -> None:
-        """Every scene that has a list of pairs has clouds: without one the recall would be another benchmark's."""
+        """Require clouds of every scene that has a list; without one the recall would be another benchmark's."""
         beside = "-evaluation"
         lists = {log.parent.name: log for log in sorted((top / "benchmarks" / self._lists).glob("*/gt.log"))}
         if self._lists == "3DMatch":
@@ -188,7 +188,7 @@ def _cloud(folder: Path, number: int) -> Path:
 
 
 def _blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Two numbers of fragments, and the matrix of ``size`` rows below them."""
+    """Yield two numbers of fragments, and the matrix of ``size`` rows below them."""
     lines = [line.split() for line in layout.read_lines(path) if line.strip()]
     if len(lines) % (size + 1):
         raise InputError(f"{path}: expected blocks of {size + 1} lines, got {len(lines)} lines")

@@ -1,4 +1,4 @@
-"""Predictions of a whole data set: stored once, scored as often as wanted.
+"""Predictions of a whole data set: stored once, scored any number of times.
 
 >>> from fullfield.datasets import open_dataset
 >>> from fullfield.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""From a data set to stored predictions."""
+"""Estimation of a data set, with the predictions stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/eval
 
 @dataclass(frozen=True)
 class Setting:
-    """How a data set is gone through.
+    """Settings of a run over a data set.
 
     Attributes:
         device: where to estimate and score.
@@ -49,7 +49,7 @@ class Setting:
 
 
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
-    """The configuration of the run that :func:`predict` makes.
+    """Return the configuration of the run that :func:`predict` makes.
 
     Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``. An estimator
     that can be prepared must be: only then does a network know the checksum of its weights.
@@ -71,9 +71,9 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
 def noting_shortage(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], setting: Setting
 ) -> Iterator[None]:
-    """Note in the run's folder if memory is too small for what is done inside, preparing the estimator for one.
+    """Enclose work that may run out of memory, and note it in the run's folder if it does.
 
-    The run is the one that would have been made, as far as the estimator can tell by then.
+    The run is the one that would have been made, as far as the estimator's parameters are known by then.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def noting_shortage(
 
 
 def _float32(device: torch.device) -> dict[str, str]:
-    """The process's switches for coarser products, which estimators that do not set them follow."""
+    """Return the process's switches for reduced-precision products, which estimators that do not set them follow."""
     switches = {"matmul": torch.get_float32_matmul_precision()}
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
@@ -127,7 +127,7 @@ def predict(
     with Finisher(run, scorer, device, estimator.method) as finish:
 
         def free() -> None:
-            """Leave the device to the estimator."""
+            """Free memory on the device for the estimator."""
             finish.drain()
             pairs.drop()
             if device.type == "cuda":
@@ -159,7 +159,7 @@ def predict(
 def _estimated(
     run: Run, estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None, free: Callable[[], None]
 ) -> tuple[Tensor, float, int | None]:
-    """As :func:`_timed`. Where memory is short, once more after ``free``; what then fails is noted in the run."""
+    """Run :func:`_timed`; if memory is short, again after ``free``. A second failure is noted in the run."""
     with suppress(torch.OutOfMemoryError, NoRoomError):
         return _timed(estimator, frame1, frame2, start)
     free()
@@ -173,7 +173,7 @@ def _estimated(
 def _timed(
     estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None
 ) -> tuple[Tensor, float, int | None]:
-    """The flow [2, H, W], the seconds it took, and the peak of CUDA memory."""
+    """Return the flow [2, H, W], its seconds, and the peak of CUDA memory."""
     device = frame1.device
     stream = torch.cuda.current_stream(device) if frame1.is_cuda else None
     if stream is not None:
@@ -191,7 +191,7 @@ def _timed(
 def _start(
     dataset: FlowDataset, run: Run, index: int, before: tuple[int, Tensor] | None, device: torch.device
 ) -> Tensor | None:
-    """The flow to start from; None at the beginning of a sequence."""
+    """Return the initial flow; None at the beginning of a sequence."""
     record = dataset.records[index]
     last = dataset.records[index - 1] if index else None
     if last is None or last.sequence != record.sequence or last.index + 1 != record.index:

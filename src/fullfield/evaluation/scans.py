@@ -37,15 +37,18 @@ SAMPLES = 5000
 
 
 class RegistrationMethod(Protocol):
-    """What finds the pose of one cloud in another. ``parameters`` are plain values."""
+    """Callable that finds the pose of one cloud in another; ``parameters`` are plain values."""
 
     @property
-    def method(self) -> str: ...
+    def method(self) -> str:
+        """Name of the method."""
 
     @property
-    def parameters(self) -> Mapping[str, Any]: ...
+    def parameters(self) -> Mapping[str, Any]:
+        """Parameters of the method, as plain values."""
 
-    def __call__(self, source: PointCloud, target: PointCloud) -> Registration: ...
+    def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
+        """Find the pose of ``source`` in ``target``."""
 
 
 class Registrar:
@@ -83,12 +86,12 @@ class Registrar:
 
     @property
     def method(self) -> str:
-        """Whose descriptors they are."""
+        """Name of the descriptor: ``fpfh`` or ``learned``."""
         return "fpfh" if self._descriptor is None else "learned"
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The arguments, with the beginning of the weights' checksum for their file."""
+        """Arguments, with the beginning of the weights' checksum for their file."""
         weights = {} if self._checksum is None else {"weights": self._checksum}
         return {**self._parameters, **weights, **({"ransac_only": True} if self.ransac_only else {})}
 
@@ -98,7 +101,7 @@ class Registrar:
         return f"{'ransac-' * self.ransac_only}samples-{self._parameters['samples']}"
 
     def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
-        """The pose of ``source`` in ``target``, or why there is none."""
+        """Find the pose of ``source`` in ``target``, or the reason why there is none."""
         from fullfield.registration import register, register_by_ransac
 
         found = register_by_ransac if self.ransac_only else register
@@ -176,7 +179,7 @@ def score_scans(
 def predict_scans(
     method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, setting: Setting | None = None
 ) -> int:
-    """Register and store every pair that ``run`` does not hold yet; returns how many there were.
+    """Register and store every pair that ``run`` does not hold yet; return their number.
 
     The next pair is read meanwhile. The first pair is registered once before, unmeasured. A pair that the method
     refuses is stored as refused. Raises InputError naming the pair whose clouds cannot be used.
@@ -227,13 +230,13 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
 
 
 def _key(dataset: ScanDataset, index: int) -> str:
-    """Changes with what a pair's truth is made of."""
+    """Return a checksum of the inputs of a pair's truth."""
     given = dataset.records[index].truth.numpy().tobytes()
     return hashlib.sha256(given + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
 
 
 def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
-    """The pairs in order, the next one read meanwhile."""
+    """Yield the pairs in order, and read the next one meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="fullfield-read") as reader:
         following = None
         for at in range(len(indices)):

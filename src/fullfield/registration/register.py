@@ -1,4 +1,4 @@
-"""From two clouds to the pose of one in the other."""
+"""Registration of two clouds: from their points to the pose of one in the other, or the reason of a refusal."""
 
 from __future__ import annotations
 
@@ -111,21 +111,22 @@ def register(
     samples: int = SAMPLES,
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
 ) -> AcceptedRegistration | RefusedRegistration:
-    """The rigid transform that brings ``source`` onto ``target``, or the reason why none is accepted.
+    """Find the rigid transform that brings ``source`` onto ``target``, or the reason why none is accepted.
 
     Args:
-        source, target: a file, a :class:`~fullfield.io.PointCloud`, an array or tensor [N, 3], or an object with
-            ``points`` such as Open3D's. Points that are not finite are left out.
-        voxel: edge of a voxel in the clouds' units; None: from their extent and spacing.
+        source: a file, a :class:`~fullfield.io.PointCloud`, an array or tensor [N, 3], or an object with ``points``
+            such as Open3D's. Points that are not finite are left out.
+        target: as ``source``.
+        voxel: edge of a voxel in the clouds' units; None chooses it from their extent and spacing.
         init: [4, 4] source into target to start from instead of searching; the verdict stays the same.
-        seed: of RANSAC's draws. The same seed gives the same result.
-        iterations: of RANSAC.
-        samples: matches that RANSAC is given at most, drawn at random.
-        descriptor: a learned one, its file of weights, or "learned" for the one that comes with
-            fullfield; "fpfh" or None: FPFH.
+        seed: seed of RANSAC's draws. The same seed gives the same result.
+        iterations: number of triples that RANSAC draws.
+        samples: largest number of matches for RANSAC, drawn at random from all.
+        descriptor: a learned one, its file of weights, or "learned" for the one in the package; "fpfh" or None for
+            FPFH.
 
     Raises:
-        InputError: for what is no cloud, pose or descriptor, a cloud without finite points, or where small_gicp is not
+        InputError: if an argument is no cloud, pose or descriptor, a cloud has no finite point, or small_gicp is not
             installed.
     """
     return registered(source, target, Settings(voxel, init, seed, iterations, samples, descriptor))
@@ -166,7 +167,7 @@ class Settings(NamedTuple):
 def registered(
     source: Any, target: Any, settings: Settings, progress: Progress | None = None
 ) -> AcceptedRegistration | RefusedRegistration:
-    """:func:`register`; ``progress`` is called with the fraction done and what is done next."""
+    """Run :func:`register`; ``progress`` receives the fraction done and the next step."""
     voxel, init, seed, iterations, samples, descriptor, plain = settings
     if voxel is not None:
         _check.number(voxel, "voxel", above=0.0)
@@ -194,8 +195,8 @@ def registered(
     outcomes = []
     scales = _SCALES if voxel is None and not plain else (1.0,)
     for number, scale in enumerate(scales):
-        told = _Told(progress, number / len(scales), 1 / len(scales), edge * scale)
-        outcomes.append(_at_voxel(centred, edge * scale, search, told))
+        steps = _Steps(progress, number / len(scales), 1 / len(scales), edge * scale)
+        outcomes.append(_at_voxel(centred, edge * scale, search, steps))
         if outcomes[-1].success:
             break
     best = max(outcomes, key=lambda outcome: (outcome.success, outcome.confidence))
@@ -215,8 +216,8 @@ def _finished(found: Registration, middles: list[Floats]) -> AcceptedRegistratio
     return AcceptedRegistration(**entries) if found.success else RefusedRegistration(**entries)
 
 
-class _Told:
-    """Tells of the steps at one voxel size."""
+class _Steps:
+    """Callback that reports the steps at one voxel size."""
 
     def __init__(self, progress: Progress | None, begin: float, share: float, edge: float) -> None:
         self._progress, self._begin, self._share, self._edge = progress, begin, share, edge
@@ -235,13 +236,13 @@ class _Search(NamedTuple):
     plain: bool
 
 
-def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -> Registration:
-    """Registration of centred clouds at one voxel size."""
-    told(0.0, "describing the source")
+def _at_voxel(clouds: list[Floats], edge: float, search: _Search, report: _Steps) -> Registration:
+    """Register centred clouds at one voxel size."""
+    report(0.0, "describing the source")
     first = prepare(clouds[0] / edge, search.descriptor)
-    told(0.3, "describing the target")
+    report(0.3, "describing the target")
     second = prepare(clouds[1] / edge, search.descriptor)
-    told(0.6, "matching")
+    report(0.6, "matching")
     for scan, name in ((first, "source"), (second, "target")):
         complaint = _hopeless(scan, name, edge)
         if complaint is not None:
@@ -251,7 +252,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -
         chosen = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
         matches = matches[np.sort(chosen)]
     ends = np.stack((first.points[matches[:, 0]], second.points[matches[:, 1]]), 1)
-    told(0.7, "searching")
+    report(0.7, "searching")
     if search.plain:
         return replace(_by_ransac(ends, search, edge), matched=ends * edge)
     if search.start is None:
@@ -267,7 +268,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -
         failure = _failure(complaint, edge, count)
         return replace(failure, matched=ends * edge)
 
-    told(0.8, "refining")
+    report(0.8, "refining")
     roughly = Refiner(first.points, second.points)
     refined = [roughly(pose, reaches[:-1], iterations=_ROUGHLY) for pose in poses]
     limits = FPFH_LIMITS if search.descriptor is None else LEARNED_LIMITS
@@ -284,7 +285,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -
         finely = finely or Refiner(first.fine, second.fine)
         refined = [finely(pose, near, iterations=most) for pose in worth]
         weighed = _weighed(refined, first, second, matches, limits)
-    told(0.95, "judging")
+    report(0.95, "judging")
     found = replace(_judged(weighed, first.points, edge), matched=ends * edge)
     reflected = _reflected(ends, search) if found.success else 0
     if reflected < _MIRRORED * found.inliers or not found.success:
@@ -343,13 +344,13 @@ def _hypotheses(first: Scan, second: Scan, matches: Ints, search: _Search) -> li
 def _weighed(
     poses: list[Floats], first: Scan, second: Scan, matches: Ints, limits: Limits
 ) -> list[tuple[Evidence, Floats]]:
-    """Each with its evidence, the best first."""
+    """Return each pose with its evidence, the best first."""
     found = ((weigh(pose, first, second, matches, limits), pose) for pose in poses)
     return sorted(found, key=lambda entry: -entry[0].score)
 
 
 def _different(poses: list[Floats], points: Floats) -> list[Floats]:
-    """Those that are not about a better one again."""
+    """Leave out poses that are nearly equal to a better one."""
     found: list[Floats] = []
     for pose in poses:
         if all(_apart(pose, other, points) > _SAME for other in found):
@@ -362,7 +363,7 @@ def _apart(first: Floats, second: Floats, points: Floats) -> float:
 
 
 def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float) -> Registration:
-    """The best pose, its translation in the clouds' units, or why it is not accepted."""
+    """Return the best pose, its translation in the clouds' units, or the reason why it is not accepted."""
     evidence, pose = weighed[0]
     complaint = evidence.complaint
     near = _RIVAL * evidence.score
@@ -397,17 +398,17 @@ def _failure(reason: str, edge: float, matches: int = 0) -> Registration:
 
 
 def _shifted(transform: Floats, source: Floats, target: Floats) -> Floats:
-    """``transform`` between coordinates relative to these origins."""
+    """Express ``transform`` in coordinates relative to these origins."""
     shifted = transform.copy()
     shifted[:3, 3] += transform[:3, :3] @ source - target
     return shifted
 
 
 def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: float | None = None) -> Floats:
-    """[N] distances from the points of ``source``, moved by ``transform``, to the nearest of ``target``.
+    """Return the distances [N] from the points of ``source``, moved by ``transform``, to the nearest of ``target``.
 
-    In the clouds' units; NaN for points that are not finite, infinite for those farther away than ``most``: where the
-    clouds are far apart, a search for the others takes long. ``source`` and ``target`` as in :func:`register`.
+    They are in the clouds' units, NaN for points that are not finite, and infinite beyond ``most``, which saves the
+    long search where the clouds are far apart. ``source`` and ``target`` as in :func:`register`.
     """
     if most is not None:
         _check.number(most, "most", above=0.0)
@@ -428,7 +429,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: f
 
 
 class Alignment(NamedTuple):
-    """How well one cloud lies on another: the numbers that :class:`Registration` reports."""
+    """Fitness and RMSE of one cloud on another, as :class:`Registration` reports them."""
 
     fitness: float  # share of the source's points, one a voxel, with a point of the target within a voxel
     rmse: float  # of these points' distances, in the clouds' units; NaN without any

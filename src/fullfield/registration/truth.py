@@ -1,4 +1,4 @@
-"""What a true pose says of two clouds: where they overlap; and poses of other sensors, refined on the points."""
+"""Overlap of two clouds in their true pose, and refinement of true poses from other sensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEWEST = 20
 
 
 class Overlap(NamedTuple):
-    """Where two clouds are the same place."""
+    """Part of the source that the target shows too."""
 
     pose: Floats  # [4, 4] source into target
     points: Floats  # [N, 3] of the source, one a cell of ``reach``, with a point of the target within ``reach``
@@ -28,14 +28,15 @@ class Overlap(NamedTuple):
 
 
 def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refine: bool = False) -> Overlap:
-    """The overlap of two clouds in their true pose.
+    """Return the overlap of two clouds in their true pose.
 
     Args:
-        source, target: as for :func:`fullfield.registration.register`.
+        source: as for :func:`fullfield.registration.register`.
+        target: as ``source``.
         transform: [4, 4], source into target.
-        reach: within which two points are the same place, in the clouds' units.
-        refine: whether ``transform`` is only near the truth, and is refined by GICP first. What moves it by more than
-            5° or 2 units is not taken.
+        reach: distance within which two points are the same place, in the clouds' units.
+        refine: whether ``transform`` is only near the truth and is refined by GICP first. A refinement that moves it
+            by more than 5° or 2 units is dropped.
     """
     _check.number(reach, "reach", above=0.0)
     pose = rigid(transform, "transform")

@@ -1,4 +1,4 @@
-"""Whether a pose is right. Lengths are voxels."""
+"""Evidence for a pose, and the limits that it must reach. Lengths are voxels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BELOW_HALF = 0.499
 
 
 class Limits(NamedTuple):
-    """What a pose must reach to be accepted; docs/registration.md has what was measured."""
+    """Limits that a pose must reach to be accepted; docs/registration.md has the measurements."""
 
     score: float
     share: float  # of the matches that would agree if all were right; alike corners of unlike rooms give less
@@ -34,12 +34,12 @@ FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
 
 
 def matches_needed(matches: int) -> int:
-    """Inliers without which no pose is accepted."""
+    """Return the number of inliers that every accepted pose has at least."""
     return max(_FEWEST, math.ceil(_FEWEST_SHARE * matches))
 
 
 class Evidence(NamedTuple):
-    """What speaks for a pose."""
+    """Measurements that support a pose."""
 
     matches: int
     inliers: int  # matches brought within REACH
@@ -51,16 +51,20 @@ class Evidence(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Inliers, less as the clouds touch less and cross more: each sign alone is what chance or a wall can give."""
+        """Product of inliers, overlap and agreeing normals; chance or a wall can raise each of them alone."""
         return self.inliers * self.overlap * self.upright
 
     @property
     def accepted(self) -> bool:
+        """Whether the pose reaches every limit."""
         return self.inliers >= self._enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property
     def confidence(self) -> float:
-        """0 to 1; at least 0.5 where it is accepted. Where not, less: by the sign that is farthest from enough."""
+        """Confidence, 0 to 1, at least 0.5 where the pose is accepted.
+
+        Where it is not, the measurement that misses its limit most decides.
+        """
         ratio = (self.score / self.limits.score) ** 2
         if self.accepted:
             return ratio / (1.0 + ratio)
@@ -69,12 +73,12 @@ class Evidence(NamedTuple):
 
     @property
     def _enough(self) -> float:
-        """Inliers without which the pose is not accepted."""
+        """Number of inliers without which the pose is not accepted."""
         return max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
 
     @property
     def complaint(self) -> str | None:
-        """Why the pose is not accepted; None where it is."""
+        """Reason why the pose is not accepted; None where it is."""
         if self.accepted:
             return None
         return (
@@ -84,7 +88,7 @@ class Evidence(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """Where points touch a cloud: the nearest of its points within :data:`TOUCH`."""
+    """Nearest points of a cloud within :data:`TOUCH`."""
 
     apart: Floats  # [N], infinite where there is none
     partner: Ints  # [N], -1 where there is none
@@ -102,12 +106,12 @@ class Contact(NamedTuple):
 
 
 def contact(points: Floats, target: Floats) -> Contact:
-    """Find for ``points`` [N, 3] where they touch ``target`` [M, 3]."""
+    """Find the points of ``target`` [M, 3] that ``points`` [N, 3] touch."""
     return Contact(*nearest_within(target, points, TOUCH))
 
 
 def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
-    """The evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
+    """Measure the evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
     moved = apply(transform, source.points)
     away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
     touch = contact(moved, target.points)
