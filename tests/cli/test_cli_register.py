@@ -129,7 +129,7 @@ def test_mistakes_are_one_line(cli: Any, scans: Path) -> None:
         ("a.ply", "missing.ply"): "missing.ply: no such file",
         ("a.ply", "near.xyz"): "near.xyz: no such file",
         ("a.ply", "bad.txt"): "bad.txt: unknown suffix '.txt'; DST takes .ply",
-        ("nan.npy", "b.npy"): "nan.npy: holds 5 points, none of them finite",
+        ("nan.npy", "b.npy"): "nan.npy: expected finite points, got 5 points, none of them finite",
         ("a.ply", "b.npy", "--init", "bad.txt"): "bad.txt: expected a finite 4×4 matrix",
         ("a.ply", "b.npy", "-o", "a.ply"): "is also an input",
         ("a.ply", "b.npy", "-o", "out.pcd"): "out.pcd: unknown suffix",

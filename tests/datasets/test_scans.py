@@ -148,7 +148,7 @@ def test_3dmatch_missing_parts_are_named(tmp_path: Path) -> None:
         ThreeDMatch(tmp_path / "nowhere")
     three_d_match(tmp_path)
     (tmp_path / "kitchen" / "cloud_bin_3.ply").unlink()
-    with pytest.raises(InputError, match=r"cloud_bin_3\.ply: does not exist, but gt\.log asks for it"):
+    with pytest.raises(InputError, match=r"cloud_bin_3\.ply: does not exist, but gt\.log lists it"):
         ThreeDMatch(tmp_path)
 
 

@@ -39,17 +39,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--protocol",
         choices=PROTOCOLS,
-        help="a paper's numbers of matches and limits; RANSAC alone is listed beside the whole pipeline",
+        help="a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline",
     )
-    add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
+    add(
+        "--samples",
+        type=_counts,
+        metavar="N,...",
+        help=f"largest number of matches; one run for each number [{_SAMPLES}]",
+    )
     add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.natural, help="of the random draws [0]")
-    add("--ransac", type=argtypes.count, help="triples that RANSAC draws [50000]")
-    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error of a pair that counts [KITTI: 5]")
-    add("--max-rte", type=argtypes.positive, metavar="M", help="translation error of a pair that counts [KITTI: 2]")
-    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE of a pair that counts [3DMatch: 0.2]")
-    add("--inlier-distance", type=argtypes.positive, metavar="M", help="of a good match [3DMatch 0.1, KITTI 0.6]")
-    add("--inlier-ratio", type=argtypes.positive, help="of a pair whose features match [0.05]")
+    add("--seed", type=argtypes.natural, help="seed of the random draws [0]")
+    add("--ransac", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
+    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error limit of a registered pair [KITTI: 5]")
+    add(
+        "--max-rte", type=argtypes.positive, metavar="M", help="translation error limit of a registered pair [KITTI: 2]"
+    )
+    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE limit of a registered pair [3DMatch: 0.2]")
+    add(
+        "--inlier-distance",
+        type=argtypes.positive,
+        metavar="M",
+        help="largest error of a good match [3DMatch 0.1, KITTI 0.6]",
+    )
+    add(
+        "--inlier-ratio",
+        type=argtypes.positive,
+        help="share of good matches above which the features of a pair match [0.05]",
+    )
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -82,11 +98,13 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     dataset = _opened(args.dataset)
     if args.device != "cpu":
         raise InputError(f"--device: expected cpu, where point clouds are registered, got {args.device!r}")
-    told = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
+    options = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
     if args.score_only:
-        refuse((f"--{name}" for name in ("voxel", "seed", "ransac") if name in told), "--score-only registers nothing")
-    if told.get("inlier_ratio", 0.0) >= 1.0:
-        raise InputError(f"--inlier-ratio: expected a share below 1, got {told['inlier_ratio']:g}")
+        refuse(
+            (f"--{name}" for name in ("voxel", "seed", "ransac") if name in options), "--score-only registers nothing"
+        )
+    if options.get("inlier_ratio", 0.0) >= 1.0:
+        raise InputError(f"--inlier-ratio: expected a share below 1, got {options['inlier_ratio']:g}")
     learned = args.method == "learned"
     if learned and args.score_only:
         refuse(["--weights"] if weights is not None else [], "--score-only registers nothing")
@@ -96,12 +114,12 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
         weights = os.fspath(shipped())
     elif weights is not None:
         paths.check_input(weights, "--weights")
-    protocol = told.get("protocol")
+    protocol = options.get("protocol")
     usual = dataset.criteria if protocol is None else protocols.PROTOCOLS[protocol].criteria(dataset)
-    criteria = _criteria(usual, told)
+    criteria = _criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")
-    settings = {name: told[option] for option, name in _SETTINGS.items() if option in told}
+    settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
     with Progress("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
         if protocol is None:
@@ -148,9 +166,9 @@ def _opened(word: str) -> ScanDataset:
     return open_scans(name, Path(folder).expanduser())
 
 
-def _criteria(usual: Criteria, told: dict[str, Any]) -> Criteria:
+def _criteria(usual: Criteria, options: dict[str, Any]) -> Criteria:
     """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
-    changes = {name: told[name] for name in _CRITERIA if name in told}
+    changes = {name: options[name] for name in _CRITERIA if name in options}
     if any(name.startswith("max_") for name in changes):
         changes = {**dict.fromkeys(("max_rre", "max_rte", "max_rmse")), **changes}
     return dataclasses.replace(usual, **changes)

@@ -48,20 +48,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
     )
     search.add_argument(
-        "--descriptor", choices=("fpfh", "learned"), help="what is matched by [fpfh; learned with --weights]"
+        "--descriptor", choices=("fpfh", "learned"), help="features to match [fpfh; learned with --weights]"
     )
     search.add_argument(
         "--weights",
         metavar="FILE",
-        help="of a learned descriptor, as fullfield train descriptor writes it [the one that comes with fullfield]",
+        help="weights of a learned descriptor, written by fullfield train descriptor [those in the package]",
     )
-    search.add_argument("--seed", type=argtypes.natural, default=0, help="of the random draws")
-    search.add_argument("--iterations", type=argtypes.count, default=50_000, help="of RANSAC")
+    search.add_argument("--seed", type=argtypes.natural, default=0, help="seed of the random draws")
+    search.add_argument("--iterations", type=argtypes.count, default=50_000, help="number of triples that RANSAC draws")
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
-    output.add_argument("--viz", metavar="FILE", help="write a picture, before and after, coloured by alignment error")
-    output.add_argument("--max-error", type=argtypes.positive, help="error at the end of its scale [2 voxels]")
+    output.add_argument(
+        "--viz",
+        metavar="FILE",
+        help="write a picture of both clouds before and after, coloured by alignment error; a refused pose is marked",
+    )
+    output.add_argument(
+        "--max-error", type=argtypes.positive, help="error at the end of the picture's scale [2 voxels]"
+    )
     report.add_report_options(output, progress=True)
 
 
@@ -70,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     _check_files(args)
     if args.weights is not None and args.descriptor == "fpfh":
-        raise InputError("--weights: FPFH has none; leave it or --descriptor fpfh out")
+        raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
     from fullfield.io import read_point_cloud, transformed, write_point_cloud
     from fullfield.io.pointcloud import check_kept
@@ -119,7 +125,7 @@ def _check_points(path: str, cloud: PointCloud) -> None:
 
     finite = int(np.isfinite(cloud.points).all(1).sum())
     if not finite:
-        raise InputError(f"{path}: holds {len(cloud)} points, none of them finite; nothing can be registered")
+        raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
 
 
 def _draw(

@@ -19,7 +19,7 @@ class FlowDataset(Listed[Record, FlowSample]):
     """Pairs of frames with their true flow, read on access.
 
     Attributes:
-        name: what results are stored under; tells the split and pass.
+        name: name under which results are stored, with split and pass.
         root: the folder.
         records: one :class:`Record` a pair, in a fixed order.
         doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.

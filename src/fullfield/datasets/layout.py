@@ -92,10 +92,10 @@ def listed(path: Path) -> Iterator[tuple[str, list[str]]]:
             yield f"{path}: line {count}", [word.strip() for word in words]
 
 
-def existing(path: Path, beside: Path) -> Path:
-    """Return ``path``, which must be a file because ``beside`` exists."""
+def existing(path: Path, other: Path) -> Path:
+    """Return ``path``, which must be a file because ``other`` exists."""
     if not path.is_file():
-        raise InputError(f"{path}: does not exist, but {beside.name} asks for it")
+        raise InputError(f"{path}: does not exist, but {other.name} needs it")
     return path
 
 
@@ -105,9 +105,9 @@ def optional(root: Path, *parts: str) -> Path | None:
     return path if path.is_dir() else None
 
 
-def within(root: Path | None, name: str, beside: Path) -> Path | None:
+def within(root: Path | None, name: str, other: Path) -> Path | None:
     """Return :func:`existing` of a file in a folder; None where there is no such folder."""
-    return None if root is None else existing(root / name, beside)
+    return None if root is None else existing(root / name, other)
 
 
 def named(root: Path, word: str, line: str) -> Path:

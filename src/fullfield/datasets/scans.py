@@ -84,7 +84,7 @@ class ScanDataset(Listed[ScanRecord, ScanSample]):
     """Pairs of point clouds with their true pose, read on access.
 
     Attributes:
-        name: what results are stored under; tells the split.
+        name: name under which results are stored, with the split.
         root: the folder.
         records: one :class:`ScanRecord` a pair, in a fixed order.
         criteria: the data set's usual ones.

@@ -109,7 +109,7 @@ class ThreeDMatch(ScanDataset):
           benchmarks/3DLoMatch/7-scenes-redkitchen/gt.log  3DLoMatch's are always here
 
     A pose of ``gt.log`` with the numbers I, J moves ``cloud_bin_J`` (the source) onto ``cloud_bin_I`` (the target).
-    ``gt.info`` beside it, where it is there, weighs the error as the benchmark does. Pairs that follow each other
+    ``gt.info`` in the same folder, if it exists, weighs the error as the benchmark does. Pairs that follow each other
     (J = I + 1) do not count for the recall.
 
     Args:
@@ -130,10 +130,10 @@ class ThreeDMatch(ScanDataset):
 
     def _check_clouds(self, top: Path) -> None:
         """Require clouds of every scene that has a list; without one the recall would be another benchmark's."""
-        beside = "-evaluation"
+        suffix = "-evaluation"
         lists = {log.parent.name: log for log in sorted((top / "benchmarks" / self._lists).glob("*/gt.log"))}
         if self._lists == "3DMatch":
-            lists |= {log.parent.name.removesuffix(beside): log for log in sorted(top.glob(f"*{beside}/gt.log"))}
+            lists |= {log.parent.name.removesuffix(suffix): log for log in sorted(top.glob(f"*{suffix}/gt.log"))}
         for scene, log in lists.items():
             if self._takes(scene) and not any((top / scene).glob("cloud_bin_*")):
                 raise InputError(f"{top / scene}: expected clouds (cloud_bin_0.ply ...), as {log} lists pairs of them")
@@ -183,7 +183,7 @@ def _cloud(folder: Path, number: int) -> Path:
     names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
     found = next((path for path in names if path.is_file()), None)
     if found is None:
-        raise InputError(f"{names[0]}: does not exist, but gt.log asks for it")
+        raise InputError(f"{names[0]}: does not exist, but gt.log lists it")
     return found
 
 

@@ -36,9 +36,9 @@ class Finisher:
 
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
         self._run, self._scorer, self._device, self._method = run, scorer, device, method
-        self._beside = overlaps(device)
+        self._overlaps = overlaps(device)
         self._workers = max(2, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
-        self._pool = ThreadPoolExecutor(self._workers if self._beside else 1, thread_name_prefix="fullfield-finish")
+        self._pool = ThreadPoolExecutor(self._workers if self._overlaps else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
         self._mine = threading.local()
 
@@ -58,7 +58,7 @@ class Finisher:
         Raises InputError naming the pair whose flow is not finite, and what finishing an earlier one raised.
         """
         self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
-        if self._beside:
+        if self._overlaps:
             self._waiting.append(self._pool.submit(self._finished, index, name, flow, truth, facts))
         else:
             state = self._checked(index, name, flow, truth)

@@ -41,7 +41,7 @@ def read_ahead(
     frames: bool = True,
     truth: bool = True,
     pin: bool = False,
-    beside: bool = True,
+    overlapping: bool = True,
 ) -> Iterator[Loaded]:
     """Yield the pairs ``indices`` in order, read by several threads.
 
@@ -53,8 +53,8 @@ def read_ahead(
         indices: which of them, in order.
         frames: whether to read the frames.
         truth: whether to read the truth.
-        pin: whether the frames go into memory that a GPU copies from by itself; done by the threads that read.
-        beside: whether to read while the caller is at work; else a pair is read when it is asked for.
+        pin: whether the frames go into page-locked memory, copied by the threads that read.
+        overlapping: whether to read while the caller is at work; else a pair is read when it is requested.
     """
 
     def read(path: Path) -> Tensor:
@@ -65,7 +65,7 @@ def read_ahead(
         waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
         shared: dict[Path, Future[Tensor]] = {}
         left = deque(indices)
-        ahead = _FEWEST if beside else 1  # until the first pair tells its size
+        ahead = _FEWEST if overlapping else 1  # until the size of the first pair is known
         try:
             while left or waiting:
                 while left and len(waiting) < ahead:
@@ -88,7 +88,7 @@ def read_ahead(
                 still = {path for other, *_ in waiting for path in dataset.records[other].inputs}
                 kept = still | {record.frame2}
                 shared = {path: image for path, image in shared.items() if path in kept}
-                ahead = _depth(pair, known) if beside else 1
+                ahead = _depth(pair, known) if overlapping else 1
                 yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
         finally:
             for _, images, true in waiting:

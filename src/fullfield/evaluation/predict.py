@@ -51,8 +51,8 @@ class Setting:
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
     """Return the configuration of the run that :func:`predict` makes.
 
-    Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``. An estimator
-    that can be prepared must be: only then does a network know the checksum of its weights.
+    Runs of two backends do not mix: an estimator with a choice reports the requested one as ``asked_backend``. It must
+    be prepared if it can be: only then does a network know the checksum of its weights.
     """
     device = _check.device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -104,10 +104,10 @@ def predict(
 ) -> dict[str, float]:
     """Estimate and store the flow of every pair that ``run`` does not hold yet; with ``averaging`` score it as well.
 
-    Reading and writing go on beside the estimation, on a GPU the next pair's way there and scoring too, unless it is
-    to be ``setting.alone``. A pair's seconds are those of the estimator with the frames on the device, waited for; the
-    first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of a size, with
-    nothing beside it.
+    Reading and writing overlap with the estimation unless ``setting.alone``; on a GPU so do scoring and the copy of
+    the next pair. A pair's seconds are those of the estimator until the flow is finished, with the frames on the
+    device. The first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of
+    a size, with nothing else running.
 
     Returns ``estimated`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
     Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
@@ -121,9 +121,9 @@ def predict(
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
     begin, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
-    beside = not setting.alone
-    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", beside=beside)
-    pairs = OnDevice(read, device, ahead=beside)
+    overlapping = not setting.alone
+    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping)
+    pairs = OnDevice(read, device, ahead=overlapping)
     with Finisher(run, scorer, device, estimator.method) as finish:
 
         def free() -> None:

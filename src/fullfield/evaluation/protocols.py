@@ -64,7 +64,7 @@ POINTCNNPP = ScanProtocol(
     indoor=Criteria(max_rmse=0.2),
     lidar=Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=KITTIOdometry.criteria.inlier_distance),
 )
-"""Protocol of the supplement of PointCNN++ (arXiv 2511.23227, C.1): plain RANSAC on at most so many mutual matches.
+"""Protocol of the supplement of PointCNN++ (arXiv 2511.23227, C.1): plain RANSAC on up to 5000 mutual matches.
 
 3DMatch: RMSE below 0.2 m, matches within 0.1 m, inlier ratio above 5 %. KITTI: RRE below 1° and RMSE below 0.2 m; the
 supplement counts no matches there, so the inlier distance stays the data set's.

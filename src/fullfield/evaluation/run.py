@@ -86,7 +86,7 @@ class RunFolder:
 
     def _differences(self) -> list[str]:
         """List what differs between the stored configuration and this one."""
-        return differences(_whatever_path(read_json(self.folder / CONFIG)), _whatever_path(self.config))
+        return differences(_without_path(read_json(self.folder / CONFIG)), _without_path(self.config))
 
     def _has_predictions(self) -> bool:
         """Return whether any prediction was begun."""
@@ -97,7 +97,7 @@ class RunFolder:
         """Raise InputError for a folder with other files than a run's."""
         place = Path(folder)
         strange = place.is_dir() and any(not path.name.startswith(".") for path in place.iterdir())
-        if strange and not (place / CONFIG).is_file():  # asked for last: another process of the run may just have begun
+        if strange and not (place / CONFIG).is_file():  # checked last: another process of the run may just have begun
             raise InputError(f"{place}: expected a new folder or one of a run, got one with other files")
 
     @classmethod
@@ -282,11 +282,11 @@ def _whole_facts(path: Path, noted: Path) -> dict[str, Any] | None:
     try:
         facts = read_json(noted)
         return facts if facts.get("bytes") == path.stat().st_size else None
-    except FileNotFoundError:  # asked for by opening: another process may be storing them
+    except FileNotFoundError:  # opened without a check before: another process may be storing them
         return None
 
 
-def _whatever_path(config: Mapping[str, Any]) -> dict[str, Any]:
+def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the path of weights whose checksum is there, because they may lie elsewhere."""
     parameters = config.get("parameters")
     if not isinstance(parameters, dict) or not parameters.get("weights_sha256"):
@@ -446,7 +446,7 @@ def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
     for name, kind in kinds.items():
         if name not in content or not _KINDS[kind](content[name]):
             came = one_line(repr(content[name]), 60) if name in content else "none"
-            raise InputError(f"{path}: expected an entry {name} ({kind}), got {came}; remove the file to make it anew")
+            raise InputError(f"{path}: expected an entry {name} ({kind}), got {came}; remove the file to make it again")
 
 
 def _null(_: str) -> None:

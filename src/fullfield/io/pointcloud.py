@@ -75,7 +75,7 @@ def _arrays(cloud: PointCloud) -> PointCloud:
     points = from_array(_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
-    colors, normals = (_beside(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
+    colors, normals = (_companion(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
     attributes = {name: _array(values, f"cloud.attributes[{name!r}]") for name, values in cloud.attributes.items()}
     for name, values in attributes.items():
         if values.shape != (len(points),) or values.dtype.kind not in "fiub":
@@ -106,7 +106,7 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
         return read_point_cloud(value)
     if hasattr(value, "points"):
         points = from_array(_array(value.points, f"{name}.points"), f"{name}.points")
-        colors, normals = (_beside(value, part, len(points), name) for part in ("colors", "normals"))
+        colors, normals = (_companion(value, part, len(points), name) for part in ("colors", "normals"))
         return PointCloud(points.points, colors, normals, points.attributes)
     return from_array(_array(value, name), name)
 
@@ -121,7 +121,7 @@ def _array(value: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe(value)}") from None
 
 
-def _beside(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
+def _companion(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     held = getattr(value, part, None)
     if held is None:

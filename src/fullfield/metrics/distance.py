@@ -24,7 +24,7 @@ def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
 
     Args:
         occluded: bool ``[H, W]``.
-        reach: distances from here on are not told apart; 1 to 181 px.
+        reach: larger distances are all reported as this one; 1 to 181 px.
 
     Returns:
         ``[H, W]`` float32, pixels; inf where the distance is ``reach`` or more, or where there is no boundary.

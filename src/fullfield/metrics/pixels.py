@@ -42,7 +42,7 @@ def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
 
 
 def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
-    """Refuse a mask that is not bool ``[H, W]`` beside ``pred``."""
+    """Refuse a mask that is not bool ``[H, W]`` on the device of ``pred``."""
     if mask is not None:
         _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
 

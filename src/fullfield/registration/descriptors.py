@@ -38,13 +38,13 @@ def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floa
     found = radius_search(_tensor(points), radius, _tensor(queries))
     rows, indices = found.offsets.numpy(), found.indices.numpy()
     counts = np.diff(rows)
-    some, asked = counts > 0, np.repeat(np.arange(len(queries)), counts)
+    some, query = counts > 0, np.repeat(np.arange(len(queries)), counts)
     apart, closest = np.full(len(queries), np.inf), np.full(len(queries), -1)
     if some.any():
-        distances = np.linalg.norm(points[indices] - queries[asked], axis=1)
+        distances = np.linalg.norm(points[indices] - queries[query], axis=1)
         apart[some] = np.minimum.reduceat(distances, rows[:-1][some])
-        at = np.flatnonzero(distances == apart[asked])[::-1]
-        closest[asked[at]] = indices[at]  # the first of equals is written last
+        at = np.flatnonzero(distances == apart[query])[::-1]
+        closest[query[at]] = indices[at]  # the first of equals is written last
     return apart, closest
 
 
@@ -109,11 +109,11 @@ _UPPER = [[3, 4, 5], [4, 6, 7], [5, 7, 8]]
 def _mean_and_covariance(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
     """Return the mean [M, 3] of the points around each query, relative to it, and their covariance [M, 3, 3]."""
     compiled = kernels()
-    places, asked = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    found = radius_search(_tensor(places), radius, _tensor(asked))
+    places, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
+    found = radius_search(_tensor(places), radius, _tensor(centres))
     pairs = found.offsets.numpy(), found.indices.numpy()
-    moments = np.zeros((len(asked), 9))
-    parallel(len(asked), lambda a, b: compiled.spreads(places, asked, *pairs, moments, a, b))
+    moments = np.zeros((len(centres), 9))
+    parallel(len(centres), lambda a, b: compiled.spreads(places, centres, *pairs, moments, a, b))
     return moments[:, :3], moments[:, _UPPER]
 
 

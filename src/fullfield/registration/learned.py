@@ -76,23 +76,23 @@ class LearnedDescriptor:
         """Load a file that :meth:`save` wrote.
 
         Raises:
-            InputError: for any other file, naming it and what it is instead, where that can be told.
+            InputError: for any other file, with its name and, if known, its kind.
             OSError: if it cannot be read.
         """
         place = _check.device(device)
         state, name = read_state(path)
-        told = _header(Path(path)).get(_NAME)
-        if told is None:
+        stored = _header(Path(path)).get(_NAME)
+        if stored is None:
             looks = recognise(state)
             raise InputError(
                 f"{name}: expected a descriptor of points, as fullfield train descriptor writes it, got weights "
                 + (f"of {looks}" if looks else "without its configuration")
             )
         try:
-            values = json.loads(told)
+            values = json.loads(stored)
         except ValueError:
             values = None
-        _check.require(isinstance(values, dict), name, "a descriptor's configuration in its header", repr(told)[:60])
+        _check.require(isinstance(values, dict), name, "a descriptor's configuration in its header", repr(stored)[:60])
         config = DescriptorConfig.from_dict(values, name)
         with torch.device("meta"):  # nothing is allocated that the file does not hold
             wanted = DescriptorNetwork(config).state_dict()

@@ -138,7 +138,7 @@ def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
 class DescriptorNetwork(nn.Module):
     """Residual layers of point convolution, added to a linear map of known properties of the surroundings.
 
-    It starts with that matrix the identity and little beside it.
+    The map starts as the identity, the layers near zero.
     """
 
     means: Tensor

@@ -49,8 +49,8 @@ def _sample(points: Floats, most: int = _SAMPLE) -> Floats:
 
 def _spacing(points: Floats) -> float:
     """Return the median distance from a point to the nearest other one."""
-    asked = _sample(points, 2000)
-    apart, _ = nearest(points, asked, min(len(points), 8))
+    sampled = _sample(points, 2000)
+    apart, _ = nearest(points, sampled, min(len(points), 8))
     apart[apart <= 0.0] = np.inf
     least = apart.min(1)
     return float(np.median(least[np.isfinite(least)])) if np.isfinite(least).any() else 0.0

@@ -42,7 +42,7 @@ def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refi
     pose = rigid(transform, "transform")
     clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
-    moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers, whatever the coordinates
+    moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers for any coordinates
     few = moved[kept(moved, reach)]
     if refine and min(len(few), len(goal)) >= _FEWEST:
         correction = Refiner(few / reach, goal[kept(goal, reach)] / reach)(np.eye(4), _REACHES)

@@ -25,7 +25,7 @@ class PointCloud:
     points: NDArray[Any]  # [N, 3] float32 or float64, as stored; integers become float64
     colors: NDArray[Any] | None = None  # [N, 3] uint8, uint16 or float (0 to 1), as stored
     normals: NDArray[Any] | None = None  # [N, 3] float
-    attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # name -> [N], whatever else there is
+    attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # name -> [N], all other columns
 
     def __len__(self) -> int:
         return len(self.points)

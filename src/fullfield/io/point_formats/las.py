@@ -103,11 +103,11 @@ def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: 
     lazrs allocates what the table announces.
     """
     file.seek(points_at)
-    told = file.read(8)
-    if told == b"\xff" * 8:  # a writer that could not go back wrote it at the end
+    begin = file.read(8)
+    if begin == b"\xff" * 8:  # a writer that could not go back wrote it at the end
         file.seek(size - 8)
-        told = file.read(8)
-    at = int.from_bytes(told, "little", signed=True)
+        begin = file.read(8)
+    at = int.from_bytes(begin, "little", signed=True)
     if not points_at + 8 <= at <= size - 8:
         raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
     file.seek(at + 4)

@@ -1,7 +1,7 @@
 """NumPy's ``.npy`` and ``.npz``, and KITTI's ``.bin``.
 
 ``.npy``: [N, 3] or wider; further columns become the attributes ``column_3`` and so on. ``.npz``: the array ``points``
-(or ``xyz``, ``pos``, or the only one), with ``colors``, ``normals`` and attributes [N] beside it.
+(or ``xyz``, ``pos``, or the only one), with ``colors``, ``normals`` and attributes [N].
 ``.bin``: float32 x, y, z, reflectance.
 """
 
