@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from operator_tables import lines, read
+from operator_tables import RESULTS, lines, read
 
 BEGIN_POINTS = "<!-- points beside others: begin -->\n"
 BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -13,6 +13,8 @@ BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
 BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
 BEGIN_FORMS = "<!-- times by form: begin -->\n"
 BEGIN_CPU = "<!-- times on the CPU: begin -->\n"
+BEGIN_DEFAULT = "<!-- times of the default method: begin -->\n"
+DEFAULT_RESULT = "front_door_cpu.json"
 
 
 def _span(ratios: Iterable[float]) -> str:
@@ -105,6 +107,19 @@ def on_cpu() -> str:
     return f"{lines(rows)}\n{where}\n"
 
 
+def default() -> str:
+    """Return the times of `auto` and of TV-L1 on the CPU."""
+    stored = read(DEFAULT_RESULT)
+    case = next(case for case in stored["cases"] if case["rows"] and "threads" in case)
+    (height, width), about = case["size"], stored["environment"]
+    auto, tvl1 = ({row["name"]: row for row in case["rows"]}[name]["median_s"] for name in ("auto", "tvl1"))
+    where = f"{case['threads']} CPU threads ({about['cpu']})"
+    return (
+        f"On {where} a Sintel pair of {width}×{height} takes `auto` {auto:.2g} s\n"
+        f"and TV-L1 alone {tvl1:.2g} s; the first call also compiles the kernels.\n"
+    )
+
+
 def training() -> str:
     """The runs that made fullfield-s: pairs, sizes, seeds and time."""
     rows, total, again = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "code at"]], 0, []
@@ -123,7 +138,7 @@ def training() -> str:
     )
 
 
-PAGES = {
+PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/models.md": ((BEGIN_FORMS, forms),),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
     "docs/integrations.md": ((BEGIN_PATCHED, patched),),
@@ -131,3 +146,5 @@ PAGES = {
     "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network), (BEGIN_CPU, on_cpu)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""
+if (RESULTS / DEFAULT_RESULT).is_file():
+    PAGES["README.md"] = ((BEGIN_DEFAULT, default),)

@@ -68,6 +68,30 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
     assert "parameters.iterations was 2000, is 50000" in told
 
 
+def test_a_protocol_lists_ransac_beside_the_whole_pipeline(cli: Any, rooms: str) -> None:
+    few = ("--ransac", "2000", "--voxel", "0.12", "--protocol", "pointcnnpp", "--samples", "400,60")
+    ran = cli("evaluate", "fpfh", rooms, *few)
+    assert ran.code == 0, ran.err
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert [row[:2] for row in rows[2:6]] == [
+        ["400", "RANSAC"],
+        ["400", "100.0"],
+        ["60", "RANSAC"],
+        ["60", "100.0"],
+    ]
+    assert "max_rmse 0.2, inlier_distance 0.1, inlier_ratio 0.05" in ran.out
+    stored = json.loads(Path("runs/3dmatch/fpfh/ransac-samples-400/result.json").read_text())
+    assert stored["config"]["parameters"] == {
+        "voxel": 0.12, "seed": 0, "iterations": 2000, "samples": 400, "ransac_only": True
+    }  # fmt: skip
+    assert stored["pairs"]["room/0_1"]["accepted"]  # nothing judges it
+    whole = json.loads(Path("runs/3dmatch/fpfh/samples-400/result.json").read_text())
+    assert not whole["pairs"]["room/0_1"]["accepted"]
+    assert stored["pairs"]["room/0_2"]["ir"] == whole["pairs"]["room/0_2"]["ir"]
+    again = cli("evaluate", "fpfh", rooms, *few[-4:], "--score-only", "--max-rre", "1e-9", "--json").json
+    assert [run["scores"]["rr"] for run in again["runs"]] == [0] * 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -78,6 +102,8 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
         (("tvl1", "pairs:set", "--voxel", "1"), "--voxel: MODEL tvl1 estimates flow; leave it out"),
         (("fpfh", "3dmatch:set", "--samples", "2"), "expected numbers of at least 3"),
         (("fpfh", "3dmatch:set", "--samples", "9,9"), "expected different numbers"),
+        (("fpfh", "3dmatch:set", "--protocol", "mine"), "--protocol: invalid choice: 'mine'"),
+        (("tvl1", "pairs:set", "--protocol", "pointcnnpp"), "--protocol: MODEL tvl1 estimates flow; leave it out"),
         (("fpfh", "3dmatch:set", "--seed", "-1"), "--seed: expected a whole number >= 0"),
         (("fpfh", "3dmatch:set", "--inlier-ratio", "2"), "--inlier-ratio: expected a share below 1, got 2"),
         (("fpfh", "3dmatch:set", "--device", "cuda"), "--device: expected cpu"),

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fullfield import registration, viz
+from fullfield import viz
 from fullfield.cli import progress
-from fullfield.cli import register as register_verb
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
-from fullfield.registration import alignment_errors
+from fullfield.registration import alignment
 from fullfield.testing import room_scan
 from fullfield.viz import sheet
 
@@ -58,37 +57,45 @@ def test_register_writes_what_it_finds(cli: Any, scans: Path) -> None:
     assert "matches agree" in ran.out
 
 
-def test_the_picture_does_not_measure_what_is_far(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    titles: list[str] = []
+@pytest.fixture
+def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names on the panels of each picture that is drawn."""
+    seen: list[str] = []
 
     def noted(panels: Any, **more: Any) -> Any:
-        titles.extend(panel[0] for panel in panels)
+        seen.extend(panel[0] for panel in panels)
         return sheet(panels, **more)
 
     monkeypatch.setattr(viz, "sheet", noted)
-    far = read_point_cloud(scans / "b.npy").points + np.array([500.0, 0.0, 0.0])
-    np.save(scans / "far.npy", far)
-    assert cli("register", "a.ply", "far.npy", "--viz", "far.png", "--max-error", "0.5", "--voxel", "0.09").code == 0
-    assert titles[0] == "before: median error above 4"
-    assert titles[1].startswith("after: median error 0.0")
+    return seen
 
 
-def test_the_picture_asks_only_a_sample_how_far_it_is_from_all_points(
-    cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At 5.5 and 3.9 million points the distances of all took 590 s: every cell on the way is looked into."""
-    asked: list[tuple[int, float]] = []
+def test_the_picture_has_the_numbers_of_the_report(cli: Any, scans: Path, titles: list[str]) -> None:
+    ran = cli("register", "a.ply", "b.npy", "--viz", "check.png", "--voxel", "0.09", "--json").json
+    assert titles[1] == f"after: {ran['fitness']:.1%} within 0.09, RMSE {ran['rmse']:.4g}"
+    assert 0.5 < ran["fitness"] < 1
+    before = alignment(read_point_cloud(scans / "a.ply"), read_point_cloud(scans / "b.npy"), voxel=0.09)
+    assert titles[0] == f"before: {before.fitness:.1%} within 0.09, RMSE {before.rmse:.4g}"
+    assert before.fitness < 0.3
+    np.save(scans / "far.npy", read_point_cloud(scans / "b.npy").points + np.array([500.0, 0.0, 0.0]))
+    assert cli("register", "a.ply", "far.npy", "--viz", "far.png", "--voxel", "0.09").code == 0
+    assert titles[2] == "before: 0.0% within 0.09"
 
-    def noted(source: Any, target: Any, pose: Any, *, most: float) -> Any:
-        asked.append((len(source), most))
-        return alignment_errors(source, target, pose, most=most)
 
-    monkeypatch.setattr(registration, "alignment_errors", noted)
-    monkeypatch.setattr(register_verb, "_SAMPLED", 1000)
-    ran = cli("register", "a.ply", "b.npy", "--viz", "check.png", "--max-error", "0.5", "--voxel", "0.09")
-    assert ran.code == 0
-    count = len(read_point_cloud(scans / "a.ply"))
-    assert asked == [(count, 0.5), (1000, 4.0)] * 2
+def test_a_refused_pose_is_drawn_as_refused(cli: Any, scans: Path, titles: list[str]) -> None:
+    ran = cli("register", "a.ply", "c.ply", "--viz", "no.png", "-o", "moved.ply", "--voxel", "0.1")
+    assert ran.code == 3
+    assert [title.split(":")[0] for title in titles] == ["before", "refused"]
+    assert "moved.ply not written; no.png shows the refused pose; try --descriptor" in ran.err
+    assert (scans / "no.png").stat().st_size > 10_000
+    told = cli("register", "a.ply", "c.ply", "--viz", "no.png", "--voxel", "0.1", "--json").json
+    assert told["transform"] is None
+    assert np.allclose(np.array(told["candidate"])[3], (0, 0, 0, 1))
+    assert told["picture"] == "no.png"
+    np.save(scans / "flat.npy", np.random.default_rng(0).random((3000, 3)) * (4, 4, 0))
+    ran = cli("register", "flat.npy", "b.npy", "--viz", "flat.png")
+    assert "flat.png not written" in ran.err
+    assert not (scans / "flat.png").exists()
 
 
 def test_progress_of_long_work(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +129,7 @@ def test_mistakes_are_one_line(cli: Any, scans: Path) -> None:
         ("a.ply", "missing.ply"): "missing.ply: no such file",
         ("a.ply", "near.xyz"): "near.xyz: no such file",
         ("a.ply", "bad.txt"): "bad.txt: unknown suffix '.txt'; DST takes .ply",
-        ("nan.npy", "b.npy"): "nan.npy: holds 5 points, none of them finite",
+        ("nan.npy", "b.npy"): "nan.npy: expected finite points, got 5 points, none of them finite",
         ("a.ply", "b.npy", "--init", "bad.txt"): "bad.txt: expected a finite 4×4 matrix",
         ("a.ply", "b.npy", "-o", "a.ply"): "is also an input",
         ("a.ply", "b.npy", "-o", "out.pcd"): "out.pcd: unknown suffix",

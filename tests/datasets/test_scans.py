@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from fullfield import InputError
 from fullfield.datasets import SCANS, KITTIOdometry, ThreeDMatch, open_scans
+from fullfield.datasets.three_d_match import SCENES
 from fullfield.io import PointCloud, write_point_cloud
 
 Floats = NDArray[np.float64]
@@ -68,6 +70,33 @@ def test_3dlomatch_has_lists_of_its_own(tmp_path: Path) -> None:
     assert pairs[0].information is None
 
 
+def test_splits_of_3dmatch_take_their_own_scenes(tmp_path: Path) -> None:
+    assert {split: len(names) for split, names in SCENES.items()} == {"train": 48, "val": 6, "test": 8}
+    assert len({name for names in SCENES.values() for name in names}) == 62
+    names = {
+        "7-scenes-redkitchen": "test",
+        "bundlefusion-office0_2": "val",  # a part of a scene, as Predator cuts it
+        "rgbd-scenes-v2-scene_10": "val",
+        "rgbd-scenes-v2-scene_11": "train",
+        "sun3d-mit_76_417-76-417b_2_1": "train",
+    }
+    kitchen = three_d_match(tmp_path / "one") / "kitchen"
+    for name in names:
+        shutil.copytree(kitchen, tmp_path / "all" / name)
+    for split in SCENES:
+        found = open_scans(f"3dmatch-{split}", tmp_path / "all")
+        assert {record.scene for record in found.records} == {name for name, own in names.items() if own == split}
+        assert found.name == f"3dmatch-{split}"
+    assert len(open_scans("3dmatch", tmp_path / "all").records) == 2 * len(names)
+    (tmp_path / "all" / "benchmarks" / "3DMatch" / "7-scenes-chess").mkdir(parents=True)
+    (tmp_path / "all" / "benchmarks" / "3DMatch" / "7-scenes-chess" / "gt.log").write_text("")
+    assert ThreeDMatch(tmp_path / "all", split="test").records  # another split's missing clouds do not matter
+    with pytest.raises(InputError, match="7-scenes-chess: expected clouds"):
+        ThreeDMatch(tmp_path / "all", split="train")
+    with pytest.raises(InputError, match="split: expected one of train, val, test, got 'dev'"):
+        ThreeDMatch(tmp_path, split="dev")
+
+
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
@@ -119,7 +148,7 @@ def test_3dmatch_missing_parts_are_named(tmp_path: Path) -> None:
         ThreeDMatch(tmp_path / "nowhere")
     three_d_match(tmp_path)
     (tmp_path / "kitchen" / "cloud_bin_3.ply").unlink()
-    with pytest.raises(InputError, match=r"cloud_bin_3\.ply: does not exist, but gt\.log asks for it"):
+    with pytest.raises(InputError, match=r"cloud_bin_3\.ply: does not exist, but gt\.log lists it"):
         ThreeDMatch(tmp_path)
 
 

@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import InputError
-from fullfield.datasets import Criteria, ScanDataset, ScanRecord, open_scans
-from fullfield.evaluation import Registrar, ScanRun, Setting, evaluate_scans, score_scans
+from fullfield.cli import evaluate_scans as evaluate_scans_verb
+from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord, open_scans
+from fullfield.evaluation import POINTCNNPP, PROTOCOLS, Registrar, ScanRun, Setting, evaluate_scans, score_scans
 from fullfield.evaluation.scans import predict_scans
 from fullfield.evaluation.sharing import Share
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
@@ -250,6 +251,20 @@ def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Pa
     assert [row["ir"] for row in result["pairs"].values()] != [row["ir"] for row in plain["pairs"].values()]
     with pytest.raises(InputError, match=r"parameters\.weights was"):
         evaluate_scans(Registrar(weights=files[1], **few), pairs, tmp_path / "run")
+
+
+def test_the_supplements_protocol(tmp_path: Path) -> None:
+    """RANSAC alone and the whole pipeline, 5000 to 250 matches, 50,000 trials; its limits for rooms and for KITTI."""
+    methods = POINTCNNPP.registrars(voxel=0.1)
+    names = [f"{stages}samples-{count}" for count in (5000, 2500, 1000, 500, 250) for stages in ("ransac-", "")]
+    assert [method.run_name for method in methods] == names
+    assert {method.parameters["iterations"] for method in methods} == {50_000}
+    assert [method.ransac_only for method in methods] == [True, False] * 5
+    rooms = Listed(tmp_path / "set")
+    assert POINTCNNPP.criteria(rooms) == Criteria(max_rmse=0.2, inlier_distance=0.1, inlier_ratio=0.05)
+    street = KITTIOdometry.__new__(KITTIOdometry)
+    assert POINTCNNPP.criteria(street) == Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=0.6)
+    assert tuple(PROTOCOLS) == evaluate_scans_verb.PROTOCOLS
 
 
 def test_an_empty_cloud_is_named(pairs: Listed, tmp_path: Path) -> None:

@@ -336,3 +336,18 @@ def test_clouds_without_points_are_clouds(tmp_path: Path) -> None:
     for form in ("ascii", "binary_little_endian"):
         empty = ply([(axis, "f4", np.empty(0)) for axis in "xyz"], form)
         assert len(read_point_cloud(saved(tmp_path, "a.ply", empty))) == 0
+
+
+def test_a_cloud_is_an_array() -> None:
+    cloud = PointCloud(np.arange(12, dtype=np.float32).reshape(4, 3))
+    assert np.shares_memory(np.asarray(cloud), cloud.points)
+    assert np.shares_memory(np.asarray(cloud, np.float32), cloud.points)
+    assert not np.shares_memory(np.array(cloud), cloud.points)
+    assert np.asarray(cloud, np.float64).dtype == np.float64
+    assert np.array_equal(np.asarray(cloud, np.float64), cloud.points)
+    assert not np.shares_memory(cloud.__array__(copy=True), cloud.points)
+    assert cloud.__array__(copy=False) is cloud.points
+    with pytest.raises(ValueError, match=r"copy: points of type float32 become float64 only by a copy"):
+        cloud.__array__(np.float64, copy=False)
+    assert np.cov(cloud, rowvar=False).shape == (3, 3)
+    assert np.array_equal(np.asarray(PointCloud(torch.ones(2, 3))), np.ones((2, 3)))

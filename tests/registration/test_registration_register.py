@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from fullfield import InputError
 from fullfield.io import read_point_cloud
 from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
-from fullfield.registration import Registration, alignment_errors, choose_voxel, read_pose, register, rigid
+from fullfield.registration import (
+    AcceptedRegistration,
+    RefusedRegistration,
+    Registration,
+    alignment,
+    alignment_errors,
+    choose_voxel,
+    read_pose,
+    register,
+    register_by_ransac,
+    rigid,
+)
 from fullfield.registration.register import Settings, _different, registered
 from fullfield.testing import room_scan
 
@@ -62,6 +73,30 @@ def test_a_room_from_any_pose(room: tuple[Floats, Floats]) -> None:
     assert found.rmse < found.voxel
     again = register(source, moved(truth, target))
     assert np.array_equal(found.transform, again.transform)
+    assert isinstance(found, AcceptedRegistration)
+    assert found.candidate is None
+    measured = alignment(source, moved(truth, target), found.transform, voxel=found.voxel)
+    assert measured == pytest.approx((found.fitness, found.rmse), rel=1e-6)
+    assert alignment(source, target + 100, voxel=0.1).fitness == 0
+
+
+def test_ransac_alone_neither_refines_nor_refuses(room: tuple[Floats, Floats]) -> None:
+    source, target = room
+    truth = pose(4)
+    whole = register(source, moved(truth, target), voxel=0.09)
+    plain = register_by_ransac(source, moved(truth, target), voxel=0.09)
+    assert np.array_equal(plain.matched, whole.matched)
+    assert errors(whole, truth, source)[2] < errors(plain, truth, source)[2] < 0.1
+    assert np.isnan((plain.confidence, plain.fitness, plain.rmse)).all()
+    few = register_by_ransac(source, moved(truth, target), voxel=0.09, samples=20)
+    assert few.matches == len(few.matched) == 20
+    other = room_scan(22, 4500)
+    assert not register(source, other, voxel=0.1).success
+    assert register_by_ransac(source, other, voxel=0.1).transform is not None
+    none = register_by_ransac(source, other, voxel=0.1, samples=3)
+    assert none.reason == "no pose was found that 3 of 3 matches agree on"
+    with pytest.raises(InputError, match="samples: expected an integer >= 3"):
+        register_by_ransac(source, other, samples=2)
 
 
 def test_surveyed_coordinates_and_open3d(room: tuple[Floats, Floats]) -> None:
@@ -79,8 +114,11 @@ def test_a_start_pose_is_refined_and_judged(room: tuple[Floats, Floats]) -> None
     nudge[:3, 3] = (0.15, -0.1, 0.1)
     assert errors(register(source, moved(truth, target), init=truth @ nudge), truth, source)[2] < 0.02
     lost = register(source, moved(truth, target), init=pose(3))
-    assert not lost.success
+    assert isinstance(lost, RefusedRegistration)
     assert lost.transform is None
+    assert lost.candidate is not None
+    there = alignment(source, moved(truth, target), lost.candidate, voxel=lost.voxel)
+    assert there == pytest.approx((lost.fitness, lost.rmse), rel=1e-6, nan_ok=True)
 
 
 def test_different_rooms_are_refused() -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield.cli.argtypes import count, size
 
-PARTS = ("estimate", "auto", "batch", "files")
+_DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+PARTS = ("estimate", "auto", "batch", "files", "pairs", "methods")
 DESCRIPTION = """\
 Time the public calls with frames on the device: estimate compared with the prepared network alone, its result on the
-host compared with the network and a copy at the bus's rate, the default method compared with its exact form, many
-small pairs in one call, and the way from PNG files to a stored flow. Every flow is compared with the network's own, or
-with the known motion, before its time counts.
+host compared with the network and a copy at the bus's rate, the default method compared with its float32 form in time
+and, on every shared pair, in error, and with TV-L1 on one of them, many small pairs in one call, and the way from PNG
+files to a stored flow. Every flow is compared with the network's own, or with the known motion, before its time counts.
 """
 EPILOG = """\
 examples:
   python -m benchmarks front-door --device cuda -o front_door_h200.json
   python -m benchmarks front-door --parts estimate --sizes 1920x1080
+  python -m benchmarks front-door --device cpu --parts methods --repeats 9 -o front_door_cpu.json
   python -m benchmarks front-door --device cpu --sizes 96x64 --auto-size 96x64 --file-size 96x64 --batch 2
 """
 
@@ -32,6 +36,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=count, default=32, help="pairs in one call [%(default)s]")
     parser.add_argument("--batch-size", type=size, default=(384, 512), help="size of each [512x384]")
     parser.add_argument("--file-size", type=size, default=(2160, 3840), help="PNG files [3840x2160]")
+    parser.add_argument("--data", metavar="FOLDER", help="pairs with true flow [FULLFIELD_DATA, or ../shared/data]")
 
 
 def _open(args: argparse.Namespace, note: Note) -> Session:
@@ -39,8 +44,17 @@ def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.harness import timing_device
 
     device = timing_device(args.device)
+    data = Path(args.data or os.environ.get("FULLFIELD_DATA") or _DATA)
     plan = measure.Plan(
-        device, args.repeats, args.parts, args.sizes, args.auto_size, args.batch, args.batch_size, args.file_size
+        device,
+        args.repeats,
+        args.parts,
+        args.sizes,
+        args.auto_size,
+        args.batch,
+        args.batch_size,
+        args.file_size,
+        data,
     )
     return Session(measure.cases(plan, note), device=device)
 

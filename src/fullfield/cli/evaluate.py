@@ -35,6 +35,7 @@ examples:
   fullfield evaluate raft pairs:~/mine --weights raft-things --device cuda --max-epe 1.5
   fullfield evaluate sea-raft charge-8k:/data/charge --scale 1/4 --backend dense --device cuda -o runs/dense
   fullfield evaluate fpfh 3dmatch:/data/3dmatch --samples 5000,1000,250
+  fullfield evaluate fpfh kitti-odometry:/data/kitti --protocol pointcnnpp
   fullfield evaluate learned 3dmatch:/data/3dmatch --weights runs/descriptor/weights.safetensors
   torchrun --nproc-per-node 4 -m fullfield evaluate ptlflow:dpflow spring:/data/spring --device cuda
 

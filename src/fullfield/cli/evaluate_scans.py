@@ -1,4 +1,4 @@
-"""The part of ``fullfield evaluate`` that is about pairs of point clouds."""
+"""Part of ``fullfield evaluate`` that registers pairs of point clouds."""
 
 from __future__ import annotations
 
@@ -21,28 +21,51 @@ if TYPE_CHECKING:
     from fullfield.evaluation.sharing import Share
 
 METHODS = ("fpfh", "learned")
+PROTOCOLS = ("pointcnnpp",)
 _DEST = "scans "
 _SAMPLES = 5000
+_SETTINGS = {"samples": "samples", "voxel": "voxel", "seed": "seed", "ransac": "iterations"}  # option: argument
 _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of registration; without one on the command line its name is not in the result."""
+    """Add the options of registration; without one on the command line its name is not in the result."""
     search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
 
     def add(option: str, **more: Any) -> None:
         dest = _DEST + option.removeprefix("--").replace("-", "_")
         search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
 
-    add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
+    add(
+        "--protocol",
+        choices=PROTOCOLS,
+        help="a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline",
+    )
+    add(
+        "--samples",
+        type=_counts,
+        metavar="N,...",
+        help=f"largest number of matches; one run for each number [{_SAMPLES}]",
+    )
     add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.natural, help="of the random draws [0]")
-    add("--ransac", type=argtypes.count, help="triples that RANSAC draws [50000]")
-    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error of a pair that counts [KITTI: 5]")
-    add("--max-rte", type=argtypes.positive, metavar="M", help="translation error of a pair that counts [KITTI: 2]")
-    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE of a pair that counts [3DMatch: 0.2]")
-    add("--inlier-distance", type=argtypes.positive, metavar="M", help="of a good match [3DMatch 0.1, KITTI 0.6]")
-    add("--inlier-ratio", type=argtypes.positive, help="of a pair whose features match [0.05]")
+    add("--seed", type=argtypes.natural, help="seed of the random draws [0]")
+    add("--ransac", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
+    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error limit of a registered pair [KITTI: 5]")
+    add(
+        "--max-rte", type=argtypes.positive, metavar="M", help="translation error limit of a registered pair [KITTI: 2]"
+    )
+    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE limit of a registered pair [3DMatch: 0.2]")
+    add(
+        "--inlier-distance",
+        type=argtypes.positive,
+        metavar="M",
+        help="largest error of a good match [3DMatch 0.1, KITTI 0.6]",
+    )
+    add(
+        "--inlier-ratio",
+        type=argtypes.positive,
+        help="share of good matches above which the features of a pair match [0.05]",
+    )
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -55,28 +78,33 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The options of registration on the command line."""
+    """Return the options of registration on the command line."""
     return ["--" + dest.removeprefix(_DEST).replace("_", "-") for dest in vars(args) if dest.startswith(_DEST)]
 
 
 def refuse(options: Iterable[str], why: str) -> None:
-    """InputError for the first of ``options``."""
+    """Raise InputError for the first of ``options``."""
     for option in options:
         raise InputError(f"{option}: {why}; leave it out")
 
 
 def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> int:
-    """Check, register what is missing, score, report; ``weights``: of MODEL learned, None for those that come along."""
-    from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
+    """Register what is missing, score and report.
+
+    ``weights`` is the file of MODEL learned; None for the one in the package.
+    """
+    from fullfield.evaluation import Registrar, Setting, evaluate_scans, protocols, score_scans
 
     dataset = _opened(args.dataset)
     if args.device != "cpu":
         raise InputError(f"--device: expected cpu, where point clouds are registered, got {args.device!r}")
-    told = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
+    options = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
     if args.score_only:
-        refuse((f"--{name}" for name in ("voxel", "seed", "ransac") if name in told), "--score-only registers nothing")
-    if told.get("inlier_ratio", 0.0) >= 1.0:
-        raise InputError(f"--inlier-ratio: expected a share below 1, got {told['inlier_ratio']:g}")
+        refuse(
+            (f"--{name}" for name in ("voxel", "seed", "ransac") if name in options), "--score-only registers nothing"
+        )
+    if options.get("inlier_ratio", 0.0) >= 1.0:
+        raise InputError(f"--inlier-ratio: expected a share below 1, got {options['inlier_ratio']:g}")
     learned = args.method == "learned"
     if learned and args.score_only:
         refuse(["--weights"] if weights is not None else [], "--score-only registers nothing")
@@ -86,34 +114,34 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
         weights = os.fspath(shipped())
     elif weights is not None:
         paths.check_input(weights, "--weights")
-    criteria = _criteria(dataset, told)
+    protocol = options.get("protocol")
+    usual = dataset.criteria if protocol is None else protocols.PROTOCOLS[protocol].criteria(dataset)
+    criteria = _criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")
-    counts = told.get("samples", (_SAMPLES,))
+    settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
     with Progress("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
-        for at, samples in enumerate(counts):
-            setting = Setting(share=share, progress=progress.part(at / len(counts), (at + 1) / len(counts)))
-            place = folder / f"samples-{samples}"
+        if protocol is None:
+            counts = settings.pop("samples", (_SAMPLES,))
+            registrars = [Registrar(samples=samples, weights=weights, **settings) for samples in counts]
+        else:
+            registrars = protocols.PROTOCOLS[protocol].registrars(weights=weights, **settings)
+        for at, method in enumerate(registrars):
+            setting = Setting(share=share, progress=progress.part(at / len(registrars), (at + 1) / len(registrars)))
+            place = folder / method.run_name
             if args.score_only:
                 stored = _stored(place, args.method)
                 results[place] = score_scans(dataset, stored, criteria=criteria, setting=setting)
-                continue
-            method = Registrar(
-                voxel=told.get("voxel"),
-                seed=told.get("seed", 0),
-                iterations=told.get("ransac", 50_000),
-                samples=samples,
-                weights=weights,
-            )
-            results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
+            else:
+                results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
     if share.rank == 0:
         _report(args, folder, results)
     return 0
 
 
 def _stored(place: Path, method: str) -> ScanRun:
-    """The run to score again, which must be of this method."""
+    """Load the run to score again, which must be of this method."""
     from fullfield.evaluation import ScanRun
 
     if not place.is_dir():
@@ -138,12 +166,12 @@ def _opened(word: str) -> ScanDataset:
     return open_scans(name, Path(folder).expanduser())
 
 
-def _criteria(dataset: ScanDataset, told: dict[str, Any]) -> Criteria:
-    """The data set's; limits on the command line replace all of its limits, the rest only what is named."""
-    changes = {name: told[name] for name in _CRITERIA if name in told}
+def _criteria(usual: Criteria, options: dict[str, Any]) -> Criteria:
+    """Return the usual criteria, changed: a limit on the command line replaces all limits, the rest one value each."""
+    changes = {name: options[name] for name in _CRITERIA if name in options}
     if any(name.startswith("max_") for name in changes):
         changes = {**dict.fromkeys(("max_rre", "max_rte", "max_rmse")), **changes}
-    return dataclasses.replace(dataset.criteria, **changes)
+    return dataclasses.replace(usual, **changes)
 
 
 _COLUMNS = (
@@ -167,12 +195,13 @@ def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str
     counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
     lines = [
         f"{report.printable(folder)}: {args.method}, {counted}",
-        f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
+        f"{'#samples':<12}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
     ]
     for result in runs:
         cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)
-        samples = result["config"]["parameters"]["samples"]
-        lines.append(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
+        parameters = result["config"]["parameters"]
+        label = f"{parameters['samples']}{' RANSAC' if parameters.get('ransac_only') else ''}"
+        lines.append(f"{label:<12}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
     limits = ", ".join(f"{name} {limit:g}" for name, limit in runs[0]["criteria"].items() if limit is not None)
     lines.append(f"counts as registered, or as a match: {limits}")
     report.tell(args, {"dataset": args.dataset, "runs": runs}, "\n".join(lines))

@@ -1,4 +1,4 @@
-"""``fullfield register SRC DST``: the pose that brings one point cloud onto another."""
+"""Command ``fullfield register SRC DST``: find the pose that brings one point cloud onto another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ NOT_REGISTERED = 3
 """The exit code where no pose is accepted."""
 
 _ERROR_VOXELS = 2.0  # top of the picture's scale
-_SEARCHED, _SAMPLED = 8.0, 20_000  # times the top, points: within which, and of how many, the median is measured
 
 HELP = "find the pose that brings one point cloud onto another"
 DESCRIPTION = "Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose."
@@ -40,7 +39,7 @@ Exits with 3 when no pose can be accepted, and says why.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield register``."""
+    """Add the options of ``fullfield register``."""
     parser.add_argument("source", metavar="SRC", help=f"cloud to move: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)")
     parser.add_argument("target", metavar="DST", help="cloud that stays")
     search = parser.add_argument_group("search")
@@ -49,29 +48,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
     )
     search.add_argument(
-        "--descriptor", choices=("fpfh", "learned"), help="what is matched by [fpfh; learned with --weights]"
+        "--descriptor", choices=("fpfh", "learned"), help="features to match [fpfh; learned with --weights]"
     )
     search.add_argument(
         "--weights",
         metavar="FILE",
-        help="of a learned descriptor, as fullfield train descriptor writes it [the one that comes with fullfield]",
+        help="weights of a learned descriptor, written by fullfield train descriptor [those in the package]",
     )
-    search.add_argument("--seed", type=argtypes.natural, default=0, help="of the random draws")
-    search.add_argument("--iterations", type=argtypes.count, default=50_000, help="of RANSAC")
+    search.add_argument("--seed", type=argtypes.natural, default=0, help="seed of the random draws")
+    search.add_argument("--iterations", type=argtypes.count, default=50_000, help="number of triples that RANSAC draws")
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
-    output.add_argument("--viz", metavar="FILE", help="write a picture, before and after, coloured by alignment error")
-    output.add_argument("--max-error", type=argtypes.positive, help="error at the end of its scale [2 voxels]")
+    output.add_argument(
+        "--viz",
+        metavar="FILE",
+        help="write a picture of both clouds before and after, coloured by alignment error; a refused pose is marked",
+    )
+    output.add_argument(
+        "--max-error", type=argtypes.positive, help="error at the end of the picture's scale [2 voxels]"
+    )
     report.add_report_options(output, progress=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, read, register, write, report."""
+    """Check the arguments, read, register, write and report."""
     watch = report.Stopwatch()
     _check_files(args)
     if args.weights is not None and args.descriptor == "fpfh":
-        raise InputError("--weights: FPFH has none; leave it or --descriptor fpfh out")
+        raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
     from fullfield.io import read_point_cloud, transformed, write_point_cloud
     from fullfield.io.pointcloud import check_kept
@@ -92,15 +97,16 @@ def run(args: argparse.Namespace) -> int:
         settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
         found = registered(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
         watch.lap("register")
-        if found.transform is not None:
-            if args.output is not None:
-                progress(0.7, f"writing {Path(args.output).name}")
-                write_point_cloud(args.output, transformed(clouds[0], found.transform))
-            if args.viz is not None:
-                top = args.max_error or _ERROR_VOXELS * found.voxel
-                _draw(args, clouds, found.transform, top, progress.part(0.8, 1.0))
-            watch.lap("write")
-    _report(args, found, [len(cloud) for cloud in clouds], watch.seconds())
+        if found.success and args.output is not None:
+            progress(0.7, f"writing {Path(args.output).name}")
+            write_point_cloud(args.output, transformed(clouds[0], found.transform))
+        shown = found.transform if found.success else found.candidate
+        drawn = False
+        if args.viz is not None and shown is not None:
+            _draw(args, clouds, found, shown, progress.part(0.8, 1.0))
+            drawn = True
+        watch.lap("write")
+    _report(args, found, drawn, [len(cloud) for cloud in clouds], watch.seconds())
     return 0 if found.success else NOT_REGISTERED
 
 
@@ -119,42 +125,44 @@ def _check_points(path: str, cloud: PointCloud) -> None:
 
     finite = int(np.isfinite(cloud.points).all(1).sum())
     if not finite:
-        raise InputError(f"{path}: holds {len(cloud)} points, none of them finite; nothing can be registered")
+        raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
 
 
 def _draw(
     args: argparse.Namespace,
     clouds: list[PointCloud],
-    transform: NDArray[np.float64],
-    top: float,
+    found: Registration,
+    pose: NDArray[np.float64],  # the best one, accepted or not
     progress: Callable[[float, str], None],
 ) -> None:
+    """Draw both clouds before and after; the title of a pose that was refused says so."""
     import numpy as np
     import torch
 
     from fullfield.io import transformed, write_image
-    from fullfield.registration import alignment_errors
+    from fullfield.registration import Alignment, alignment, alignment_errors
     from fullfield.viz import alignment_legend, alignment_view, sheet
 
     source, target = clouds
+    top = args.max_error or _ERROR_VOXELS * found.voxel
+    stages = (
+        ("before", np.eye(4), alignment(source, target, voxel=found.voxel)),
+        ("after" if found.success else "refused", pose, Alignment(found.fitness, found.rmse)),
+    )
     panels = []
-    # Beyond the top of the scale all is red: how far, where no point is near, takes most of the time at millions of
-    # points, and is asked only of a sample, for the median.
-    chosen = np.random.default_rng(0).permutation(len(source))[:_SAMPLED]
-    for part, (name, pose) in enumerate((("before", np.eye(4)), ("after", transform))):
-        progress(part / 2, f"drawing {name}")
-        errors = alignment_errors(source, target, pose, most=top)
-        some = alignment_errors(source.points[chosen], target, pose, most=_SEARCHED * top)
-        median = float(np.nanmedian(some))
-        words = f"median error {median:.3g}" if np.isfinite(median) else f"median error above {_SEARCHED * top:.3g}"
-        moved = transformed(source, pose).points
+    for at, (name, transform, fit) in enumerate(stages):
+        progress(at / 2, f"drawing {name}")
+        errors = alignment_errors(source, target, transform, most=top)
+        moved = transformed(source, transform).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
-        panels.append((f"{name}: {words}", alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
+        rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
+        title = f"{name}: {fit.fitness:.1%} within {found.voxel:.4g}{rmse}"
+        panels.append((title, alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
     write_image(args.viz, sheet(panels, columns=2))
 
 
 def _advice(args: argparse.Namespace, found: Registration) -> str:
-    """What to try next."""
+    """Return what to try next, as the end of a message."""
     options = {
         "descriptor": "--descriptor learned",
         "voxel": f"--voxel with another edge than {found.voxel:.3g}" if found.voxel else "",
@@ -166,13 +174,16 @@ def _advice(args: argparse.Namespace, found: Registration) -> str:
     return f"; try {' or '.join(words)}" if words else ""
 
 
-def _report(args: argparse.Namespace, found: Registration, points: list[int], seconds: dict[str, float]) -> None:
+def _report(
+    args: argparse.Namespace, found: Registration, drawn: bool, points: list[int], seconds: dict[str, float]
+) -> None:
     if found.transform is None and not args.json:
-        unwritten = [Path(path).name for path in (args.output, args.viz) if path is not None]
-        nothing = f"; {' and '.join(unwritten)} not written" if unwritten else ""
-        report.note(f"not registered: {found.reason}{nothing}{_advice(args, found)}", kind="register")
+        unwritten = [Path(path).name for path, there in ((args.output, False), (args.viz, drawn)) if path and not there]
+        files = f"; {' and '.join(unwritten)} not written" if unwritten else ""
+        files += f"; {Path(args.viz).name} shows the refused pose" if drawn else ""
+        report.note(f"not registered: {found.reason}{files}{_advice(args, found)}", kind="register")
         return
-    pose = None if found.transform is None else found.transform.tolist()
+    pose, candidate = (None if one is None else one.tolist() for one in (found.transform, found.candidate))
     facts = {
         "source": args.source,
         "target": args.target,
@@ -181,6 +192,7 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
         "reason": found.reason,
         "untried": list(found.untried),
         "transform": pose,
+        "candidate": candidate,
         "confidence": found.confidence,
         "matches": found.matches,
         "inliers": found.inliers,
@@ -192,7 +204,7 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
         "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
         "weights": args.weights,
         "output": args.output if found.success else None,
-        "picture": args.viz if found.success else None,
+        "picture": args.viz if drawn else None,
         "seconds": seconds,
     }
     lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]

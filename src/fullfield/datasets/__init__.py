@@ -1,4 +1,4 @@
-"""The field's data sets: frames and true flow, or point clouds and true poses, as they are distributed.
+"""Public data sets as they are distributed: frames and true flow, or point clouds and true poses.
 
 >>> from fullfield.datasets import Sintel
 >>> pairs = Sintel("/data/sintel", render="final")  # doctest: +SKIP
@@ -72,6 +72,7 @@ SCANS: Mapping[str, Callable[[str | os.PathLike[str]], ScanDataset]] = MappingPr
     {
         "pairs": ScanPairs,
         "3dmatch": ThreeDMatch,
+        **{f"3dmatch-{split}": partial(ThreeDMatch, split=split) for split in ("test", "val", "train")},
         "3dlomatch": partial(ThreeDMatch, benchmark="3dlomatch"),
         "kitti-odometry": KITTIOdometry,
         "kitti-odometry-val": partial(KITTIOdometry, split="val"),
@@ -82,7 +83,7 @@ SCANS: Mapping[str, Callable[[str | os.PathLike[str]], ScanDataset]] = MappingPr
 
 
 def open_scans(name: str, root: str | os.PathLike[str]) -> ScanDataset:
-    """The list ``name`` (one of :data:`SCANS`) in the folder ``root``.
+    """Open the list ``name`` (one of :data:`SCANS`) in the folder ``root``.
 
     Raises InputError naming the folder that is missing; the clouds are not read.
     """
@@ -91,7 +92,7 @@ def open_scans(name: str, root: str | os.PathLike[str]) -> ScanDataset:
 
 
 def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
-    """The data set ``name`` (one of :data:`DATASETS`) in the folder ``root``.
+    """Open the data set ``name`` (one of :data:`DATASETS`) in the folder ``root``.
 
     Raises InputError naming the folder that is missing; nothing but names of files is read.
     """

@@ -1,4 +1,4 @@
-"""What every data set offers."""
+"""Base class of the data sets of flow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ALL = slice(None)
 
 
 class FlowDataset(Listed[Record, FlowSample]):
-    """Pairs of frames with their true flow, read when they are asked for.
+    """Pairs of frames with their true flow, read on access.
 
     Attributes:
-        name: what results are stored under; tells the split and pass.
+        name: name under which results are stored, with split and pass.
         root: the folder.
         records: one :class:`Record` a pair, in a fixed order.
         doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.
@@ -35,7 +35,7 @@ class FlowDataset(Listed[Record, FlowSample]):
         return FlowSample(self.records[index].name, frame1, frame2, flow, valid, occluded)
 
     def frames(self, index: int) -> tuple[Tensor, Tensor]:
-        """The two frames of a pair: [3, H, W] float32, nominally 0 ... 1."""
+        """Read the two frames of a pair: [3, H, W] float32, nominally 0 ... 1."""
         record = self.records[index]
         first, second = (self.read_frame(path) for path in (record.frame1, record.frame2))
         if first.shape != second.shape:
@@ -43,7 +43,7 @@ class FlowDataset(Listed[Record, FlowSample]):
         return first, second
 
     def truth(self, index: int) -> Truth | None:
-        """What is known of the motion of a pair."""
+        """Read the true motion of a pair, as far as it is known."""
         record = self.records[index]
         if record.flow is None:
             return None
@@ -57,14 +57,14 @@ class FlowDataset(Listed[Record, FlowSample]):
         return Truth(values, valid, self.read_occlusion(record, valid))
 
     def read_frame(self, path: Path) -> Tensor:
-        """A frame as [3, H, W]."""
+        """Read a frame as [3, H, W]."""
         from fullfield.io import read_frame
 
         frame = read_frame(path)
         return frame if frame.shape[0] == 3 else frame.expand(3, -1, -1)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
-        """The flow of a file [2, H', W'] in pixels of the frame, and where it is known [H', W']."""
+        """Read a flow [2, H', W'] in pixels of the frame, and where it is known [H', W']."""
         from fullfield.io import read_flow
 
         flow, valid = read_flow(path)
@@ -77,11 +77,11 @@ class FlowDataset(Listed[Record, FlowSample]):
         return flow.shape[-2:] == (2 * height, 2 * width)
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
-        """Where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
+        """Read where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
         return None if record.occlusion is None else self._mask(record.occlusion, valid)
 
     def _mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
-        """Where the picture is not black in ``channels``; of twice the size: where one of the four is not."""
+        """Return where the picture is not black in ``channels``; at twice the size, where one of four pixels is not."""
         from fullfield.io import read_frame
 
         mask = (read_frame(path, transfer="srgb")[channels] > 0).any(0)

@@ -58,5 +58,5 @@ def _of_split(records: list[Record], listing: Path, split: str) -> list[Record]:
     if set(marks) - {"1", "2"}:
         raise InputError(f"{listing}: expected a 1 or 2 a line, got {sorted(set(marks) - {'1', '2'})[0]!r}")
     if any(not 1 <= record.index <= len(marks) for record in records):
-        raise InputError(f"{listing}: has {len(marks)} lines, too few for the pairs beside it")
+        raise InputError(f"{listing}: has {len(marks)} lines, too few for the pairs in its folder")
     return [record for record in records if marks[record.index - 1] == wanted]

@@ -51,7 +51,7 @@ class KITTI2015(_KITTI):
           training/
             image_2/    000000_10.png 000000_11.png ...
             flow_occ/   000000_10.png ...    all pixels
-            flow_noc/   000000_10.png ...    optional: those that stay in sight; tells matched from unmatched
+            flow_noc/   000000_10.png ...    optional: those that stay in sight; gives matched and unmatched
           testing/
             image_2/    ...
 

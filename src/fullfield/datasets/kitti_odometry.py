@@ -23,7 +23,7 @@ _LEFT_OUT = {("08", 15, 58)}
 
 
 class KITTIOdometry(ScanDataset):
-    """Pairs about 10 m apart, chosen as Choy et al. (FCGF, ICCV 2019) chose them and others after them.
+    """Pairs about 10 m apart, chosen as Choy et al. (FCGF, ICCV 2019) and later papers chose them.
 
     ::
 
@@ -85,7 +85,7 @@ def _pairs(numbers: list[int], places: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _poses(file: Path) -> Tensor:
-    """[N, 4, 4]."""
+    """Read the poses [N, 4, 4]."""
     rows = [line.split() for line in layout.read_lines(file) if line.strip()]
     if not rows:
         raise InputError(f"{file}: expected a pose of 12 numbers a line, found none")

@@ -51,6 +51,7 @@ class KubricNK(FlowDataset):
         super().__init__(f"kubric-{resolution}", root, records)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
+        """Read a flow from 16-bit colours, whose range stands in the scene's file."""
         from fullfield.io import read_frame
 
         low, high = _range(path.parent)
@@ -62,7 +63,7 @@ class KubricNK(FlowDataset):
 
 
 def _range(scene: Path) -> tuple[float, float]:
-    """What 0 and 65535 stand for."""
+    """Return the values that 0 and 65535 stand for."""
     for path in (scene / "data_ranges.json", scene / "config.json"):
         if not path.is_file():
             continue

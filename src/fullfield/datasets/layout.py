@@ -1,4 +1,4 @@
-"""Walking the folders of a data set, with complaints that name what is missing."""
+"""Folders and lists of data sets, with errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
 def folder(root: Path, *parts: str, what: str) -> Path:
-    """``root/parts``, which must be a folder."""
+    """Return ``root/parts``, which must be a folder."""
     path = root.joinpath(*parts)
     if not path.is_dir():
         missing = next(p for p in (*reversed(path.parents), path) if not p.is_dir())
@@ -24,12 +24,12 @@ def folder(root: Path, *parts: str, what: str) -> Path:
 
 
 def subfolders(root: Path) -> list[Path]:
-    """The folders in ``root``, by name."""
+    """Return the folders in ``root``, by name."""
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
-    """The files in ``root`` with one of the suffixes, by number where their names end in one, then by name."""
+    """Return the files in ``root`` with one of the suffixes, by number where their names end in one, then by name."""
     wanted = {suffix.lower() for suffix in suffixes}
     found = [
         Path(entry.path)
@@ -40,19 +40,22 @@ def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
 
 
 def number(path: Path) -> int:
-    """The last number in the file's name; -1 without one."""
+    """Return the last number in the file's name; -1 without one."""
     match = _NUMBER.search(path.stem)
     return int(match.group(1)) if match else -1
 
 
 def series(path: Path) -> str:
-    """The file's name before its last number."""
+    """Return the file's name before its last number."""
     match = _NUMBER.search(path.stem)
     return path.stem[: match.start()] if match else path.stem
 
 
 def consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
-    """Each frame with the one of the same name whose number is one higher; ``backward``: one lower, the last first."""
+    """Pair each frame with that of the same name whose number is one higher.
+
+    ``backward`` pairs it with the one before, the last frame first.
+    """
     pairs = [
         (first, second)
         for first, second in itertools.pairwise(frames)
@@ -62,14 +65,14 @@ def consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Pat
 
 
 def nonempty(items: list[Path], where: Path, what: str) -> list[Path]:
-    """``items``, of which there must be some."""
+    """Return ``items``, which must not be empty."""
     if not items:
         raise InputError(f"{where}: expected {what}, found none")
     return items
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a list; InputError for a file that is no text."""
+    """Return the lines of a list; InputError for a file that is no text."""
     try:
         return path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -79,34 +82,36 @@ def read_lines(path: Path) -> list[str]:
 
 
 def listed(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The lines of a list of pairs: which one it is, for complaints, and its words. Tabs between them where there are
-    any; empty lines and those that begin with # are skipped."""
+    """Yield the lines of a list of pairs: a name of the line for errors, and its words.
+
+    Tabs separate the words where there are any. Empty lines and those that begin with # are skipped.
+    """
     for count, line in enumerate(read_lines(path), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             words = line.split("\t") if "\t" in line else line.split()
             yield f"{path}: line {count}", [word.strip() for word in words]
 
 
-def existing(path: Path, beside: Path) -> Path:
-    """``path``, which must be a file because ``beside`` is there."""
+def existing(path: Path, other: Path) -> Path:
+    """Return ``path``, which must be a file because ``other`` exists."""
     if not path.is_file():
-        raise InputError(f"{path}: does not exist, but {beside.name} asks for it")
+        raise InputError(f"{path}: does not exist, but {other.name} needs it")
     return path
 
 
 def optional(root: Path, *parts: str) -> Path | None:
-    """The folder ``root/parts``, where it is there."""
+    """Return the folder ``root/parts`` if it exists."""
     path = root.joinpath(*parts)
     return path if path.is_dir() else None
 
 
-def within(root: Path | None, name: str, beside: Path) -> Path | None:
-    """:func:`existing` of a file in a folder; None where there is no such folder."""
-    return None if root is None else existing(root / name, beside)
+def within(root: Path | None, name: str, other: Path) -> Path | None:
+    """Return :func:`existing` of a file in a folder; None where there is no such folder."""
+    return None if root is None else existing(root / name, other)
 
 
 def named(root: Path, word: str, line: str) -> Path:
-    """The file that ``line`` of a list in ``root`` names."""
+    """Return the file that ``line`` of a list in ``root`` names."""
     path = root / word
     if not path.is_file():
         raise InputError(f"{line} names {path}, which does not exist")
@@ -114,5 +119,5 @@ def named(root: Path, word: str, line: str) -> Path:
 
 
 def plain(word: str) -> str:
-    """A file of a list as the name of a pair, which is a relative path."""
+    """Turn a file of a list into the name of a pair, which is a relative path."""
     return Path(word).with_suffix("").as_posix().replace("..", "_").lstrip("/")

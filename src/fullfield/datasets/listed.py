@@ -1,4 +1,4 @@
-"""What lists of pairs have in common, be they pairs of frames or of point clouds."""
+"""Base class of lists of pairs, of frames or of point clouds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from fullfield._check import InputError
 
 
 class Recorded(Protocol):
-    """Where one pair is."""
+    """Record of one pair's files."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the pair, unique within the data set."""
 
     @property
-    def inputs(self) -> tuple[Path, ...]: ...
+    def inputs(self) -> tuple[Path, ...]:
+        """Files that an estimate depends on."""
 
 
 Where = TypeVar("Where", bound=Recorded)
@@ -25,7 +27,7 @@ Sample = TypeVar("Sample")
 
 
 class Listed(Sequence[Sample], Generic[Where, Sample]):
-    """Pairs, read when they are asked for."""
+    """Pairs that are read on access."""
 
     name: str
     root: Path
@@ -62,7 +64,7 @@ class Listed(Sequence[Sample], Generic[Where, Sample]):
     def __getitem__(self, index: slice) -> Sequence[Sample]: ...
 
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        """Read one pair. Raises InputError naming the file for what cannot be used, OSError for a missing one."""
+        """Read one pair; InputError names a file that cannot be used, OSError a missing one."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self._sample(index)

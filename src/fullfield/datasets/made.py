@@ -1,4 +1,4 @@
-"""Sets that ``fullfield pairs`` writes: made-up pairs with exact flow."""
+"""Sets of synthetic pairs with exact flow, as ``fullfield pairs`` writes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOW = (".flo", ".png")
 
 
 class Made(FlowDataset):
-    """Pairs made up by :class:`fullfield.training.flow.pairs.PairMaker`.
+    """Synthetic pairs of :class:`fullfield.training.flow.pairs.PairMaker`.
 
     ::
 
@@ -34,13 +34,13 @@ class Made(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = folder(Path(root), what="made-up pairs")
+        base = folder(Path(root), what="synthetic pairs")
         flows = files(folder(base, "flow", what="true flow"), _FLOW)
         count = _count(base / MANIFEST)
         if len(flows) != count:
             raise InputError(
-                f"{base / MANIFEST}: tells of {count} pairs, but {len(flows)} are there; "
-                "give the same fullfield pairs again to finish"
+                f"{base / MANIFEST}: lists {count} pairs, found {len(flows)}; "
+                "run the same fullfield pairs again to finish"
             )
         records = []
         for flow in flows:

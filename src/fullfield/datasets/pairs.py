@@ -1,4 +1,4 @@
-"""A plain folder of pairs."""
+"""Plain folder of pairs."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def _listed(listing: Path) -> list[Record]:
 
 def _numbered(base: Path, prefix: str) -> list[Record]:
     frames = base / "frames"
-    beside = {
+    optional_folders = {
         kind: {path.stem: path for path in files(base / kind, suffixes)} if (base / kind).is_dir() else None
         for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", FRAME_SUFFIXES), ("invalid", FRAME_SUFFIXES))
     }
     records = []
     for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
         found: dict[str, Path | None] = {}
-        for kind, known in beside.items():
+        for kind, known in optional_folders.items():
             if known is not None and first.stem not in known:
                 raise InputError(f"{base / kind}: expected a file for {first.name}, found none")
             found[kind] = None if known is None else known[first.stem]

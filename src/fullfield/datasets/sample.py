@@ -1,4 +1,4 @@
-"""One pair of a data set: where its files are, and what they hold."""
+"""One pair of a data set: its files, and their content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fullfield._check import InputError
 
 
 class Truth(NamedTuple):
-    """What is known of a pair's motion."""
+    """True motion of a pair, as far as it is known."""
 
     flow: Tensor  # [2, H, W] float32, or [4, 2, H, W] with four true values for a pixel; (u, v), pixels
     valid: Tensor  # [H, W] bool: where the truth is known
@@ -23,7 +23,7 @@ class Truth(NamedTuple):
 
 
 class FlowSample(NamedTuple):
-    """A pair of frames and its truth."""
+    """Pair of frames and its truth."""
 
     name: str  # unique within the data set, made of folder and frame: "alley_1/frame_0001"
     frame1: Tensor  # [3, H, W] float32, display-referred, nominally 0 ... 1
@@ -41,7 +41,7 @@ class FlowSample(NamedTuple):
 
 
 def _batched(samples: Sequence[FlowSample], **options: Any) -> FlowSample:
-    """As PyTorch makes a batch of any named tuple, but for what no sample of it has."""
+    """Collate as PyTorch does for named tuples, but leave an entry None that no sample has."""
     made: list[Any] = []
     for field, values in zip(FlowSample._fields, zip(*samples, strict=True), strict=True):
         without = [sample.name for sample, value in zip(samples, values, strict=True) if value is None]
@@ -57,7 +57,7 @@ default_collate_fn_map[FlowSample] = _batched
 
 @dataclass(frozen=True)
 class Record:
-    """Where one pair is.
+    """Files of one pair.
 
     Attributes:
         name: unique within the data set; usable as a relative path.
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def inputs(self) -> tuple[Path, Path]:
-        """What an estimate depends on."""
+        """Files that an estimate depends on."""
         return self.frame1, self.frame2
 
     @property

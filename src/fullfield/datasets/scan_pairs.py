@@ -1,4 +1,4 @@
-"""One's own pairs of point clouds, listed in a file."""
+"""Your own pairs of point clouds, listed in a file."""
 
 from __future__ import annotations
 

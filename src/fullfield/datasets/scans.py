@@ -1,4 +1,4 @@
-"""What every list of pairs of point clouds offers."""
+"""Base class of the lists of pairs of point clouds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDED = 1e-2
 
 
 class ScanSample(NamedTuple):
-    """A pair of clouds and its true pose."""
+    """Pair of clouds and its true pose."""
 
     name: str  # unique within the data set, made of scene and numbers: "08/000000_000011"
     source: PointCloud
@@ -28,7 +28,7 @@ class ScanSample(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ScanRecord:
-    """Where one pair is.
+    """Files and true pose of one pair.
 
     Attributes:
         name: unique within the data set; usable as a relative path.
@@ -46,13 +46,13 @@ class ScanRecord:
 
     @property
     def inputs(self) -> tuple[Path, Path]:
-        """What an estimate depends on."""
+        """Files that an estimate depends on."""
         return self.source, self.target
 
 
 @dataclass(frozen=True)
 class Criteria:
-    """When a pair counts as registered, and a match as an inlier. Lengths in metres; None: not asked.
+    """Limits for a pair that counts as registered and for a match that is an inlier, in metres; None: no limit.
 
     Attributes:
         max_rre: degrees.
@@ -69,7 +69,10 @@ class Criteria:
 
 
 def rigid(pose: Tensor, where: str) -> Tensor:
-    """``pose`` [4, 4]; InputError naming ``where`` if it is not a rotation, as lists round it, and a translation."""
+    """Return ``pose`` [4, 4].
+
+    InputError names ``where`` if it is not a rotation, up to the rounding of lists, and a translation.
+    """
     turn = pose[:3, :3]
     near = torch.allclose(turn @ turn.T, torch.eye(3, dtype=pose.dtype), atol=_ROUNDED) and bool(torch.det(turn) > 0)
     if not near or pose[3].tolist() != [0.0, 0.0, 0.0, 1.0]:
@@ -78,10 +81,10 @@ def rigid(pose: Tensor, where: str) -> Tensor:
 
 
 class ScanDataset(Listed[ScanRecord, ScanSample]):
-    """Pairs of point clouds with their true pose, read when they are asked for.
+    """Pairs of point clouds with their true pose, read on access.
 
     Attributes:
-        name: what results are stored under; tells the split.
+        name: name under which results are stored, with the split.
         root: the folder.
         records: one :class:`ScanRecord` a pair, in a fixed order.
         criteria: the data set's usual ones.

@@ -64,4 +64,5 @@ class Spring(FlowDataset):
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
+        """Read where a pixel has no match, from the match maps of the data set."""
         return None if record.occlusion is None else self._mask(record.occlusion, valid, slice(2))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -16,6 +18,83 @@ from fullfield.datasets.scans import ScanDataset, ScanRecord, rigid
 
 _BENCHMARKS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
 _SUFFIXES = (".ply", ".pcd", ".npy")
+SCENES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "train": (
+            "7-scenes-chess",
+            "7-scenes-fire",
+            "7-scenes-office",
+            "7-scenes-pumpkin",
+            "7-scenes-stairs",
+            "analysis-by-synthesis-apt1-kitchen",
+            "analysis-by-synthesis-apt1-living",
+            "analysis-by-synthesis-apt2-bed",
+            "analysis-by-synthesis-apt2-living",
+            "analysis-by-synthesis-apt2-luke",
+            "analysis-by-synthesis-office2-5a",
+            "analysis-by-synthesis-office2-5b",
+            "bundlefusion-apt0",
+            "bundlefusion-apt1",
+            "bundlefusion-apt2",
+            "bundlefusion-copyroom",
+            "bundlefusion-office1",
+            "bundlefusion-office2",
+            "bundlefusion-office3",
+            "rgbd-scenes-v2-scene_01",
+            "rgbd-scenes-v2-scene_02",
+            "rgbd-scenes-v2-scene_03",
+            "rgbd-scenes-v2-scene_04",
+            "rgbd-scenes-v2-scene_05",
+            "rgbd-scenes-v2-scene_06",
+            "rgbd-scenes-v2-scene_07",
+            "rgbd-scenes-v2-scene_08",
+            "rgbd-scenes-v2-scene_09",
+            "rgbd-scenes-v2-scene_11",
+            "rgbd-scenes-v2-scene_12",
+            "rgbd-scenes-v2-scene_13",
+            "rgbd-scenes-v2-scene_14",
+            "sun3d-brown_bm_1-brown_bm_1",
+            "sun3d-brown_cogsci_1-brown_cogsci_1",
+            "sun3d-brown_cs_2-brown_cs2",
+            "sun3d-brown_cs_3-brown_cs3",
+            "sun3d-harvard_c3-hv_c3_1",
+            "sun3d-harvard_c5-hv_c5_1",
+            "sun3d-harvard_c6-hv_c6_1",
+            "sun3d-harvard_c8-hv_c8_3",
+            "sun3d-home_bksh-home_bksh_oct_30_2012_scan2_erika",
+            "sun3d-hotel_nips2012-nips_4",
+            "sun3d-hotel_sf-scan1",
+            "sun3d-mit_32_d507-d507_2",
+            "sun3d-mit_46_ted_lab1-ted_lab_2",
+            "sun3d-mit_76_417-76-417b",
+            "sun3d-mit_dorm_next_sj-dorm_next_sj_oct_30_2012_scan1_erika",
+            "sun3d-mit_w20_athena-sc_athena_oct_29_2012_scan1_erika",
+        ),
+        "val": (
+            "7-scenes-heads",
+            "analysis-by-synthesis-apt2-kitchen",
+            "bundlefusion-office0",
+            "rgbd-scenes-v2-scene_10",
+            "sun3d-brown_bm_4-brown_bm_4",
+            "sun3d-harvard_c11-hv_c11_2",
+        ),
+        "test": (
+            "7-scenes-redkitchen",
+            "sun3d-home_at-home_at_scan1_2013_jan_1",
+            "sun3d-home_md-home_md_scan9_2012_sep_30",
+            "sun3d-hotel_uc-scan3",
+            "sun3d-hotel_umd-maryland_hotel1",
+            "sun3d-hotel_umd-maryland_hotel3",
+            "sun3d-mit_76_studyroom-76-1studyroom2",
+            "sun3d-mit_lab_hj-lab_hj_tea_nov_2_2012_scan1_erika",
+        ),
+    }
+)
+"""3DMatch's 62 scenes by split, as FCGF's lists have them: 48, 6 and 8.
+
+Papers write 46, 8 and 8. GeoTransformer's list has 8 names for validation because it cuts ``bundlefusion-office0`` into
+three parts.
+"""
 
 
 class ThreeDMatch(ScanDataset):
@@ -30,34 +109,47 @@ class ThreeDMatch(ScanDataset):
           benchmarks/3DLoMatch/7-scenes-redkitchen/gt.log  3DLoMatch's are always here
 
     A pose of ``gt.log`` with the numbers I, J moves ``cloud_bin_J`` (the source) onto ``cloud_bin_I`` (the target).
-    ``gt.info`` beside it, where it is there, weighs the error as the benchmark does. Pairs that follow each other
+    ``gt.info`` in the same folder, if it exists, weighs the error as the benchmark does. Pairs that follow each other
     (J = I + 1) do not count for the recall.
 
     Args:
         benchmark: ``"3dmatch"`` (overlap above 30 %) or ``"3dlomatch"`` (10 to 30 %).
+        split: a key of :data:`SCENES`, for a folder with scenes of several: others are left out. A part of a scene,
+            such as ``bundlefusion-apt0_2``, belongs to its split. None takes every scene in the folder.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, benchmark: str = "3dmatch") -> None:
+    def __init__(self, root: str | os.PathLike[str], *, benchmark: str = "3dmatch", split: str | None = None) -> None:
         _check.choice(benchmark, "benchmark", _BENCHMARKS)
-        self._lists = _BENCHMARKS[benchmark]
+        if split is not None:
+            _check.choice(split, "split", SCENES)
+        self._lists, self._split = _BENCHMARKS[benchmark], split
         top = layout.folder(Path(root), what="3DMatch")
         self._check_clouds(top)
         records = [record for scene, log in self._scenes(top) for record in _pairs(top / scene, log)]
-        super().__init__(benchmark, root, records)
+        super().__init__(benchmark if split is None else f"{benchmark}-{split}", root, records)
 
     def _check_clouds(self, top: Path) -> None:
-        """Every scene that has a list of pairs has clouds: without one the recall would be another benchmark's."""
-        beside = "-evaluation"
+        """Require clouds of every scene that has a list; without one the recall would be another benchmark's."""
+        suffix = "-evaluation"
         lists = {log.parent.name: log for log in sorted((top / "benchmarks" / self._lists).glob("*/gt.log"))}
         if self._lists == "3DMatch":
-            lists |= {log.parent.name.removesuffix(beside): log for log in sorted(top.glob(f"*{beside}/gt.log"))}
+            lists |= {log.parent.name.removesuffix(suffix): log for log in sorted(top.glob(f"*{suffix}/gt.log"))}
         for scene, log in lists.items():
-            if not any((top / scene).glob("cloud_bin_*")):
+            if self._takes(scene) and not any((top / scene).glob("cloud_bin_*")):
                 raise InputError(f"{top / scene}: expected clouds (cloud_bin_0.ply ...), as {log} lists pairs of them")
+
+    def _takes(self, scene: str) -> bool:
+        """Return whether a scene, or the scene that it is a part of, belongs to the split."""
+        if self._split is None:
+            return True
+        parts = [scene]
+        while (whole := re.sub(r"_\d+$", "", parts[-1])) != parts[-1]:
+            parts.append(whole)
+        return any(part in SCENES[self._split] for part in parts)
 
     def _scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
         for folder in layout.subfolders(top):
-            if not any(folder.glob("cloud_bin_*")):
+            if not self._takes(folder.name) or not any(folder.glob("cloud_bin_*")):
                 continue
             places = [top / "benchmarks" / self._lists / folder.name]
             if self._lists == "3DMatch":
@@ -91,12 +183,12 @@ def _cloud(folder: Path, number: int) -> Path:
     names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
     found = next((path for path in names if path.is_file()), None)
     if found is None:
-        raise InputError(f"{names[0]}: does not exist, but gt.log asks for it")
+        raise InputError(f"{names[0]}: does not exist, but gt.log lists it")
     return found
 
 
 def _blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Two numbers of fragments, and the matrix of ``size`` rows below them."""
+    """Yield two numbers of fragments, and the matrix of ``size`` rows below them."""
     lines = [line.split() for line in layout.read_lines(path) if line.strip()]
     if len(lines) % (size + 1):
         raise InputError(f"{path}: expected blocks of {size + 1} lines, got {len(lines)} lines")

@@ -1,4 +1,4 @@
-"""Predictions of a whole data set: stored once, scored as often as wanted.
+"""Predictions of a whole data set: stored once, scored any number of times.
 
 >>> from fullfield.datasets import open_dataset
 >>> from fullfield.evaluation import evaluate
@@ -10,14 +10,18 @@
 from fullfield.evaluation.evaluation import evaluate, score
 from fullfield.evaluation.leaderboards import write_submission
 from fullfield.evaluation.predict import Setting, noting_shortage, predict
+from fullfield.evaluation.protocols import POINTCNNPP, PROTOCOLS, ScanProtocol
 from fullfield.evaluation.run import Run, ScanRun
 from fullfield.evaluation.scale import AtScale, read_scale
 from fullfield.evaluation.scans import Registrar, evaluate_scans, score_scans
 
 __all__ = [
+    "POINTCNNPP",
+    "PROTOCOLS",
     "AtScale",
     "Registrar",
     "Run",
+    "ScanProtocol",
     "ScanRun",
     "Setting",
     "evaluate",

@@ -1,4 +1,4 @@
-"""From stored predictions to totals."""
+"""Totals from stored predictions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def evaluate(
 def score(
     dataset: FlowDataset, run: Run, *, averaging: str = "pooled", setting: Setting | None = None
 ) -> dict[str, Any]:
-    """Score the stored predictions again, or in another averaging, and store the result; nothing is estimated.
+    """Score the stored predictions again, or in another averaging, and store the result; estimate nothing.
 
     Raises InputError naming a pair that was not predicted, or for a run of other frames, or a set without any truth.
     """

@@ -1,4 +1,4 @@
-"""What follows an estimation: check, score, store; on a GPU beside the next estimation."""
+"""Work after an estimation (check, score, store); on a GPU it runs alongside the next estimation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LARGE = 1 << 26  # bytes of a flow of which one at a time waits: scoring takes 
 
 
 def overlaps(device: torch.device) -> bool:
-    """Whether scoring goes on beside the next estimation; on a CPU it would take its cores."""
+    """Return whether scoring runs alongside the next estimation; on a CPU it would take its cores."""
     return device.type == "cuda"
 
 
 class Finisher:
-    """Takes finished flows, a few at a time; what fails in the background is raised at a later call or at the end.
+    """Queue of a few finished flows; an error in the background is raised by a later call or at the end.
 
     Args:
         scorer: what a pair adds to the totals; None where nothing is scored.
@@ -36,9 +36,9 @@ class Finisher:
 
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
         self._run, self._scorer, self._device, self._method = run, scorer, device, method
-        self._beside = overlaps(device)
+        self._overlaps = overlaps(device)
         self._workers = max(2, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
-        self._pool = ThreadPoolExecutor(self._workers if self._beside else 1, thread_name_prefix="fullfield-finish")
+        self._pool = ThreadPoolExecutor(self._workers if self._overlaps else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
         self._mine = threading.local()
 
@@ -58,14 +58,14 @@ class Finisher:
         Raises InputError naming the pair whose flow is not finite, and what finishing an earlier one raised.
         """
         self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
-        if self._beside:
+        if self._overlaps:
             self._waiting.append(self._pool.submit(self._finished, index, name, flow, truth, facts))
         else:
             state = self._checked(index, name, flow, truth)
             self._waiting.append(self._pool.submit(self._store, index, name, flow, facts, state))
 
     def drain(self, most: int = 0) -> None:
-        """Wait until ``most`` flows at most are not stored yet."""
+        """Wait until at most ``most`` flows are not stored yet."""
         while len(self._waiting) > most:
             self._waiting.popleft().result()
 
@@ -82,20 +82,20 @@ class Finisher:
         self._store(index, name, host, facts, state)
 
     def _stream(self) -> torch.cuda.Stream:
-        """The calling thread's: PyTorch keeps freed memory for its stream; one for every flow would hoard it."""
+        """Return the calling thread's stream: PyTorch keeps freed memory per stream, so one per flow would hoard it."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream: torch.cuda.Stream = self._mine.stream
         return stream
 
     def _checked(self, index: int, name: str, flow: Tensor, truth: Truth | None) -> dict[str, Any] | None:
-        """What the pair adds to the totals."""
+        """Return the pair's contribution to the totals."""
         if not bool(flow.isfinite().all()):
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
         return None if self._scorer is None or truth is None else self._scorer.state(index, flow, truth)
 
     def _store(self, index: int, name: str, flow: Tensor, facts: dict[str, Any], state: dict[str, Any] | None) -> None:
-        """The prediction first: a score without it would be of nothing."""
+        """Store the prediction before its score, so that no score is without one."""
         self._run.save(name, flow, facts)
         if self._scorer is not None and state is not None:
             self._scorer.keep(index, state)

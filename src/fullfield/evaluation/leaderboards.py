@@ -1,4 +1,4 @@
-"""Predictions in the form that the benchmarks' sites take."""
+"""Predictions in the layouts that the benchmark sites accept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMS: dict[type[FlowDataset], str] = {Sintel: "sintel", KITTI2012: "kitti", KI
 
 
 def check_submission(dataset: FlowDataset) -> str:
-    """The form of a data set's site; InputError for a set without one."""
+    """Return the layout of a data set's site; InputError for a set without one."""
     form = _FORMS.get(type(dataset))
     if form is None:
         names = ", ".join(kind.__name__ for kind in _FORMS)
@@ -23,7 +23,7 @@ def check_submission(dataset: FlowDataset) -> str:
 
 
 def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the predictions of a test set as its site asks for them.
+    """Write the predictions of a test set in the layout of its site.
 
     - Sintel: ``FOLDER/clean/SCENE/frame_0001.flo`` (or ``final``), for the site's bundler;
     - KITTI: ``FOLDER/flow/000000_10.png``;

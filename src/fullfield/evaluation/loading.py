@@ -1,4 +1,4 @@
-"""Reading ahead: frames and truth of the next pairs while the present one is estimated, and frames to the device."""
+"""Frames and truth of the next pairs, read and copied to the device while a pair is estimated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _FEWEST = 2
 
 
 def readers() -> int:
-    """Threads that read files: decoding releases the interpreter."""
+    """Return the number of threads that read files; decoding releases the interpreter."""
     return max(2, min(16, (os.cpu_count() or 1) - 1))
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """One pair, read."""
+    """One pair that has been read."""
 
     index: int
     frame1: Tensor | None
@@ -41,18 +41,20 @@ def read_ahead(
     frames: bool = True,
     truth: bool = True,
     pin: bool = False,
-    beside: bool = True,
+    overlapping: bool = True,
 ) -> Iterator[Loaded]:
-    """The pairs ``indices`` in order, read by several threads.
+    """Yield the pairs ``indices`` in order, read by several threads.
 
     A frame that two neighbouring pairs share is read once. What is read ahead is held to 4 GiB, or to two pairs where
     those take more.
 
     Args:
+        dataset: the pairs.
+        indices: which of them, in order.
         frames: whether to read the frames.
         truth: whether to read the truth.
-        pin: whether the frames go into memory that a GPU copies from by itself; done by the threads that read.
-        beside: whether to read while the caller is at work; else a pair is read when it is asked for.
+        pin: whether the frames go into page-locked memory, copied by the threads that read.
+        overlapping: whether to read while the caller is at work; else a pair is read when it is requested.
     """
 
     def read(path: Path) -> Tensor:
@@ -63,7 +65,7 @@ def read_ahead(
         waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
         shared: dict[Path, Future[Tensor]] = {}
         left = deque(indices)
-        ahead = _FEWEST if beside else 1  # until the first pair tells its size
+        ahead = _FEWEST if overlapping else 1  # until the size of the first pair is known
         try:
             while left or waiting:
                 while left and len(waiting) < ahead:
@@ -86,7 +88,7 @@ def read_ahead(
                 still = {path for other, *_ in waiting for path in dataset.records[other].inputs}
                 kept = still | {record.frame2}
                 shared = {path: image for path, image in shared.items() if path in kept}
-                ahead = _depth(pair, known) if beside else 1
+                ahead = _depth(pair, known) if overlapping else 1
                 yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
         finally:
             for _, images, true in waiting:
@@ -96,13 +98,13 @@ def read_ahead(
 
 
 def _depth(pair: list[Tensor], truth: Truth | None) -> int:
-    """How many pairs to hold ahead."""
+    """Return the number of pairs to hold ahead."""
     size = sum(image.nbytes for image in pair) + (0 if truth is None else truth.flow.nbytes)
     return max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))
 
 
 class OnDevice:
-    """Pairs with their frames on a device. On a GPU the next pair's are copied while the present one is worked on.
+    """Pairs with their frames on a device; on a GPU the next pair is copied while the present one is estimated.
 
     Args:
         pairs: read with their frames, pinned for a GPU.
@@ -116,7 +118,7 @@ class OnDevice:
         self._ahead: tuple[Tensor, Tensor] | None = None
 
     def __iter__(self) -> Iterator[tuple[Loaded, Tensor, Tensor]]:
-        """Each pair and its frames [1, 3, H, W], ready for the device's current stream."""
+        """Yield each pair and its frames [1, 3, H, W], ready for the device's current stream."""
         pairs = iter(self._pairs)
         following = next(pairs, None)
         while following is not None:
@@ -133,7 +135,7 @@ class OnDevice:
             del present, frames
 
     def drop(self) -> None:
-        """Give back the memory of the next pair, which is copied again at its turn."""
+        """Free the memory of the next pair, which is copied again at its turn."""
         self._ahead = None
 
     def _copied(self, pair: Loaded) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""From a data set to stored predictions."""
+"""Estimation of a data set, with the predictions stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/eval
 
 @dataclass(frozen=True)
 class Setting:
-    """How a data set is gone through.
+    """Settings of a run over a data set.
 
     Attributes:
         device: where to estimate and score.
@@ -49,10 +49,10 @@ class Setting:
 
 
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
-    """The configuration of the run that :func:`predict` makes.
+    """Return the configuration of the run that :func:`predict` makes.
 
-    Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``. An estimator
-    that can be prepared must be: only then does a network know the checksum of its weights.
+    Runs of two backends do not mix: an estimator with a choice reports the requested one as ``asked_backend``. It must
+    be prepared if it can be: only then does a network know the checksum of its weights.
     """
     device = _check.device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -71,9 +71,9 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
 def noting_shortage(
     estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], setting: Setting
 ) -> Iterator[None]:
-    """Note in the run's folder if memory is too small for what is done inside, preparing the estimator for one.
+    """Enclose work that may run out of memory, and note it in the run's folder if it does.
 
-    The run is the one that would have been made, as far as the estimator can tell by then.
+    The run is the one that would have been made, as far as the estimator's parameters are known by then.
     """
     try:
         yield
@@ -83,7 +83,7 @@ def noting_shortage(
 
 
 def _float32(device: torch.device) -> dict[str, str]:
-    """The process's switches for coarser products, which estimators that do not set them follow."""
+    """Return the process's switches for reduced-precision products, which estimators that do not set them follow."""
     switches = {"matmul": torch.get_float32_matmul_precision()}
     if device.type == "cuda":
         cudnn = torch.backends.cudnn
@@ -104,10 +104,10 @@ def predict(
 ) -> dict[str, float]:
     """Estimate and store the flow of every pair that ``run`` does not hold yet; with ``averaging`` score it as well.
 
-    Reading and writing go on beside the estimation, on a GPU the next pair's way there and scoring too, unless it is
-    to be ``setting.alone``. A pair's seconds are those of the estimator with the frames on the device, waited for; the
-    first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of a size, with
-    nothing beside it.
+    Reading and writing overlap with the estimation unless ``setting.alone``; on a GPU so do scoring and the copy of
+    the next pair. A pair's seconds are those of the estimator until the flow is finished, with the frames on the
+    device. The first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of
+    a size, with nothing else running.
 
     Returns ``estimated`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
     Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
@@ -121,13 +121,13 @@ def predict(
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
     begin, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
-    beside = not setting.alone
-    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", beside=beside)
-    pairs = OnDevice(read, device, ahead=beside)
+    overlapping = not setting.alone
+    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping)
+    pairs = OnDevice(read, device, ahead=overlapping)
     with Finisher(run, scorer, device, estimator.method) as finish:
 
         def free() -> None:
-            """Leave the device to the estimator."""
+            """Free memory on the device for the estimator."""
             finish.drain()
             pairs.drop()
             if device.type == "cuda":
@@ -159,7 +159,7 @@ def predict(
 def _estimated(
     run: Run, estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None, free: Callable[[], None]
 ) -> tuple[Tensor, float, int | None]:
-    """As :func:`_timed`. Where memory is short, once more after ``free``; what then fails is noted in the run."""
+    """Run :func:`_timed`; if memory is short, again after ``free``. A second failure is noted in the run."""
     with suppress(torch.OutOfMemoryError, NoRoomError):
         return _timed(estimator, frame1, frame2, start)
     free()
@@ -173,7 +173,7 @@ def _estimated(
 def _timed(
     estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None
 ) -> tuple[Tensor, float, int | None]:
-    """The flow [2, H, W], the seconds it took, and the peak of CUDA memory."""
+    """Return the flow [2, H, W], its seconds, and the peak of CUDA memory."""
     device = frame1.device
     stream = torch.cuda.current_stream(device) if frame1.is_cuda else None
     if stream is not None:
@@ -191,7 +191,7 @@ def _timed(
 def _start(
     dataset: FlowDataset, run: Run, index: int, before: tuple[int, Tensor] | None, device: torch.device
 ) -> Tensor | None:
-    """The flow to start from; None at the beginning of a sequence."""
+    """Return the initial flow; None at the beginning of a sequence."""
     record = dataset.records[index]
     last = dataset.records[index - 1] if index else None
     if last is None or last.sequence != record.sequence or last.index + 1 != record.index:

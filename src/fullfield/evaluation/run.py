@@ -47,7 +47,7 @@ _Folder = TypeVar("_Folder", bound="RunFolder")
 
 
 class RunFolder:
-    """A folder that belongs to one configuration.
+    """Folder that belongs to one configuration.
 
     A folder without predictions, as a run leaves it that failed before its first one, is taken over.
 
@@ -86,7 +86,7 @@ class RunFolder:
 
     def _differences(self) -> list[str]:
         """List what differs between the stored configuration and this one."""
-        return differences(_whatever_path(read_json(self.folder / CONFIG)), _whatever_path(self.config))
+        return differences(_without_path(read_json(self.folder / CONFIG)), _without_path(self.config))
 
     def _has_predictions(self) -> bool:
         """Return whether any prediction was begun."""
@@ -97,12 +97,12 @@ class RunFolder:
         """Raise InputError for a folder with other files than a run's."""
         place = Path(folder)
         strange = place.is_dir() and any(not path.name.startswith(".") for path in place.iterdir())
-        if strange and not (place / CONFIG).is_file():  # asked for last: another process of the run may just have begun
+        if strange and not (place / CONFIG).is_file():  # checked last: another process of the run may just have begun
             raise InputError(f"{place}: expected a new folder or one of a run, got one with other files")
 
     @classmethod
     def load(cls: type[_Folder], folder: str | os.PathLike[str]) -> _Folder:
-        """The run in ``folder``, with the configuration stored there."""
+        """Open the run in ``folder`` with the configuration stored there."""
         stored = Path(folder) / CONFIG
         if not stored.is_file():
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
@@ -116,7 +116,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, no other process stores a prediction in this folder, where files can be locked."""
+        """Keep other processes from storing a prediction in this folder meanwhile, where files can be locked."""
         if fcntl is None:
             yield
             return
@@ -148,16 +148,16 @@ class Run(RunFolder):
     """
 
     def path(self, name: str) -> Path:
-        """Where the flow of a pair is."""
+        """Return the path of a pair's flow."""
         return self.folder / "predictions" / f"{name}.flo"
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """What was noted of a prediction; None where it is not there whole."""
+        """Return the facts of a prediction; None where it is not complete."""
         path = self.path(name)
         return _whole_facts(path, path.with_suffix(".json"))
 
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
-        """Store a prediction [2, H, W] and its facts; the scores of one that was not whole go.
+        """Store a prediction [2, H, W] and its facts, and delete the scores of an incomplete one.
 
         Where another process of the run was faster, its prediction stays: it may be in use.
         """
@@ -175,14 +175,14 @@ class Run(RunFolder):
             self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
 
     def read(self, name: str) -> tuple[Tensor, Tensor]:
-        """A stored prediction [2, H, W], and where it has vectors."""
+        """Read a stored prediction [2, H, W], and where it has vectors."""
         if self.facts(name) is None:
             raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
         flow, valid = read_flow(self.path(name))
         return flow, valid
 
     def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
-        """What a pair adds to the totals, where it was scored against the same truth."""
+        """Return a pair's contribution to the totals if it was scored against the same truth."""
         path = self.scored(averaging, name)
         try:
             stored = read_json(path)
@@ -195,11 +195,11 @@ class Run(RunFolder):
         return state
 
     def keep_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
-        """Store what a pair adds to the totals."""
+        """Store a pair's contribution to the totals."""
         self.write(self.scored(averaging, name).relative_to(self.folder), {"truth": truth, "state": state})
 
     def scored(self, averaging: str, name: str) -> Path:
-        """Where what a pair adds to the totals is."""
+        """Return the path of a pair's contribution to the totals."""
         return self.folder / "scores" / averaging / f"{name}.json"
 
 
@@ -217,7 +217,7 @@ class ScanRun(RunFolder):
     """
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """What was found of a pair; None where it is not there whole."""
+        """Return the result of a pair; None where it is not complete."""
         noted = self._noted(name)
         facts = _whole_facts(self._matched(name), noted)
         if facts is not None:
@@ -226,7 +226,7 @@ class ScanRun(RunFolder):
         return facts
 
     def save(self, name: str, facts: Mapping[str, Any], matched: NDArray[np.float64]) -> None:
-        """Store what was found of a pair, and its matched points [M, 2, 3], unless another process was faster."""
+        """Store the result of a pair and its matched points [M, 2, 3], unless another process was faster."""
         path = self._matched(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.alone():
@@ -239,7 +239,7 @@ class ScanRun(RunFolder):
             self.write(self._noted(name).relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
 
     def matched(self, name: str) -> NDArray[np.float64]:
-        """A pair's matched points [M, 2, 3]."""
+        """Read a pair's matched points [M, 2, 3]."""
         path = self._matched(name)
         points = read_npy(path, check_readable(path), empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
@@ -247,7 +247,7 @@ class ScanRun(RunFolder):
         return points.astype(np.float64, copy=False)
 
     def truth(self, name: str, key: str) -> dict[str, Any] | None:
-        """What was noted of a pair's truth, where it was made of the same, as ``key`` tells."""
+        """Return the stored truth of a pair if it was made from the same inputs, which ``key`` identifies."""
         path = self._true(name)
         stored = read_json(path) if path.is_file() else {}
         if stored.get("key") != key:
@@ -257,11 +257,11 @@ class ScanRun(RunFolder):
         return stored
 
     def keep_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
-        """Note a pair's truth."""
+        """Store a pair's truth."""
         self.write(self._true(name).relative_to(self.folder), {"key": key, **content})
 
     def needed(self, name: str) -> dict[str, Any]:
-        """:meth:`facts`; InputError where there are none."""
+        """Return :meth:`facts`; InputError where there are none."""
         facts = self.facts(name)
         if facts is None:
             raise InputError(f"{self._noted(name)}: there is no whole prediction of {name}; predict again")
@@ -278,16 +278,16 @@ class ScanRun(RunFolder):
 
 
 def _whole_facts(path: Path, noted: Path) -> dict[str, Any] | None:
-    """What ``noted`` says of the file ``path``; None where either is missing, or the file has another size."""
+    """Return the facts about the file ``path``; None where either file is missing or ``path`` has another size."""
     try:
         facts = read_json(noted)
         return facts if facts.get("bytes") == path.stat().st_size else None
-    except FileNotFoundError:  # asked for by opening: another process may be storing them
+    except FileNotFoundError:  # opened without a check before: another process may be storing them
         return None
 
 
-def _whatever_path(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the path of weights whose checksum is there: they may lie elsewhere."""
+def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the path of weights whose checksum is there, because they may lie elsewhere."""
     parameters = config.get("parameters")
     if not isinstance(parameters, dict) or not parameters.get("weights_sha256"):
         return dict(config)
@@ -295,7 +295,7 @@ def _whatever_path(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_first(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file, whole, unless another process was faster."""
+    """Write a complete JSON file, unless another process was faster."""
     mine = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         mine.write_text(_text(content), "utf-8")
@@ -315,7 +315,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
-    """The part of a configuration that does not depend on the estimator, as plain values."""
+    """Return the part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
     return {
@@ -327,7 +327,7 @@ def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
 
 
 def source_of(method: Any) -> dict[str, str]:
-    """The entry ``source`` of a run's configuration; nothing for a method that has parameters.
+    """Return the entry ``source`` of a run's configuration; empty for a method that has parameters.
 
     The beginning of a checksum of the file in which the method's class is written. A class that was typed into an
     interpreter or a notebook has no file: the checksum is that of its functions.
@@ -352,7 +352,7 @@ def _functions(kind: type) -> Iterator[str]:
 
 
 def _instructions(code: CodeType) -> str:
-    """Bytes, names and constants; not where the code stands."""
+    """Return the bytes, names and constants of a function's code, without line numbers."""
     constants = [_constant(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
 
@@ -364,7 +364,7 @@ def _constant(one: object) -> str:
 
 
 def file_states(paths: Iterable[Path]) -> str:
-    """Changes when a file is written again: names, sizes, times of writing."""
+    """Return names, sizes and modification times, which change when a file is written again."""
     digest = hashlib.sha256()
     for path in paths:
         state = path.stat()
@@ -373,7 +373,10 @@ def file_states(paths: Iterable[Path]) -> str:
 
 
 def _fingerprint(dataset: Listed[Any, Any]) -> str:
-    """Of the inputs, wherever they lie: names, sizes, and samples of the content (many formats have but one size)."""
+    """Return a checksum of the inputs that does not depend on their folder.
+
+    It covers names, sizes and samples of the content, because many formats have only one size.
+    """
     digest = hashlib.sha256()
     seen: dict[Path, bytes] = {}
     for record in dataset.records:
@@ -396,7 +399,7 @@ def _sampled(path: Path) -> bytes:
 
 
 def runtime(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation, median and extremes of the seconds of pairs."""
+    """Return mean, standard deviation, median and extremes of the seconds per pair."""
     return {
         "mean_s": statistics.fmean(seconds),
         "std_s": statistics.pstdev(seconds),
@@ -407,7 +410,7 @@ def runtime(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; InputError where it holds something else."""
+    """Return the object in a JSON file; InputError where it holds something else."""
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_null)
     except (ValueError, RecursionError) as error:
@@ -443,14 +446,14 @@ def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
     for name, kind in kinds.items():
         if name not in content or not _KINDS[kind](content[name]):
             came = one_line(repr(content[name]), 60) if name in content else "none"
-            raise InputError(f"{path}: expected an entry {name} ({kind}), got {came}; remove the file to make it anew")
+            raise InputError(f"{path}: expected an entry {name} ({kind}), got {came}; remove the file to make it again")
 
 
 def _null(_: str) -> None:
-    """What NaN and the infinities are in JSON."""
+    """Return None for NaN and the infinities, which JSON does not have."""
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from JSON, numbers that are not finite as null."""
+    """Return the content as JSON reads it back, with null for numbers that are not finite."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str, sort_keys=False), parse_constant=_null)
     return plain

@@ -1,4 +1,4 @@
-"""Estimating at a fraction of the frames' size: bilinear down, estimate, bilinear up."""
+"""Estimation at a fraction of the frames' size: bilinear reduction, estimate, bilinear enlargement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fullfield.estimators.protocol import Progress, WrappingEstimator
 
 
 def read_scale(text: str | float | Fraction) -> Fraction:
-    """``"1/4"``, ``"0.5"`` or a number, above 0 and at most 1."""
+    """Read a scale: ``"1/4"``, ``"0.5"`` or a number, above 0 and at most 1."""
     try:
         scale = Fraction(text).limit_denominator(1 << 16)
     except (ValueError, ZeroDivisionError, OverflowError, TypeError):
@@ -27,13 +27,13 @@ def read_scale(text: str | float | Fraction) -> Fraction:
 
 
 def reduced(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
-    """Height and width of frames at a scale."""
+    """Return height and width of frames at a scale."""
     height, width = size
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 class AtScale(WrappingEstimator):
-    """An estimator whose frames are reduced before, and whose flow is enlarged after.
+    """Estimator that reduces its frames first and enlarges its flow.
 
     Both bilinear between pixel centres, without a filter before (Briedis et al. 2026, section 6.3); a side becomes the
     nearest whole number of pixels, one at least, and vectors are scaled by the true ratio of the sizes.
@@ -49,17 +49,17 @@ class AtScale(WrappingEstimator):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The estimator's, and ``scale``."""
+        """Parameters of the estimator, and ``scale``."""
         return {**self.estimator.parameters, "scale": str(self.scale)}
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
-        """Prepare the estimator, where it can be, for frames of ``size`` before they are reduced."""
+        """Prepare the estimator, if it can be prepared, for frames of ``size`` before they are reduced."""
         super().prepare(device, None if size is None else reduced(size, self.scale), **more)
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`fullfield.estimators.Estimator`."""
+        """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`fullfield.estimators.Estimator`."""
         if self.scale == 1:
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         height, width = frame1.shape[-2:]
@@ -70,7 +70,7 @@ class AtScale(WrappingEstimator):
 
 
 def resized_flow(flow: Tensor, size: tuple[int, int]) -> Tensor:
-    """A flow [B, 2, h, w] at another size, in its pixels."""
+    """Resize a flow [B, 2, h, w]; its vectors are in pixels of the new size."""
     height, width = flow.shape[-2:]
     ratio = flow.new_tensor([size[1] / width, size[0] / height])
     return _resized(flow, size) * ratio[:, None, None]

@@ -1,4 +1,4 @@
-"""From stored transforms to the numbers of the tables."""
+"""Scores from stored transforms."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def row(
     matched: NDArray[np.float64],
     criteria: Criteria,
 ) -> dict[str, Any]:
-    """One pair: ``rre`` (degrees), ``rte``, ``rmse`` (NaN where refused), ``ir``, ``matches``, ``overlap``, whether the
-    method ``accepted`` its pose, and whether that ``passed`` the criteria, and ``features`` matched."""
+    """Return the scores of one pair.
+
+    ``rre`` (degrees), ``rte``, ``rmse`` (NaN where refused), ``ir``, ``matches``, ``overlap``; whether the method
+    ``accepted`` its pose, whether that ``passed`` the criteria, and whether the ``features`` match.
+    """
     pose = torch.tensor(truth["pose"], dtype=torch.float64)
     errors = dict.fromkeys(("rre", "rte", "rmse"), math.nan)
     if facts["success"]:
@@ -63,7 +66,7 @@ def _passes(errors: Mapping[str, float], criteria: Criteria) -> bool:
 
 
 def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """``scores`` over the list and ``scenes``, the same for each scene.
+    """Return ``scores`` over the list and ``scenes``, the same for each scene.
 
     ``rr`` registration recall and ``fmr`` feature matching recall, each the mean over scenes; ``rr_pairs``,
     ``fmr_pairs`` over pairs; ``ir`` mean over pairs, one without matches counts 0; ``rre``, ``rte`` mean over the

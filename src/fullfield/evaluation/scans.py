@@ -37,15 +37,18 @@ SAMPLES = 5000
 
 
 class RegistrationMethod(Protocol):
-    """What finds the pose of one cloud in another. ``parameters`` are plain values."""
+    """Callable that finds the pose of one cloud in another; ``parameters`` are plain values."""
 
     @property
-    def method(self) -> str: ...
+    def method(self) -> str:
+        """Name of the method."""
 
     @property
-    def parameters(self) -> Mapping[str, Any]: ...
+    def parameters(self) -> Mapping[str, Any]:
+        """Parameters of the method, as plain values."""
 
-    def __call__(self, source: PointCloud, target: PointCloud) -> Registration: ...
+    def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
+        """Find the pose of ``source`` in ``target``."""
 
 
 class Registrar:
@@ -54,6 +57,7 @@ class Registrar:
     Args:
         voxel, seed, iterations, samples: as there.
         weights: of a learned descriptor; None: FPFH.
+        ransac_only: whether to stop after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Registrar:
         iterations: int = 50_000,
         samples: int = SAMPLES,
         weights: str | os.PathLike[str] | None = None,
+        ransac_only: bool = False,
     ) -> None:
         if voxel is not None:
             _check.number(voxel, "voxel", above=0.0)
@@ -71,6 +76,7 @@ class Registrar:
         _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
         _check.number(samples, "samples", integer=True, low=3)
         self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
+        self.ransac_only = ransac_only
         self._descriptor, self._checksum = None, None
         if weights is not None:
             from fullfield.registration import LearnedDescriptor
@@ -80,19 +86,26 @@ class Registrar:
 
     @property
     def method(self) -> str:
-        """Whose descriptors they are."""
+        """Name of the descriptor: ``fpfh`` or ``learned``."""
         return "fpfh" if self._descriptor is None else "learned"
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The arguments, with the beginning of the weights' checksum for their file."""
-        return self._parameters if self._checksum is None else {**self._parameters, "weights": self._checksum}
+        """Arguments, with the beginning of the weights' checksum for their file."""
+        weights = {} if self._checksum is None else {"weights": self._checksum}
+        return {**self._parameters, **weights, **({"ransac_only": True} if self.ransac_only else {})}
+
+    @property
+    def run_name(self) -> str:
+        """Name of the folder for a run: ``samples-5000``, or ``ransac-samples-5000``."""
+        return f"{'ransac-' * self.ransac_only}samples-{self._parameters['samples']}"
 
     def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
-        """The pose of ``source`` in ``target``, or why there is none."""
-        from fullfield.registration import register
+        """Find the pose of ``source`` in ``target``, or the reason why there is none."""
+        from fullfield.registration import register, register_by_ransac
 
-        return register(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
+        found = register_by_ransac if self.ransac_only else register
+        return found(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
 
 
 def evaluate_scans(
@@ -166,7 +179,7 @@ def score_scans(
 def predict_scans(
     method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, setting: Setting | None = None
 ) -> int:
-    """Register and store every pair that ``run`` does not hold yet; returns how many there were.
+    """Register and store every pair that ``run`` does not hold yet; return their number.
 
     The next pair is read meanwhile. The first pair is registered once before, unmeasured. A pair that the method
     refuses is stored as refused. Raises InputError naming the pair whose clouds cannot be used.
@@ -217,13 +230,13 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
 
 
 def _key(dataset: ScanDataset, index: int) -> str:
-    """Changes with what a pair's truth is made of."""
+    """Return a checksum of the inputs of a pair's truth."""
     given = dataset.records[index].truth.numpy().tobytes()
     return hashlib.sha256(given + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
 
 
 def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
-    """The pairs in order, the next one read meanwhile."""
+    """Yield the pairs in order, and read the next one meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="fullfield-read") as reader:
         following = None
         for at in range(len(indices)):

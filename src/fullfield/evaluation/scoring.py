@@ -1,4 +1,4 @@
-"""What one pair adds to the totals."""
+"""Contribution of one pair to the totals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fullfield.metrics import FlowMetrics
 
 
 class Scorer:
-    """Scores pairs of a data set and keeps what each adds to the totals in the run's folder.
+    """Scorer of a data set's pairs, which keeps each contribution to the totals in the run's folder.
 
     Args:
         averaging: as of :class:`fullfield.metrics.FlowMetrics`.
@@ -27,7 +27,7 @@ class Scorer:
         self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
 
     def state(self, index: int, pred: Tensor, truth: Truth, known: Tensor | None = None) -> dict[str, Any]:
-        """What a pair adds: ``pred`` [2, H, W], with vectors where ``known``."""
+        """Return the contribution of a pair: ``pred`` [2, H, W] has vectors where ``known``."""
         record = self.dataset.records[index]
         flow, valid = truth.flow.to(self.device), truth.valid.to(self.device)
         if pred.shape[-2:] != flow.shape[-2:]:
@@ -43,11 +43,11 @@ class Scorer:
         return metrics.state_dict()
 
     def keep(self, index: int, state: dict[str, Any]) -> None:
-        """Store what a pair adds."""
+        """Store the contribution of a pair."""
         self.run.keep_score(self.averaging, self.dataset.records[index].name, self._truth(index), state)
 
     def stored(self, index: int) -> dict[str, Any] | None:
-        """What a pair adds, where it was scored against this truth."""
+        """Return the contribution of a pair if it was scored against this truth."""
         return self.run.score(self.averaging, self.dataset.records[index].name, self._truth(index))
 
     def score_stored(self, indices: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class Scorer:
             self.keep(loaded.index, self.state(loaded.index, pred, loaded.truth, known))
 
     def total(self) -> FlowMetrics:
-        """The totals over all pairs with truth."""
+        """Return the totals over all pairs with truth."""
         total = FlowMetrics(averaging=self.averaging)
         for index, record in enumerate(self.dataset.records):
             if record.flow is None:

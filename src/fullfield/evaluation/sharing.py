@@ -1,4 +1,4 @@
-"""Several processes on one data set, started by ``torchrun``: each takes its part, the files are common."""
+"""Several processes on one data set, started by ``torchrun``: each takes its share, the files are common."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fullfield.datasets import FlowDataset
 
 @dataclass(frozen=True)
 class Share:
-    """Which of how many processes this one is."""
+    """Share of one process: its number, and how many there are."""
 
     rank: int = 0
     count: int = 1
 
     def of(self, dataset: Sized) -> list[int]:
-        """The indices of this process: every ``count``-th pair."""
+        """Return the indices of this process: every ``count``-th pair."""
         return list(range(self.rank, len(dataset), self.count))
 
     def of_sequences(self, dataset: FlowDataset) -> list[int]:
-        """The indices of this process: every ``count``-th sequence."""
+        """Return the indices of this process: every ``count``-th sequence."""
         order: dict[str, int] = {}
         for record in dataset.records:
             order.setdefault(record.sequence, len(order))
@@ -30,7 +30,7 @@ class Share:
 
 
 def this_share() -> Share:
-    """From the variables ``torchrun`` sets; alone without them. InputError where they make no sense."""
+    """Read the variables that ``torchrun`` sets; one process without them. InputError where they make no sense."""
     rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
         raise InputError(
@@ -40,7 +40,7 @@ def this_share() -> Share:
 
 
 def wait_for_all(share: Share) -> None:
-    """Return when every process has come here."""
+    """Wait until every process has called this."""
     if share.count == 1:
         return
     from datetime import timedelta
@@ -53,7 +53,7 @@ def wait_for_all(share: Share) -> None:
 
 
 def leave(share: Share) -> None:
-    """Take leave of the others."""
+    """Leave the group of processes."""
     if share.count > 1:
         from torch import distributed
 

@@ -1,4 +1,4 @@
-"""Point clouds in and out."""
+"""Reading and writing of point clouds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_point_cloud(path: PathLike) -> PointCloud:
 
 
 def check_kept(path: PathLike, cloud: PointCloud) -> None:
-    """InputError where a file of this name would lose something of the cloud."""
+    """Raise InputError where a file of this name would lose part of the cloud."""
     if Path(path).suffix.lower() == ".npy":
         check_nameless(Path(path), cloud)
 
@@ -71,11 +71,11 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
 
 
 def _arrays(cloud: PointCloud) -> PointCloud:
-    """The same with arrays throughout, each of the right length."""
+    """Return the cloud with arrays throughout, each of the right length."""
     points = from_array(_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
-    colors, normals = (_beside(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
+    colors, normals = (_companion(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
     attributes = {name: _array(values, f"cloud.attributes[{name!r}]") for name, values in cloud.attributes.items()}
     for name, values in attributes.items():
         if values.shape != (len(points),) or values.dtype.kind not in "fiub":
@@ -95,7 +95,7 @@ def _function(table: dict[str, tuple[str, str]], path: Path, suffixes: tuple[str
 
 
 def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
-    """A cloud from a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` as Open3D's have.
+    """Convert a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` such as Open3D's.
 
     Raises:
         InputError: for anything else.
@@ -106,12 +106,13 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
         return read_point_cloud(value)
     if hasattr(value, "points"):
         points = from_array(_array(value.points, f"{name}.points"), f"{name}.points")
-        colors, normals = (_beside(value, part, len(points), name) for part in ("colors", "normals"))
+        colors, normals = (_companion(value, part, len(points), name) for part in ("colors", "normals"))
         return PointCloud(points.points, colors, normals, points.attributes)
     return from_array(_array(value, name), name)
 
 
 def _array(value: Any, name: str) -> NDArray[Any]:
+    """Return ``value`` as a NumPy array."""
     if hasattr(value, "detach"):
         value = held(value, name).detach().cpu()
     try:
@@ -120,7 +121,8 @@ def _array(value: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe(value)}") from None
 
 
-def _beside(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
+def _companion(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
+    """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     held = getattr(value, part, None)
     if held is None:
         return None
@@ -133,7 +135,7 @@ def _beside(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None
 
 
 def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud:
-    """The cloud moved by ``transform`` [4, 4]; normals turn with it, everything else stays.
+    """Return the cloud moved by ``transform`` [4, 4]; normals turn with it, everything else stays.
 
     Coordinates stay float32 where they were and float32 still resolves them to a thousandth, else they become float64.
     """

@@ -1,4 +1,4 @@
-"""Metrics of a whole data set, gathered image by image."""
+"""Metrics of a whole data set, accumulated image by image."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _UNIT_BITS = 64  # totals are whole multiples of 2⁻⁶⁴
 
 
 class FlowMetrics:
-    """Gathers the flow metrics of many images.
+    """Accumulator of the flow metrics of many images.
 
     Args:
         averaging: ``"pooled"`` takes the mean over all pixels of all images (Spring, KITTI, Sintel);
@@ -103,7 +103,7 @@ class FlowMetrics:
             self._add(counts, sums)
 
     def merge(self, other: FlowMetrics) -> None:
-        """Add what ``other`` gathered, as if its images had been given to this one."""
+        """Add the images of ``other``, as if they had been given to this one."""
         _check.require(isinstance(other, FlowMetrics), "other", "FlowMetrics", other)
         for name in ("averaging", "lm_threshold"):
             mine, its = getattr(self, name), getattr(other, name)
@@ -116,7 +116,7 @@ class FlowMetrics:
                 self._sums[name][measure] += other._sums[name][measure]
 
     def compute(self) -> dict[str, float]:
-        """All metrics. A metric over no pixels is NaN; with no images every one is.
+        """Return all metrics. A metric over no pixels is NaN; with no images every one is.
 
         ``epe`` px · ``aae`` degrees · ``px1``, ``px3``, ``px5`` % of pixels with an error above 1, 3, 5 px ·
         ``fl_all`` % · ``wauc`` % · ``lm_epe``, ``lm_px1`` over large motion · ``s0_10``, ``s10_40``, ``s40_plus``
@@ -128,11 +128,11 @@ class FlowMetrics:
         return {**values, "pixels": self._pixels, "images": self._images}
 
     def breakdown(self) -> dict[str, dict[str, float]]:
-        """Every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
+        """Return every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
         return {name: {measure: self._value(name, measure) for measure in MEASURES} for name in CLASSES}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was gathered, as plain dicts, strings, floats and (long) integers, for JSON or another process."""
+        """Return the state as plain dicts, strings, floats and (long) integers, for JSON or another process."""
         return {
             "averaging": self.averaging,
             "lm_threshold": self.lm_threshold,
@@ -144,7 +144,7 @@ class FlowMetrics:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> FlowMetrics:
-        """The accumulator that :meth:`state_dict` described."""
+        """Rebuild the accumulator that :meth:`state_dict` described."""
         try:
             result = cls(averaging=state["averaging"], lm_threshold=state["lm_threshold"])
             result._images = _natural(state["images"])
@@ -162,7 +162,7 @@ class FlowMetrics:
     def _image(
         self, pred: Tensor, truth: Tensor, valid: Tensor | None, occluded: Tensor | None
     ) -> tuple[list[float], list[list[float]]]:
-        """Number of pixels of each class, and the sum of each measure over them."""
+        """Return the number of pixels of each class, and the sum of each measure over them."""
         check_pair(pred, truth, valid)
         check_mask(occluded, "occluded", pred)
         distance = None if occluded is None else boundary_distance(occluded)
@@ -188,7 +188,7 @@ class FlowMetrics:
         return [row[0] for row in table], [row[1:-1] for row in table]
 
     def _members(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
-        """Which pixels are in which class: bool ``[classes, rows, W]``."""
+        """Return which pixels are in which class: bool ``[classes, rows, W]``."""
         known, motion = block.known, block.mean_motion
         slow, fast = motion < 10, motion >= 40
         masks = [known, known & (motion > self.lm_threshold), known & slow, known & ~slow & ~fast, known & fast]

@@ -14,7 +14,7 @@ _FARTHEST_REACH = 181  # its square still fits 16 bits
 
 
 def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
-    """Exact Euclidean distance from every pixel to the nearest occlusion boundary.
+    """Return the Euclidean distance from every pixel to the nearest occlusion boundary.
 
     The boundary is the set of pixels, occluded or not, that have a pixel of the other kind above, below, left or
     right of them; they are at distance 0. The edge of the image is no boundary.
@@ -24,7 +24,7 @@ def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
 
     Args:
         occluded: bool ``[H, W]``.
-        reach: distances from here on are not told apart; 1 to 181 px.
+        reach: larger distances are all reported as this one; 1 to 181 px.
 
     Returns:
         ``[H, W]`` float32, pixels; inf where the distance is ``reach`` or more, or where there is no boundary.
@@ -51,7 +51,7 @@ def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
 
 
 def boundary(occluded: Tensor) -> Tensor:
-    """Pixels of bool ``[H, W]`` with a 4-neighbour of the other kind: bool ``[H, W]``."""
+    """Return the pixels of bool ``[H, W]`` with a 4-neighbour of the other kind: bool ``[H, W]``."""
     result = torch.zeros_like(occluded)
     across = occluded[:, 1:] != occluded[:, :-1]
     result[:, 1:] |= across
@@ -63,7 +63,10 @@ def boundary(occluded: Tensor) -> Tensor:
 
 
 def _squared_distance_in_columns(marked: Tensor, reach: int) -> Tensor:
-    """Squared distance to the nearest marked pixel of the same column, at most ``reach``²: int16 ``[H, W]``."""
+    """Return the squared distance to the nearest marked pixel of the same column.
+
+    int16 ``[H, W]``, at most ``reach``².
+    """
     height, width = marked.shape
     result = torch.empty(height, width, dtype=torch.int16, device=marked.device)
     row = torch.arange(height, dtype=torch.int32, device=marked.device)

@@ -1,4 +1,4 @@
-"""Errors of single pixels: what every summary is made of.
+"""Errors of single pixels, from which every metric is made.
 
 A pixel of the truth is *known* where all its components are finite and none exceeds 1e9 in size (the mark of an
 unknown vector in ``.flo`` files). With four true values a pixel is known where all four are.
@@ -42,13 +42,13 @@ def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
 
 
 def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
-    """Refuse a mask that is not bool ``[H, W]`` beside ``pred``."""
+    """Refuse a mask that is not bool ``[H, W]`` on the device of ``pred``."""
     if mask is not None:
         _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
 
 
 def blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
-    """Slices of rows, of so few pixels that temporaries stay small whatever the frame."""
+    """Yield slices of so few rows that temporaries stay small at any frame size."""
     pixels = _PIXELS_AT_ONCE * (1 if device is None or device.type == "cpu" else _TIMES_ON_GPU)
     rows = max(1, pixels // max(width, 1))
     for top in range(0, height, rows):
@@ -83,7 +83,7 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
 
 
 def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
-    """Name the first scored pixel without a finite error; the caller found that there is one."""
+    """Raise InputError naming the first scored pixel without a finite error."""
     count, first = 0, (0, 0)
     for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
@@ -98,7 +98,7 @@ def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None
 
 
 def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Distance between predicted and true end point of every pixel.
+    """Return the distance between predicted and true end point of every pixel.
 
     Args:
         pred: ``[2, H, W]``, (u, v), pixels.
@@ -112,21 +112,21 @@ def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) ->
 
 
 def angular_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Angle between (u, v, 1) of prediction and truth: degrees, otherwise as :func:`end_point_error`."""
+    """Return the angle between (u, v, 1) of prediction and truth, degrees; otherwise as :func:`end_point_error`."""
     return _map(pred, truth, valid, "aae")
 
 
 def true_motion(truth: Tensor) -> Tensor:
-    """Length of the true vectors ``[2, H, W]``, or the mean length of the four of ``[4, 2, H, W]``.
+    """Return the length of the true vectors ``[2, H, W]``, or the mean length of the four of ``[4, 2, H, W]``.
 
-    Returns ``[H, W]`` float64, pixels; NaN where the truth is unknown.
+    The result is ``[H, W]`` float64, pixels; NaN where the truth is unknown.
     """
     pred = truth[0] if isinstance(truth, Tensor) and truth.ndim == 4 else truth
     return _map(pred, truth, None, "mean_motion")
 
 
 def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Truth rendered at twice the frame's size, as four values for each pixel of the frame.
+    """Split truth at twice the frame's size into four values for each pixel of the frame.
 
     The vectors are not scaled: they must already be in pixels of the frame (Spring's are; vectors rendered at
     16K for 8K frames must be halved first).
@@ -165,5 +165,5 @@ def _double(values: Tensor) -> Tensor:
 
 
 def _place(device: torch.device) -> torch.device:
-    """Where float64 arithmetic on data from ``device`` is done: Apple's GPUs have none."""
+    """Return the device for float64 arithmetic on data from ``device``; Apple's GPUs have no float64."""
     return torch.device("cpu") if device.type == "mps" else device

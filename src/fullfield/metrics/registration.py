@@ -1,4 +1,4 @@
-"""Measures of rigid registration. Poses are [..., 4, 4], source into target.
+"""Metrics of rigid registration. Poses are [..., 4, 4], source into target.
 
 Thresholds are parameters; the defaults are those of 3DMatch (RMSE 0.2 m, inliers within 0.1 m, inlier ratio above 5 %).
 KITTI's usual ones are RRE < 5° and RTE < 2 m, or RRE < 1° and RMSE < 0.2 m.
@@ -28,7 +28,7 @@ def _points(points: Tensor, name: str, shape: tuple[int | str, ...], device: tor
 
 
 def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
-    """RRE: the angle of the rotation between two poses, degrees ``[...]``; NaN for a pose that is NaN."""
+    """Return RRE: the angle of the rotation between two poses, degrees ``[...]``; NaN for a pose that is NaN."""
     first, second = _poses(pred, truth)
     turn = first[..., :3, :3] @ second[..., :3, :3].mT
     skew = turn - turn.mT
@@ -38,14 +38,14 @@ def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
 
 
 def relative_translation_error(pred: Tensor, truth: Tensor) -> Tensor:
-    """RTE: the distance between the translations of two poses ``[...]``, in their unit."""
+    """Return RTE: the distance between the translations of two poses ``[...]``, in their unit."""
     first, second = _poses(pred, truth)
     away = first[..., :3, 3] - second[..., :3, 3]
     return away.square().sum(-1).sqrt()
 
 
 def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
-    """RMS distance between where two poses ``[4, 4]`` bring ``points`` ``[N, 3]``; NaN without points.
+    """Return the RMS distance between where two poses ``[4, 4]`` bring ``points`` ``[N, 3]``; NaN without points.
 
     With the source's points of true correspondences this is the error that 3DMatch judges by.
     """
@@ -57,9 +57,9 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
 
 
 def second_moment(points: Tensor) -> Tensor:
-    """[4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]``, each with a 1 at its end; NaN without points.
+    """Return [4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]`` with a 1 appended; NaN without points.
 
-    All that :func:`rmse_by_moment` needs to know of them.
+    :func:`rmse_by_moment` needs no more than this of the points.
     """
     _points(points, "points", ("N", 3))
     ends = torch.cat([points.double(), points.new_ones(len(points), 1).double()], 1)
@@ -67,7 +67,7 @@ def second_moment(points: Tensor) -> Tensor:
 
 
 def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
-    """:func:`registration_rmse` over the points whose :func:`second_moment` is ``moment``."""
+    """Return :func:`registration_rmse` over the points whose :func:`second_moment` is ``moment``."""
     first, second = _poses(pred, truth)
     _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
@@ -76,7 +76,7 @@ def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
 
 
 def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Tensor:
-    """The RMSE of two poses ``[4, 4]`` as 3DMatch's benchmark has it, from ``information`` ``[6, 6]`` of ``gt.info``.
+    """Return 3DMatch's RMSE of two poses ``[4, 4]``, from ``information`` ``[6, 6]`` of ``gt.info``.
 
     √(eᵀ I e / I₀₀), where e is the translation of truth⁻¹ · pred and the vector part of its rotation's quaternion, and
     I₀₀ the number of true correspondences (Choi, Zhou, Koltun, CVPR 2015).
@@ -94,7 +94,7 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
 
 
 def _axis(turn: Tensor, skew: Tensor) -> Tensor:
-    """The unit axis of a rotation [3, 3]; of no rotation any."""
+    """Return the unit axis of a rotation [3, 3]; any axis of no rotation."""
     if float(turn.trace()) > 0:
         return skew.div(skew.norm().clamp(min=1e-300))
     # Towards half a turn the skew part vanishes, and the symmetric part holds the axis.
@@ -113,7 +113,7 @@ def registration_recall(
     max_rte: float = 2.0,
     max_rmse: float = 0.2,
 ) -> float:
-    """RR: the share of pairs all of whose given errors are below their thresholds.
+    """Return RR: the share of pairs all of whose given errors are below their thresholds.
 
     A pair that was refused has NaN errors and counts as missed.
     """
@@ -134,7 +134,7 @@ def registration_recall(
 
 
 def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: float = 0.1) -> float:
-    """IR: the share of matches that the true pose ``[4, 4]`` brings within ``threshold``; NaN without matches.
+    """Return IR: the share of matches that the true pose ``[4, 4]`` brings within ``threshold``; NaN without matches.
 
     Row by row, ``source`` and ``target`` ``[M, 3]`` are the matched points.
     """
@@ -148,7 +148,7 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
 
 
 def feature_matching_recall(ratios: Tensor, *, threshold: float = 0.05) -> float:
-    """FMR: the share of pairs whose :func:`inlier_ratio` ``[P]`` is above ``threshold``; NaN without pairs.
+    """Return FMR: the share of pairs whose :func:`inlier_ratio` ``[P]`` is above ``threshold``; NaN without pairs.
 
     A pair without matches (NaN) is not above.
     """

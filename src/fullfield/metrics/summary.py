@@ -1,4 +1,4 @@
-"""Measures of one image: a pixel's part in each, and their means over the scored pixels."""
+"""Metrics of one image: each pixel's contribution, and the means over the scored pixels."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Measure = Callable[[Comparison], Tensor]
 
 
 def outlier(threshold: float) -> Measure:
-    """1 where the end-point error exceeds ``threshold`` pixels."""
+    """Return 1 where the end-point error exceeds ``threshold`` pixels."""
     return lambda pixels: pixels.epe > threshold
 
 
 def fl(pixels: Comparison) -> Tensor:
-    """1 where the error exceeds both 3 px and 5 % of the true motion."""
+    """Return 1 where the error exceeds both 3 px and 5 % of the true motion."""
     return (pixels.epe > 3.0) & (pixels.epe > 0.05 * pixels.max_motion)
 
 
 def wauc_points(pixels: Comparison) -> Tensor:
-    """The summed weights, in hundredths, of the thresholds that the error does not exceed.
+    """Return the summed weights, in hundredths, of the thresholds that the error does not exceed.
 
     Spring's weight of threshold i/20 px is 1 − (i − 1)/100: 100, 99, …, 1 hundredths.
     """
@@ -50,7 +50,7 @@ MEASURES: dict[str, tuple[Measure, int, int]] = {
 
 
 def epe(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
-    """Mean end-point error of one image, pixels.
+    """Return the mean end-point error of one image, pixels.
 
     Args:
         pred: ``[2, H, W]``, (u, v), pixels.
@@ -67,18 +67,18 @@ def epe(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
 
 def aae(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
-    """Mean angle between (u, v, 1) vectors, degrees; arguments as in :func:`epe`."""
+    """Return the mean angle between (u, v, 1) vectors, degrees; arguments as in :func:`epe`."""
     return _mean(pred, truth, valid, MEASURES["aae"])
 
 
 def outliers(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, threshold: float = 1.0) -> float:
-    """Percentage of pixels with an end-point error above ``threshold`` pixels; otherwise as :func:`epe`."""
+    """Return the percentage of pixels with an end-point error above ``threshold`` pixels; otherwise as :func:`epe`."""
     _check.number(threshold, "threshold", low=0)
     return _mean(pred, truth, valid, (outlier(threshold), 100, 1))
 
 
 def fl_all(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
-    """KITTI's Fl-all: percentage of pixels with an error above 3 px and above 5 % of the true motion.
+    """Return KITTI's Fl-all: the percentage of pixels with an error above 3 px and above 5 % of the true motion.
 
     Of four true values the longest makes the 5 %. Arguments as in :func:`epe`.
     """
@@ -86,7 +86,7 @@ def fl_all(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
 
 
 def wauc(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> float:
-    """Spring's weighted area under the curve of inliers from 0 to 5 px, per cent; arguments as in :func:`epe`.
+    """Return Spring's weighted area under the curve of inliers from 0 to 5 px, per cent; arguments as in :func:`epe`.
 
     ``100 · Σ wᵢ · frac(error <= i/20) / Σ wᵢ`` for i = 1 … 100 with wᵢ = 1 − (i − 1)/100.
     """

@@ -3,16 +3,30 @@
 from fullfield.io.pose import read_pose, rigid
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig
-from fullfield.registration.register import Registration, alignment_errors, register
+from fullfield.registration.register import (
+    AcceptedRegistration,
+    Alignment,
+    RefusedRegistration,
+    Registration,
+    alignment,
+    alignment_errors,
+    register,
+    register_by_ransac,
+)
 from fullfield.registration.resolution import choose_voxel
 
 __all__ = [
+    "AcceptedRegistration",
+    "Alignment",
     "DescriptorConfig",
     "LearnedDescriptor",
+    "RefusedRegistration",
     "Registration",
+    "alignment",
     "alignment_errors",
     "choose_voxel",
     "read_pose",
     "register",
+    "register_by_ransac",
     "rigid",
 ]

@@ -1,4 +1,4 @@
-"""numba kernels of the descriptors. Importing this module needs numba; nothing compiles until asked."""
+"""Kernels of the descriptors, compiled by numba on the first call; importing this module needs numba."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _jit = jit_in(CACHE)
 
 @_jit
 def _bin(value):
-    """Of a value from 0 to 1."""
+    """Return the bin of a value from 0 to 1."""
     return min(max(int(value * BINS), 0), BINS - 1)
 
 
 @_jit
 def pair_histograms(points, normals, offsets, indices, histograms, first, last):
-    """Three histograms of each point's pairs with its neighbours, their sums 1 (0 without any pair)."""
+    """Fill three histograms of each point's pairs with its neighbours; each sums to 1, or to 0 without any pair."""
     for i in range(first, last):
         count = 0
         ux, uy, uz = normals[i, 0], normals[i, 1], normals[i, 2]
@@ -60,7 +60,7 @@ def pair_histograms(points, normals, offsets, indices, histograms, first, last):
 
 @_jit
 def weighted_histograms(points, offsets, indices, histograms, out, first, last):
-    """The neighbours' histograms weighted by 1 / distance², each of the three scaled to the sum 1."""
+    """Average the neighbours' histograms, weighted by 1 / distance²; each of the three is scaled to the sum 1."""
     for i in range(first, last):
         for at in range(offsets[i], offsets[i + 1]):
             j = indices[at]
@@ -82,7 +82,7 @@ def weighted_histograms(points, offsets, indices, histograms, out, first, last):
 
 @_jit
 def spreads(points, queries, offsets, indices, out, first, last):
-    """Of each query's neighbours: the mean from it, 3, and the covariance, the upper triangle row by row, 6."""
+    """Fill the mean of each query's neighbours, relative to it, and their covariance (upper triangle, row by row)."""
     for i in range(first, last):
         count = offsets[i + 1] - offsets[i]
         for at in range(offsets[i], offsets[i + 1]):
@@ -113,7 +113,7 @@ def spreads(points, queries, offsets, indices, out, first, last):
 
 @_jit
 def sorted_cells(points, normals, offsets, indices, edges, counts, neighbors, cells, first, last):
-    """Each point's neighbours but itself by their kernel cells (learned_network.pair_cells), and how many are in each.
+    """Sort each point's neighbours, itself left out, by kernel cell (learned_network.pair_cells), and count each cell.
 
     ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other.
     """

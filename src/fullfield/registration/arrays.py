@@ -1,4 +1,4 @@
-"""What arrays of points, and of numbers of points, are called."""
+"""Types of arrays of points and of indices."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -24,32 +24,35 @@ _FINENESS, _MOST_CELLS = 4, 10_000_000  # of around: cells within its reach, and
 
 
 def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, Ints]:
-    """Distances and indices [M, k] of the nearest points; there are at least ``k``."""
+    """Return distances and indices [M, k] of the nearest points; there must be at least ``k``."""
     found = knn_search(_tensor(points), k, _tensor(queries))
     indices = found.indices.numpy().astype(np.int64).reshape(len(queries), k)
     return np.linalg.norm(points[indices] - queries[:, None], axis=2), indices
 
 
 def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Ints]:
-    """Distances and indices [M] of the nearest points, infinite and -1 where none is within ``radius``.
+    """Return distances and indices [M] of the nearest points, infinite and -1 where none is within ``radius``.
 
     For a radius with few points, queries that are far from all of them cost next to nothing.
     """
     found = radius_search(_tensor(points), radius, _tensor(queries))
     rows, indices = found.offsets.numpy(), found.indices.numpy()
     counts = np.diff(rows)
-    some, asked = counts > 0, np.repeat(np.arange(len(queries)), counts)
+    some, query = counts > 0, np.repeat(np.arange(len(queries)), counts)
     apart, closest = np.full(len(queries), np.inf), np.full(len(queries), -1)
     if some.any():
-        distances = np.linalg.norm(points[indices] - queries[asked], axis=1)
+        distances = np.linalg.norm(points[indices] - queries[query], axis=1)
         apart[some] = np.minimum.reduceat(distances, rows[:-1][some])
-        at = np.flatnonzero(distances == apart[asked])[::-1]
-        closest[asked[at]] = indices[at]  # the first of equals is written last
+        at = np.flatnonzero(distances == apart[query])[::-1]
+        closest[query[at]] = indices[at]  # the first of equals is written last
     return apart, closest
 
 
 def around(points: Floats, queries: Floats, reach: float) -> NDArray[np.bool_]:
-    """[M]: true for each query within ``reach`` of a point, and for some a little beyond: whole cells are compared."""
+    """Return [M], true for each query within ``reach`` of a point.
+
+    Whole cells are compared, so a few queries slightly beyond ``reach`` are true as well.
+    """
     low, high = points.min(0), points.max(0)
     cell = reach / _FINENESS
     while np.prod((high - low) / cell + 2 * _FINENESS + 1) > _MOST_CELLS:
@@ -76,13 +79,16 @@ def _tensor(points: Floats) -> torch.Tensor:
 
 
 def plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
-    """Unit normals [M, 3], of either sign, of the planes through the points around each query, which is one of them."""
+    """Return unit normals [M, 3] of the planes through the points around each query, which must be one of them.
+
+    Their sign is arbitrary.
+    """
     _, covariance = _mean_and_covariance(points, queries, radius)
     return np.ascontiguousarray(np.linalg.eigh(covariance)[1][:, :, 0])
 
 
 def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
-    """[M, 4] in 0 to 1, the same in every pose: how the points within ``radius`` of each query, one of them, lie.
+    """Return [M, 4] in 0 to 1 that describe the points within ``radius`` of each query, which must be one of them.
 
     Curvature (three times the least variance's share), planarity and linearity (differences of deviations over the
     largest), and the query's height over the plane through them, over the radius.
@@ -101,13 +107,13 @@ _UPPER = [[3, 4, 5], [4, 6, 7], [5, 7, 8]]
 
 
 def _mean_and_covariance(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
-    """Of the points around each query: their mean from it [M, 3], and their covariance [M, 3, 3]."""
+    """Return the mean [M, 3] of the points around each query, relative to it, and their covariance [M, 3, 3]."""
     compiled = kernels()
-    places, asked = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    found = radius_search(_tensor(places), radius, _tensor(asked))
+    places, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
+    found = radius_search(_tensor(places), radius, _tensor(centres))
     pairs = found.offsets.numpy(), found.indices.numpy()
-    moments = np.zeros((len(asked), 9))
-    parallel(len(asked), lambda a, b: compiled.spreads(places, asked, *pairs, moments, a, b))
+    moments = np.zeros((len(centres), 9))
+    parallel(len(centres), lambda a, b: compiled.spreads(places, centres, *pairs, moments, a, b))
     return moments[:, :3], moments[:, _UPPER]
 
 
@@ -115,12 +121,12 @@ kernels = Kernels(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
 def parallel(count: int, task: Any) -> None:
-    """``task`` of a first and a last row, on all threads."""
+    """Run ``task(first row, last row)`` on all threads."""
     run_parts(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def histograms(points: Floats, normals: Floats, radius: float) -> Floats:
-    """[N, 33]: 11 bins each of alpha, phi and theta, averaged over the points within ``radius``.
+    """Return [N, 33]: 11 bins each of alpha, phi and theta, averaged over the points within ``radius``.
 
     Each 11 sum to 1, or to 0 where there is no neighbour.
     """

@@ -33,14 +33,14 @@ _NAME = "descriptor"  # of the configuration in a file's header
 
 
 def shipped() -> Path:
-    """The file of weights that comes with fullfield. Raises InputError if it is not the one that was published."""
+    """Return the file of weights in the package; InputError if it is not the published one."""
     if not SHIPPED.is_file() or hashlib.sha256(SHIPPED.read_bytes()).hexdigest() != _SHA256:
         raise InputError(f"{SHIPPED}: is not the file that was published; install fullfield again")
     return SHIPPED
 
 
 class NetworkInput(NamedTuple):
-    """What a network is given of one cloud."""
+    """Input of the network for one cloud."""
 
     points: Tensor  # [N, 3] float32, voxels
     normals: Tensor  # [N, 3] float32, of either sign
@@ -48,7 +48,10 @@ class NetworkInput(NamedTuple):
 
 
 def network_input(fine: Floats, rows: Ints, normals: Floats | None = None) -> NetworkInput:
-    """``fine`` [F, 3] in voxels, one a half voxel, which of them are described, and their normals if they are known."""
+    """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
+
+    ``rows`` are the points to describe, ``normals`` their normals if known.
+    """
     points = fine[rows]
     if normals is None:
         normals = plane_normals(fine, points, NORMAL_RADIUS)
@@ -57,7 +60,7 @@ def network_input(fine: Floats, rows: Ints, normals: Floats | None = None) -> Ne
 
 
 class LearnedDescriptor:
-    """A trained network in FPFH's place: ``register(..., descriptor=LearnedDescriptor.shipped())``.
+    """Trained network that replaces FPFH: ``register(..., descriptor=LearnedDescriptor.shipped())``.
 
     Attributes:
         config: a :class:`DescriptorConfig`.
@@ -70,26 +73,26 @@ class LearnedDescriptor:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> LearnedDescriptor:
-        """From a file that :meth:`save` wrote.
+        """Load a file that :meth:`save` wrote.
 
         Raises:
-            InputError: for any other file, naming it and what it is instead, where that can be told.
+            InputError: for any other file, with its name and, if known, its kind.
             OSError: if it cannot be read.
         """
         place = _check.device(device)
         state, name = read_state(path)
-        told = _header(Path(path)).get(_NAME)
-        if told is None:
+        stored = _header(Path(path)).get(_NAME)
+        if stored is None:
             looks = recognise(state)
             raise InputError(
                 f"{name}: expected a descriptor of points, as fullfield train descriptor writes it, got weights "
                 + (f"of {looks}" if looks else "without its configuration")
             )
         try:
-            values = json.loads(told)
+            values = json.loads(stored)
         except ValueError:
             values = None
-        _check.require(isinstance(values, dict), name, "a descriptor's configuration in its header", repr(told)[:60])
+        _check.require(isinstance(values, dict), name, "a descriptor's configuration in its header", repr(stored)[:60])
         config = DescriptorConfig.from_dict(values, name)
         with torch.device("meta"):  # nothing is allocated that the file does not hold
             wanted = DescriptorNetwork(config).state_dict()
@@ -103,7 +106,7 @@ class LearnedDescriptor:
 
     @classmethod
     def shipped(cls, device: str | torch.device = "cpu") -> LearnedDescriptor:
-        """The one that comes with fullfield; docs/registration.md says what it was trained on.
+        """Load the descriptor in the package; docs/registration.md describes its training.
 
         Raises:
             InputError: if the installed file is not the one that was published.
@@ -111,7 +114,7 @@ class LearnedDescriptor:
         return cls.load(shipped(), device)
 
     def encoded(self) -> bytes:
-        """A file's content: weights (float32, safetensors) and configuration; the same weights give the same bytes.
+        """Encode weights (float32, safetensors) and configuration; the same weights give the same bytes.
 
         Raises InputError where that would be more than :data:`MOST_BYTES`.
         """
@@ -125,13 +128,16 @@ class LearnedDescriptor:
         return content
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`encoded`."""
+        """Write :meth:`encoded` to a file."""
         content = self.encoded()
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
 
     def __call__(self, fine: Floats, rows: Ints, normals: Floats | None = None) -> Floats:
-        """Features [N, C] of ``fine[rows]``; ``fine`` [F, 3] in voxels, one a half; ``normals`` [N, 3] if known."""
+        """Return features [N, C] of ``fine[rows]``.
+
+        ``fine`` [F, 3] has one point per half voxel; ``normals`` [N, 3] are computed if absent.
+        """
         device = next(self.model.parameters()).device
         given = NetworkInput(*(part.to(device) for part in network_input(fine, rows, normals)))
         self.model.eval()
@@ -142,7 +148,7 @@ class LearnedDescriptor:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """What a safetensors file says of itself; empty for other files."""
+    """Return the header of a safetensors file; empty for other files."""
     from safetensors import SafetensorError, safe_open
 
     try:

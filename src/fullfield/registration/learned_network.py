@@ -1,4 +1,4 @@
-"""A fully convolutional network on native points whose answer is the same in every pose.
+"""Fully convolutional network on native points whose output does not depend on the cloud's pose.
 
 The cells of its kernels are not along the axes of the coordinates: which cell a neighbour falls into says how far away
 it is, how high over the tangent plane, and how its normal is turned against the point's own. All of that is the same in
@@ -40,7 +40,7 @@ _BESIDE = 0.05  # of its usual size, that the head starts with
 
 @dataclass(frozen=True)
 class DescriptorConfig(Config):
-    """What a learned descriptor is made of."""
+    """Configuration of a learned descriptor."""
 
     channels: int = 64
     """Of its layers."""
@@ -52,7 +52,7 @@ class DescriptorConfig(Config):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], name: str = "config") -> DescriptorConfig:
-        """The inverse of :meth:`as_dict`. Raises InputError, beginning with ``name``, for what is none."""
+        """Build the configuration from the result of :meth:`as_dict`; errors begin with ``name``."""
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
@@ -60,14 +60,14 @@ class DescriptorConfig(Config):
 
 
 class Surroundings(NamedTuple):
-    """What every layer reads of a batch of clouds; made once."""
+    """Neighbourhoods of a batch of clouds, made once for all layers."""
 
     geometry: PointGeometry  # a triplet for each neighbour, itself left out
     cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
 
     @property
     def counts(self) -> Tensor:
-        """[N, 1] float32: the neighbours of each point, at least 1."""
+        """Number of neighbours of each point, [N, 1] float32, at least 1."""
         return self.cells.sum(1, keepdim=True).clamp(min=1)
 
 
@@ -78,7 +78,7 @@ def surroundings(
     *,
     gradient: bool = True,
 ) -> Surroundings:
-    """The neighbours within the last ring and their cells; ``gradient``: whether a backward will follow."""
+    """Find the neighbours within the last ring and their cells; ``gradient`` prepares the backward pass too."""
     found = radius_search(points, RINGS[-1], offsets=offsets)
     if points.device.type == "cpu":
         cells, j, k = _sorted_on_cpu(points, normals, found)
@@ -90,7 +90,10 @@ def surroundings(
 
 
 def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
-    """[N, CELLS] counts, and the neighbours but the point itself, by point and cell, with their cells, int64."""
+    """Return counts [N, CELLS], and the neighbours, by point and cell, with their cells, int64.
+
+    The point itself is left out.
+    """
     counts, j = found.offsets.to(points.device).diff(), found.indices.to(torch.int64)
     i = torch.repeat_interleave(torch.arange(points.shape[0], device=points.device), counts)
     others = i != j
@@ -103,7 +106,7 @@ def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Ten
 
 
 def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`sorted_cells` in a fifth of the time."""
+    """Return :func:`sorted_cells` in a fifth of the time."""
     count, entries = points.shape[0], int(found.offsets[-1]) - points.shape[0]
     cells, j, k = torch.zeros(count, CELLS, dtype=torch.float32), *torch.empty(2, entries, dtype=torch.int64)
     edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])], dtype=torch.float32)
@@ -115,7 +118,7 @@ def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[T
 
 
 def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """[T] int64: the kernel cells of the points ``j`` seen from the points ``i``."""
+    """Return the kernel cells [T] int64 of the points ``j`` seen from the points ``i``."""
     away = points[j] - points[i]
     distance = away.norm(dim=1)
     away = away / distance.clamp(min=1e-6)[:, None]
@@ -133,9 +136,9 @@ def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 
 class DescriptorNetwork(nn.Module):
-    """Residual layers of point convolution, and beside them a matrix on what is known of the surroundings.
+    """Residual layers of point convolution, added to a linear map of known properties of the surroundings.
 
-    It starts with that matrix the identity and little beside it.
+    The map starts as the identity, the layers near zero.
     """
 
     means: Tensor
@@ -161,14 +164,14 @@ class DescriptorNetwork(nn.Module):
         self.register_buffer("means", sums.view(CELLS, INPUTS, len(RINGS) * INPUTS), persistent=False)
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
-        """[N, WIDTH] of inputs [N, INPUTS], nothing of it learned."""
+        """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
         sums = point_conv(features, self.means, around.geometry).view(-1, len(RINGS), INPUTS)
         counts = around.cells.view(-1, len(RINGS), CELLS // len(RINGS)).sum(2, keepdim=True)
         histogram = (around.cells / around.counts).sqrt()
         return torch.cat([features, (sums / counts.clamp(min=1)).flatten(1), histogram], 1)
 
     def forward(self, features: Tensor, around: Surroundings) -> Tensor:
-        """Inputs [N, INPUTS] → descriptors [N, WIDTH] of length 1."""
+        """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1."""
         known = self.known(features, around)
         state = self.enter(known)
         states = [state]
@@ -179,7 +182,7 @@ class DescriptorNetwork(nn.Module):
 
 
 class PairLayer(nn.Module):
-    """The mean over a point's neighbours, a matrix for each cell; normalised, cut at 0 and mixed."""
+    """Layer that averages over a point's neighbours with one matrix per cell, normalises, applies ReLU and mixes."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -190,7 +193,7 @@ class PairLayer(nn.Module):
         self.mix = nn.Linear(channels, channels, dtype=torch.float32)
 
     def forward(self, state: Tensor, around: Surroundings) -> Tensor:
-        """[N, C] → [N, C]"""
+        """Map features [N, C] to features [N, C]."""
         seen = point_conv(state, self.weight, around.geometry) / around.counts
         out: Tensor = self.mix(self.norm(seen + self.own(state)).relu())
         return out

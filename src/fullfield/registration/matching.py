@@ -12,7 +12,7 @@ _BLOCK = 2048
 
 @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def mutual_matches(first: Floats, second: Floats) -> Ints:
-    """[M, 2] rows of ``first`` [A, C] and ``second`` [B, C] that are each other's nearest, by Euclidean distance."""
+    """Return [M, 2] rows of ``first`` [A, C] and ``second`` [B, C] that are each other's nearest (Euclidean)."""
     if not len(first) or not len(second):
         return np.empty((0, 2), np.int64)
     a, b = (torch.from_numpy(np.ascontiguousarray(rows, np.float32)) for rows in (first, second))

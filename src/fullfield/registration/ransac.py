@@ -16,14 +16,14 @@ _PREVIEW, _PREVIEWED = 128, 1000  # matches that all poses are tried on, best po
 
 
 class Hypothesis(NamedTuple):
-    """A pose and how many matches it brings within the threshold."""
+    """Pose, and the number of matches that it brings within the threshold."""
 
     transform: Floats  # [4, 4], source into target
     inliers: int
 
 
 def fit_rigid(source: Floats, target: Floats) -> Floats:
-    """[..., 4, 4] rotations and translations that bring ``source`` [..., N, 3] closest to ``target`` (Kabsch)."""
+    """Fit the rigid transforms [..., 4, 4] that bring ``source`` [..., N, 3] closest to ``target`` (Kabsch)."""
     from_middle, to_middle = source.mean(-2, keepdims=True), target.mean(-2, keepdims=True)
     covariance = np.swapaxes(source - from_middle, -1, -2) @ (target - to_middle)
     left, _, right = np.linalg.svd(covariance)
@@ -38,7 +38,7 @@ def fit_rigid(source: Floats, target: Floats) -> Floats:
 
 
 def apply(transform: Floats, points: Floats) -> Floats:
-    """``points`` [..., N, 3] moved by ``transform`` [..., 4, 4]."""
+    """Move ``points`` [..., N, 3] by ``transform`` [..., 4, 4]."""
     moved: Floats = points @ np.swapaxes(transform[..., :3, :3], -1, -2) + transform[..., None, :3, 3]
     return moved
 
@@ -52,7 +52,7 @@ def hypotheses(
     seed: int = 0,
     most: int = 8,
 ) -> list[Hypothesis]:
-    """The poses, at most ``most`` and no two alike, that bring the most matches within ``threshold``; best first.
+    """Return up to ``most`` different poses that bring the most matches within ``threshold``, best first.
 
     ``iterations`` triples of matches are drawn. A triple is dropped where an edge is shorter than twice the threshold,
     where its lengths in the two clouds are less alike than :data:`EDGE_RATIO`, or where its own pose leaves one of its
@@ -82,7 +82,7 @@ def hypotheses(
 
 
 def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
-    """How many matches each pose brings within the threshold; coordinate by coordinate, which is far faster."""
+    """Count the matches that each pose brings within the threshold, one coordinate at a time for speed."""
     counts = np.empty(len(poses), np.int64)
     points, ends = np.vstack((source.T, np.ones(len(source)))), target.T.copy()
     step = max(1, _RESIDUALS // len(source))
@@ -99,7 +99,7 @@ def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> I
 
 
 def _distinct(poses: Floats, source: Floats, target: Floats, threshold: float, most: int) -> list[Hypothesis]:
-    """The first poses, each fitted to all its inliers, less those that move the matches like a better one."""
+    """Fit the first poses to their inliers, and leave out those that move the matches as a better one does."""
     found: list[Hypothesis] = []
     moved: list[Floats] = []
 

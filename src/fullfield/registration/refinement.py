@@ -1,4 +1,4 @@
-"""The last step from a good pose to the best one: GICP (Segal, Haehnel, Thrun, RSS 2009), by small_gicp."""
+"""Refinement of a rough pose: GICP (Segal, Haehnel, Thrun, RSS 2009), by small_gicp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SLACK = 1.5
 
 
 def library() -> Any:
-    """The module small_gicp.
+    """Return the module small_gicp.
 
     Raises:
         InputError: where it is not installed.
@@ -32,7 +32,7 @@ def library() -> Any:
 
 
 class Refiner:
-    """A source, and a target prepared once. Lengths are voxels; one thread: the same result each time."""
+    """Source and prepared target, lengths in voxels; runs on one thread, so that results repeat."""
 
     def __init__(self, source: Floats, target: Floats) -> None:
         self._gicp = library()
@@ -46,7 +46,7 @@ class Refiner:
         return cloud, tree
 
     def __call__(self, transform: Floats, reaches: Sequence[float], *, iterations: int = 30) -> Floats:
-        """``transform`` refined with partners at most each of ``reaches`` away, in turn."""
+        """Refine ``transform`` with partners up to each of ``reaches`` away, in turn."""
         for reach in reaches:
             # The points that may find a partner: a search for the others would take most of the time.
             near = self._points[around(self._goal, apply(transform, self._points), 2 * reach + _SLACK)]

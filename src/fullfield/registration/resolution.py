@@ -1,4 +1,4 @@
-"""The voxel size at which two clouds are matched, from the clouds themselves."""
+"""Choice of the voxel size at which two clouds are matched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDS = 8
 
 
 def choose_voxel(source: Floats, target: Floats) -> float:
-    """The edge of a voxel, in the clouds' units; 0 where all the points of a cloud are one.
+    """Return the edge of a voxel, in the clouds' units; 0 where all the points of a cloud are one.
 
     ``source`` and ``target`` are finite, [N, 3] and [M, 3]. The larger cloud then has about :data:`CELLS` occupied
     voxels, or as many as its spacing allows.
@@ -48,9 +48,9 @@ def _sample(points: Floats, most: int = _SAMPLE) -> Floats:
 
 
 def _spacing(points: Floats) -> float:
-    """The median distance from a point to the nearest other one."""
-    asked = _sample(points, 2000)
-    apart, _ = nearest(points, asked, min(len(points), 8))
+    """Return the median distance from a point to the nearest other one."""
+    sampled = _sample(points, 2000)
+    apart, _ = nearest(points, sampled, min(len(points), 8))
     apart[apart <= 0.0] = np.inf
     least = apart.min(1)
     return float(np.median(least[np.isfinite(least)])) if np.isfinite(least).any() else 0.0

@@ -1,4 +1,4 @@
-"""A cloud made ready for matching, in units of voxels around its own middle."""
+"""Cloud prepared for matching, in voxels around its own middle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEATURE_RADIUS = 8.0
 
 
 class Scan(NamedTuple):
-    """All lengths in voxels."""
+    """Points, normals and features of one cloud; all lengths are voxels."""
 
     fine: Floats  # [F, 3], one point per half voxel: what is refined
     points: Floats  # [N, 3], one point per voxel: what is matched
@@ -30,14 +30,14 @@ class Scan(NamedTuple):
 
     @property
     def thickness(self) -> float:
-        """The standard deviation of the points across the plane that fits them best."""
+        """Standard deviation of the points across the plane that fits them best."""
         if len(self.points) < 3:
             return 0.0
         return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(self.points.T))[0], 0.0)))
 
 
 def finite_points(value: Any, name: str, least: int = 0) -> Floats:
-    """[N, 3]: those points of whatever is a cloud that are finite.
+    """Return the finite points [N, 3] of anything that is a cloud.
 
     Raises:
         InputError: for what is no cloud, or one of fewer such points.
@@ -50,13 +50,12 @@ def finite_points(value: Any, name: str, least: int = 0) -> Floats:
 
 
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:
-    """``points`` [N, 3] are finite, in voxels.
+    """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
     ``describe`` gives features [N, C] of ``fine[rows]`` from ``fine`` [F, 3], ``rows`` [N] and the normals there;
     None: :func:`fpfh`.
     """
-    fine = points[kept(points, 0.5)]
-    rows = kept(fine, 1.0)
+    fine, rows = thin(points)
     coarse = fine[rows]
     if not len(coarse):
         return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
@@ -64,12 +63,18 @@ def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     return Scan(fine, coarse, normals, fpfh(coarse, normals) if describe is None else describe(fine, rows, normals))
 
 
+def thin(points: Floats) -> tuple[Floats, Ints]:
+    """Keep one of ``points`` per half voxel [F, 3], and name the rows of these that are left at one per voxel [N]."""
+    fine = points[kept(points, 0.5)]
+    return fine, kept(fine, 1.0)
+
+
 def fpfh(points: Floats, normals: Floats) -> Floats:
-    """[N, 33], the roots of the histograms: their distances weigh rare angles more."""
+    """Return the square roots of the histograms [N, 33]; so their distances give rare angles more weight."""
     return np.sqrt(histograms(points, normals, FEATURE_RADIUS))
 
 
 def kept(points: Floats, cell: float) -> Ints:
-    """Which of ``points`` are left when each cell keeps one."""
+    """Return the indices of ``points`` that remain when each cell keeps one."""
     indices: Ints = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices.numpy()
     return indices

@@ -1,4 +1,4 @@
-"""What a true pose says of two clouds: where they overlap; and poses of other sensors, refined on the points."""
+"""Overlap of two clouds in their true pose, and refinement of true poses from other sensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FEWEST = 20
 
 
 class Overlap(NamedTuple):
-    """Where two clouds are the same place."""
+    """Part of the source that the target shows too."""
 
     pose: Floats  # [4, 4] source into target
     points: Floats  # [N, 3] of the source, one a cell of ``reach``, with a point of the target within ``reach``
@@ -28,20 +28,21 @@ class Overlap(NamedTuple):
 
 
 def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refine: bool = False) -> Overlap:
-    """The overlap of two clouds in their true pose.
+    """Return the overlap of two clouds in their true pose.
 
     Args:
-        source, target: as for :func:`fullfield.registration.register`.
+        source: as for :func:`fullfield.registration.register`.
+        target: as ``source``.
         transform: [4, 4], source into target.
-        reach: within which two points are the same place, in the clouds' units.
-        refine: whether ``transform`` is only near the truth, and is refined by GICP first. What moves it by more than
-            5° or 2 units is not taken.
+        reach: distance within which two points are the same place, in the clouds' units.
+        refine: whether ``transform`` is only near the truth and is refined by GICP first. A refinement that moves it
+            by more than 5° or 2 units is dropped.
     """
     _check.number(reach, "reach", above=0.0)
     pose = rigid(transform, "transform")
     clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
-    moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers, whatever the coordinates
+    moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers for any coordinates
     few = moved[kept(moved, reach)]
     if refine and min(len(few), len(goal)) >= _FEWEST:
         correction = Refiner(few / reach, goal[kept(goal, reach)] / reach)(np.eye(4), _REACHES)

@@ -1,4 +1,4 @@
-"""Whether a pose is right. Lengths are voxels."""
+"""Evidence for a pose, and the limits that it must reach. Lengths are voxels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BELOW_HALF = 0.499
 
 
 class Limits(NamedTuple):
-    """What a pose must reach to be accepted; docs/registration.md has what was measured."""
+    """Limits that a pose must reach to be accepted; docs/registration.md has the measurements."""
 
     score: float
     share: float  # of the matches that would agree if all were right; alike corners of unlike rooms give less
@@ -34,12 +34,12 @@ FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
 
 
 def matches_needed(matches: int) -> int:
-    """Inliers without which no pose is accepted."""
+    """Return the number of inliers that every accepted pose has at least."""
     return max(_FEWEST, math.ceil(_FEWEST_SHARE * matches))
 
 
 class Evidence(NamedTuple):
-    """What speaks for a pose."""
+    """Measurements that support a pose."""
 
     matches: int
     inliers: int  # matches brought within REACH
@@ -51,16 +51,20 @@ class Evidence(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Inliers, less as the clouds touch less and cross more: each sign alone is what chance or a wall can give."""
+        """Product of inliers, overlap and agreeing normals; chance or a wall can raise each of them alone."""
         return self.inliers * self.overlap * self.upright
 
     @property
     def accepted(self) -> bool:
+        """Whether the pose reaches every limit."""
         return self.inliers >= self._enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property
     def confidence(self) -> float:
-        """0 to 1; at least 0.5 where it is accepted. Where not, less: by the sign that is farthest from enough."""
+        """Confidence, 0 to 1, at least 0.5 where the pose is accepted.
+
+        Where it is not, the measurement that misses its limit most decides.
+        """
         ratio = (self.score / self.limits.score) ** 2
         if self.accepted:
             return ratio / (1.0 + ratio)
@@ -69,12 +73,12 @@ class Evidence(NamedTuple):
 
     @property
     def _enough(self) -> float:
-        """Inliers without which the pose is not accepted."""
+        """Number of inliers without which the pose is not accepted."""
         return max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
 
     @property
     def complaint(self) -> str | None:
-        """Why the pose is not accepted; None where it is."""
+        """Reason why the pose is not accepted; None where it is."""
         if self.accepted:
             return None
         return (
@@ -83,21 +87,44 @@ class Evidence(NamedTuple):
         )
 
 
+class Contact(NamedTuple):
+    """Nearest points of a cloud within :data:`TOUCH`."""
+
+    apart: Floats  # [N], infinite where there is none
+    partner: Ints  # [N], -1 where there is none
+
+    @property
+    def fitness(self) -> float:
+        """Share of the points that touch."""
+        return float((self.partner >= 0).mean())
+
+    @property
+    def rmse(self) -> float:
+        """Root mean square distance of the points that touch; NaN without any."""
+        touching = self.partner >= 0
+        return float(np.sqrt((self.apart[touching] ** 2).mean())) if touching.any() else float("nan")
+
+
+def contact(points: Floats, target: Floats) -> Contact:
+    """Find the points of ``target`` [M, 3] that ``points`` [N, 3] touch."""
+    return Contact(*nearest_within(target, points, TOUCH))
+
+
 def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
-    """The evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
+    """Measure the evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
     moved = apply(transform, source.points)
     away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
-    apart, partner = nearest_within(target.points, moved, TOUCH)
-    touching = partner >= 0
+    touch = contact(moved, target.points)
+    touching = touch.partner >= 0
     turned = source.normals[touching] @ transform[:3, :3].T
-    agree = np.abs((turned * target.normals[partner[touching]]).sum(1)) >= _UPRIGHT
+    agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT
     covered = (nearest_within(moved, target.points, TOUCH)[1] >= 0).mean()
     return Evidence(
         matches=len(matches),
         inliers=int((away <= REACH).sum()),
-        overlap=max(float(touching.mean()), float(covered)),
-        fitness=float(touching.mean()),
+        overlap=max(touch.fitness, float(covered)),
+        fitness=touch.fitness,
         upright=float(agree.mean()) if touching.any() else 0.0,
-        rmse=float(np.sqrt((apart[touching] ** 2).mean())) if touching.any() else float("nan"),
+        rmse=touch.rmse,
         limits=limits,
     )

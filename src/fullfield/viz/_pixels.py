@@ -1,4 +1,4 @@
-"""What every picture needs: rows in blocks, known vectors, the colours of the surroundings, words."""
+"""Parts that all pictures share: blocks of rows, known vectors, background colours, text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PIXELS_AT_ONCE = 2**18
 
 
 def blocks(height: int, width: int) -> Iterator[slice]:
-    """Slices of rows of a bounded number of pixels."""
+    """Yield slices of rows with a bounded number of pixels."""
     rows = max(1, _PIXELS_AT_ONCE // max(width, 1))
     for top in range(0, height, rows):
         yield slice(top, min(top + rows, height))
 
 
 def check_flow(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
-    """Refuse anything but a flow ``[2, H, W]`` and a bool ``[H, W]`` beside it, on the CPU."""
+    """Refuse anything but a flow ``[2, H, W]`` and a bool ``[H, W]`` mask on the CPU."""
     cpu = torch.device("cpu")
     _check.tensor(flow, name, (2, "H", "W"), dtypes=FLOATS, device=cpu)
     if valid is not None:
@@ -37,7 +37,7 @@ def check_flow(flow: Tensor, valid: Tensor | None, name: str = "flow") -> None:
 
 
 def known(flow: Tensor, valid: Tensor | None) -> Tensor:
-    """Where the vectors ``[..., 2, H, W]`` say something: bool ``[..., H, W]``."""
+    """Return where the vectors ``[..., 2, H, W]`` are known: bool ``[..., H, W]``."""
     result = (flow.abs() <= UNKNOWN_BEYOND).all(-3)
     return result if valid is None else result & valid
 
@@ -49,7 +49,7 @@ def check_image(image: Tensor, name: str) -> None:
 
 
 def font(size: float) -> FreeTypeFont:
-    """Pillow's default font at ``size`` pixels."""
+    """Return Pillow's default font at ``size`` pixels."""
     from PIL import ImageFont
 
     result = ImageFont.load_default(max(size, 6.0))
@@ -86,7 +86,7 @@ def draw_text(
 
 
 def shorten(text: str, size: float, width: float) -> str:
-    """``text``, or as much of it as fits ``width`` pixels, with an ellipsis."""
+    """Return ``text``, or as much of it as fits ``width`` pixels, with an ellipsis."""
     writing = font(size)
     if writing.getlength(text) <= width:
         return text

@@ -1,4 +1,4 @@
-"""Errors as colour, on a logarithmic scale that is the same for every picture."""
+"""Errors as colours, on a logarithmic scale that does not depend on the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANCHORS = (
 
 
 def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_error: float | None = None) -> Tensor:
-    """End-point error of every pixel as a colour, dark for small and bright for large.
+    """Draw the end-point error of every pixel as a colour, dark for small and bright for large.
 
     The scale is logarithmic over eight octaves: from ``max_error``/256 (and less) to ``max_error`` (and more). It
     does not depend on the data, so that pictures compare.
@@ -64,12 +64,12 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
 
 
 def error_colors() -> Tensor:
-    """The 256 colours of :func:`error_map`, small errors first: uint8 ``[256, 3]``, RGB."""
+    """Return the 256 colours of :func:`error_map`, small errors first: uint8 ``[256, 3]``, RGB."""
     return _table().clone()
 
 
 def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
-    """The key to :func:`error_map`: a bar with its errors in pixels.
+    """Draw the legend of :func:`error_map`: a bar with its errors in pixels.
 
     Args:
         width: pixels, at least 128.
@@ -94,7 +94,7 @@ def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
 
 
 def _amount(top: float, halvings: int) -> str:
-    """``top`` / 2^halvings as a person writes it: 16, 1/4, 0.75."""
+    """Format ``top`` / 2^halvings as a person writes it: 16, 1/4, 0.75."""
     value = top / 2**halvings
     inverse = 1 / value
     return f"1/{inverse:.0f}" if inverse > 1 and inverse == round(inverse) else f"{value:.3g}"
@@ -117,7 +117,7 @@ def _table() -> Tensor:
 
 
 def _oklab_to_srgb(lab: Tensor) -> Tensor:
-    """Björn Ottosson's OKLab ``[3, N]`` to sRGB in [0, 1], clipped (https://bottosson.github.io/posts/oklab)."""
+    """Convert Björn Ottosson's OKLab ``[3, N]`` to sRGB in [0, 1], clipped (bottosson.github.io/posts/oklab)."""
     from_lab = torch.tensor(
         [[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]],
         dtype=lab.dtype,

@@ -1,4 +1,4 @@
-"""Frames as pictures, and the second frame pulled back onto the first."""
+"""Frames as pictures, and the second frame warped onto the first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fullfield.viz._pixels import FLOATS, blocks, check_flow
 
 
 def frame_to_image(frame: Tensor) -> Tensor:
-    """A frame tensor as a picture.
+    """Convert a frame tensor to a picture.
 
     Args:
         frame: float ``[1, H, W]`` or ``[3, H, W]``, display-referred; clipped to [0, 1], NaN becomes black.
@@ -27,7 +27,7 @@ def frame_to_image(frame: Tensor) -> Tensor:
 
 
 def warp(frame2: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """Pull the second frame back onto the first: ``warped(x) = frame2(x + flow(x))``, bilinear.
+    """Warp the second frame onto the first: ``warped(x) = frame2(x + flow(x))``, bilinear.
 
     Args:
         frame2: float ``[C, H, W]``.

@@ -1,4 +1,4 @@
-"""Flow drawn over the frame it belongs to."""
+"""Flow drawn over its frame."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def overlay(
     opacity: float = 0.85,
     arrows: int = 0,
 ) -> Tensor:
-    """Flow colours over the grey frame: still parts show the frame, moving parts take the colour.
+    """Draw flow colours over the grey frame: still parts show the frame, moving parts the colour.
 
     Args:
         flow: ``[2, H, W]``, (u, v), pixels.
@@ -66,7 +66,7 @@ def overlay(
 
 
 def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float, step: int) -> None:
-    """One arrow in each cell of the grid. It stays inside its cell, so that a pixel belongs to one arrow only."""
+    """Draw one arrow in each cell of the grid. It stays inside its cell, so that a pixel belongs to one arrow only."""
     height, width = image.shape[-2:]
     middle = step // 2
     vectors = flow[:, middle::step, middle::step].float()
@@ -103,7 +103,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
 
 
 def _to_segment(x: Tensor, y: Tensor, from_x: Tensor, from_y: Tensor, along_x: Tensor, along_y: Tensor) -> Tensor:
-    """Distance of points (x, y) to the segments that start at ``from`` and run ``along``."""
+    """Return the distance of points (x, y) to the segments that start at ``from`` and run ``along``."""
     rx, ry = x - from_x, y - from_y
     part = ((rx * along_x + ry * along_y) / (along_x**2 + along_y**2).clamp(min=1e-12)).clamp(0, 1)
     return torch.hypot(rx - part * along_x, ry - part * along_y)

@@ -1,4 +1,4 @@
-"""Point clouds as pictures: how well one lies on another."""
+"""Pictures of how well one point cloud lies on another."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ def alignment_view(
     max_error: float,
     size: tuple[int, int] = (720, 960),
 ) -> Tensor:
-    """Both clouds from the side on which the target is broadest: it in grey, the source in the colours of its errors.
+    """Draw both clouds from the side on which the target is broadest, the source coloured by its errors.
 
-    Every point is drawn, two pixels wide, nearer ones over farther ones. Blue is no error, red is ``max_error`` and
-    more. Points that are not finite are left out.
+    The target is grey. Every point is drawn, two pixels wide, nearer ones over farther ones. Blue is no error, red is
+    ``max_error`` and more. Points that are not finite are left out.
 
     Args:
+        target: points [M, 3].
+        source: points [N, 3], where they are to be drawn.
+        errors: distances [N], in the clouds' units.
         max_error: top of the scale, in the clouds' units.
         size: height and width, pixels.
 
@@ -54,7 +57,10 @@ def alignment_view(
 
 
 def _axes(cloud: Tensor) -> Tensor:
-    """Right, up and towards the viewer, as rows: the principal axes, widest first, along their largest coordinates."""
+    """Return the directions right, up and towards the viewer, as rows.
+
+    They are the principal axes, widest first, and point along their largest coordinates.
+    """
     known = cloud[torch.isfinite(cloud).all(1)]
     if known.shape[0] < 3:
         return torch.eye(3, dtype=torch.float64)
@@ -65,7 +71,7 @@ def _axes(cloud: Tensor) -> Tensor:
 
 
 def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
-    """Put points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
+    """Draw points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
     height, width = image.shape[:2]
     room = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
     spread = (seen.amax(0) - seen.amin(0))[:2].clamp_min(1e-12)
@@ -83,7 +89,7 @@ def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
 
 
 def _colors(level: Tensor) -> Tensor:
-    """uint8 [N, 3] of levels from 0 to 1; above is red, and so is NaN."""
+    """Return uint8 [N, 3] for levels from 0 to 1; above is red, and so is NaN."""
     stops = torch.tensor(_SCALE, dtype=torch.float64)
     place = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
     low = place.floor().long().clamp_max(len(_SCALE) - 2)
@@ -92,7 +98,7 @@ def _colors(level: Tensor) -> Tensor:
 
 
 def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
-    """The key to :func:`alignment_view`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
+    """Draw the legend of :func:`alignment_view`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
     _check.number(width, "width", integer=True, low=128)
     _check.number(max_error, "max_error", above=0.0)
     height = width // 8

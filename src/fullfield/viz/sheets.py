@@ -1,4 +1,4 @@
-"""Pictures side by side, with their names."""
+"""Sheets of named pictures, side by side."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
 
 
 def _title(strip: Tensor, name: str, key: Tensor | None) -> None:
-    """Name at the left and key at the right of uint8 ``[3, H, W]``."""
+    """Draw a name at the left and a legend at the right of uint8 ``[3, H, W]``."""
     height, width = strip.shape[-2:]
     room = float(width)
     if key is not None:
@@ -75,7 +75,7 @@ def _title(strip: Tensor, name: str, key: Tensor | None) -> None:
 
 
 def _shrink(picture: Tensor, factor: float) -> Tensor:
-    """``picture`` scaled by ``factor`` if that makes it smaller."""
+    """Scale ``picture`` by ``factor`` if that makes it smaller."""
     if factor >= 1:
         return picture
     import numpy as np

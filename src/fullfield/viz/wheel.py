@@ -21,7 +21,7 @@ _OUTSIDE = 0.75  # brightness of vectors longer than the scale
 
 
 def color_wheel() -> Tensor:
-    """The 55 colours of Middlebury's wheel, from red through yellow, green, cyan, blue and magenta.
+    """Return the 55 colours of Middlebury's wheel, from red through yellow, green, cyan, blue and magenta.
 
     The six arcs have 15, 6, 4, 11, 13 and 6 colours (Baker et al., A Database and Evaluation Methodology for
     Optical Flow, IJCV 2011).
@@ -42,7 +42,7 @@ def color_wheel() -> Tensor:
 
 
 def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
-    """Length of the longest known vector, pixels: the scale that :func:`flow_to_image` takes by itself.
+    """Return the length of the longest known vector, pixels: the default scale of :func:`flow_to_image`.
 
     Args:
         flow: ``[2, H, W]``, (u, v), pixels.
@@ -62,7 +62,7 @@ def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
 
 
 def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: float | None = None) -> Tensor:
-    """Flow in Middlebury's colours: white is no motion, a pure colour is ``max_motion``.
+    """Draw a flow in Middlebury's colours: white is no motion, a pure colour is ``max_motion``.
 
     Args:
         flow: ``[2, H, W]``, (u, v), pixels. Unknown vectors (NaN, infinite, beyond 1e9) are drawn black.
@@ -98,7 +98,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
 
 
 def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
-    """The key to the colours: a disc whose rim is ``max_motion``, with that number beside it.
+    """Draw the legend of the colours: a disc whose rim is ``max_motion``, with that number at its side.
 
     Args:
         size: diameter of the disc with its margin, pixels, at least 32.
@@ -131,7 +131,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
 
 
 def scale_of(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
-    """``max_motion`` if it was given, else the flow's own scale."""
+    """Return ``max_motion`` if it was given, else the flow's own scale."""
     if max_motion is None:
         return flow_scale(flow, valid)
     _check.number(max_motion, "max_motion", above=0)
@@ -167,7 +167,7 @@ class FlowColors:
         self,
         flow: Tensor,  # [2, H, W], pixels
     ) -> Tensor:  # [3, H, W] uint8
-        """The next picture, on the flow's device; ``max_motion`` is its scale."""
+        """Draw the next picture, on the flow's device; ``max_motion`` is its scale."""
         _check.tensor(flow, "flow", (2, "H", "W"), device=self._table.device)
         if self._fixed is None:
             self._follow(flow)

@@ -1,4 +1,4 @@
-"""A window on the screen, through OpenCV where it was built with one."""
+"""Window on the screen, through OpenCV where it was built with one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUIT = (ord("q"), 27)  # and Escape
 
 
 class Window:
-    """Shows pictures one after the other. All calls from one thread, on macOS the main one.
+    """Window that shows pictures; use it from one thread, on macOS from the main one.
 
     Raises InputError where no window can be opened, ModuleNotFoundError without OpenCV.
     """
@@ -37,7 +37,7 @@ class Window:
         self,
         picture: Tensor,  # [3, H, W] uint8
     ) -> bool:
-        """Show it; False once the user has pressed q or Escape, or closed the window."""
+        """Show a picture; return False once the user has pressed q or Escape, or closed the window."""
         if self._cv2.getWindowProperty(self._title, self._cv2.WND_PROP_VISIBLE) < 1:
             return False
         rows = np.ascontiguousarray(picture.flip(0).permute(1, 2, 0).cpu().numpy())
@@ -45,6 +45,6 @@ class Window:
         return self._cv2.waitKey(1) & 0xFF not in _QUIT
 
     def close(self) -> None:
-        """Take the window away."""
+        """Close the window."""
         with suppress(self._cv2.error):  # the user was first
             self._cv2.destroyWindow(self._title)

@@ -53,7 +53,7 @@ def test_a_run_goes_on_and_a_set_grows(pairs: PairMaker, tmp_path: Path) -> None
     write_pairs(tmp_path / "whole", pairs, 3)
     write_pairs(tmp_path / "made", pairs, 2)
     (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
-    with pytest.raises(InputError, match=r"made\.json: tells of 2 pairs, but 1 are there; give the same"):
+    with pytest.raises(InputError, match=r"made\.json: lists 2 pairs, found 1; run the same"):
         open_dataset("made", tmp_path / "made")
     written = write_pairs(tmp_path / "made", pairs, 3, together=2)
     assert (written.made, written.kept) == (2, 1)

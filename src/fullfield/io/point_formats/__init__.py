@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import complaining, one_line
@@ -20,25 +20,39 @@ _NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
 
 @dataclass(frozen=True)
 class PointCloud:
-    """Points and what belongs to each of them. Points that are not finite stay in it."""
+    """Points, and the colours, normals and attributes of each. Points that are not finite stay in it."""
 
     points: NDArray[Any]  # [N, 3] float32 or float64, as stored; integers become float64
     colors: NDArray[Any] | None = None  # [N, 3] uint8, uint16 or float (0 to 1), as stored
     normals: NDArray[Any] | None = None  # [N, 3] float
-    attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # name -> [N], whatever else there is
+    attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # name -> [N], all other columns
 
     def __len__(self) -> int:
         return len(self.points)
 
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the points [N, 3]; ``np.asarray(cloud)`` shares their memory where ``dtype`` allows it.
+
+        As NumPy 2 has it, ``copy`` True always copies, None only where the type changes, and False never.
+
+        Raises:
+            ValueError: ``copy`` is False and the type changes.
+        """
+        array = np.asarray(self.points)
+        kept = dtype is None or array.dtype == np.dtype(dtype)
+        if copy is False and not kept:
+            raise ValueError(f"copy: points of type {array.dtype} become {np.dtype(dtype)} only by a copy, got False")
+        return array if kept and not copy else np.array(array, dtype)
+
 
 def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
-    """Float32 and float64 as they are, anything else as float64."""
+    """Return float32 and float64 as they are, anything else as float64."""
     kept = values.dtype.newbyteorder("=") if values.dtype in (np.float32, np.float64) else np.float64
     return np.ascontiguousarray(values, kept)
 
 
 def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
-    """A cloud from named columns [N], which it empties."""
+    """Make a cloud from named columns [N], and remove them from ``columns``."""
     if not {"x", "y", "z"} <= columns.keys():
         raise without_axes(path, columns)
     points = as_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
@@ -50,7 +64,10 @@ def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
 def text_columns(
     path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """``count`` rows of text as columns of these names and types, behind ``skipped`` lines, in ``left`` bytes."""
+    """Read ``count`` rows of text as columns of these names and types.
+
+    They lie behind ``skipped`` lines, in ``left`` bytes.
+    """
     width = len(named)
     if count * 2 * max(width, 1) > left + 1 or skipped > left:
         raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
@@ -70,7 +87,7 @@ def text_columns(
 def binary_columns(
     path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
+    """Read ``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
     wanted = count * dtype.itemsize
     if skipped + wanted > left:
         raise InputError(f"{path}: the header says {count} points, {wanted} bytes; {left - skipped} are stored")
@@ -80,7 +97,7 @@ def binary_columns(
 
 
 def without_axes(path: Path, names: Iterable[str]) -> InputError:
-    """What to say of points whose columns ``names`` lack x, y or z."""
+    """Return the error for points whose columns ``names`` have no x, y or z."""
     listed = ", ".join(one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
     return InputError(f"{path}: expected points with x, y and z, got {listed}")
 

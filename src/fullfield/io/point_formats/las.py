@@ -1,4 +1,4 @@
-"""LAS, where laspy is installed; LAZ, where one of its decompressors is too.
+"""LAS, if laspy is installed; LAZ, if one of its decompressors is installed too.
 
 laspy trusts every count in a file, so the header is read here first and held to the file's size (ASPRS LAS 1.4 R15,
 tables 3, 7 and 24; the fields up to byte 227 are those of every version before).
@@ -26,6 +26,7 @@ _ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 
 def read(path: Path) -> PointCloud:
+    """Read a LAS or LAZ file."""
     size = check_readable(path)
     with path.open("rb") as file:
         _check_counts(path, file, size)
@@ -97,14 +98,16 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
 
 
 def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: int, row: int) -> None:
-    """Refuse a table of more chunks than there are bytes of points, and chunks that are longer than what is left:
-    lazrs makes room for all that is announced."""
+    """Refuse a table with more chunks than bytes of points, and chunks that are longer than the rest.
+
+    lazrs allocates what the table announces.
+    """
     file.seek(points_at)
-    told = file.read(8)
-    if told == b"\xff" * 8:  # a writer that could not go back wrote it at the end
+    begin = file.read(8)
+    if begin == b"\xff" * 8:  # a writer that could not go back wrote it at the end
         file.seek(size - 8)
-        told = file.read(8)
-    at = int.from_bytes(told, "little", signed=True)
+        begin = file.read(8)
+    at = int.from_bytes(begin, "little", signed=True)
     if not points_at + 8 <= at <= size - 8:
         raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
     file.seek(at + 4)

@@ -21,6 +21,7 @@ _PADDING = "_"
 
 
 def read(path: Path) -> PointCloud:
+    """Read a PCD file."""
     size = check_readable(path)
     with path.open("rb") as file:
         header = _header(path, file)
@@ -61,7 +62,7 @@ def _number(path: Path, header: dict[str, list[str]], name: str) -> int:
 
 
 def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
-    """Name, NumPy's type and number of values of every field."""
+    """Return name, NumPy type and number of values of every field."""
     names = header.get("FIELDS", header.get("COLUMNS", []))
     counts = header.get("COUNT", ["1"] * len(names))
     described = (names, header.get("TYPE", []), header.get("SIZE", []), counts)
@@ -84,7 +85,7 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
 
 
 def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """A name and a type for each value; padding gets numbers, which no field's name can be."""
+    """Return a name and a type for each value; padding gets numbers, which no field's name can be."""
     flat: list[tuple[str, str]] = []
     for name, kind, many in fields:
         for i in range(many):
@@ -120,7 +121,7 @@ def _compressed(path: Path, data: bytes, fields: list[tuple[str, str, int]], cou
 
 
 def _lzf(path: Path, data: bytes, size: int) -> bytes:
-    """Marc Lehmann's LZF: runs of literals, and copies of 3 to 264 bytes from at most 8192 before."""
+    """Decompress Marc Lehmann's LZF: runs of literals, and copies of 3 to 264 bytes from at most 8192 before."""
     out = bytearray()
     at, end = 0, len(data)
     try:
@@ -154,7 +155,7 @@ def _lzf(path: Path, data: bytes, size: int) -> bytes:
 
 
 def _unpacked(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Without padding; a packed rgb as red, green and blue."""
+    """Leave out padding, and split a packed rgb into red, green and blue."""
     kept = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
     for name in ("rgb", "rgba"):
         if name in kept and kept[name].dtype.itemsize == 4:
