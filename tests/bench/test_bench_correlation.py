@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import harness as run
 from benchmarks.bench import failed, measure
-from benchmarks.cases.correlation import contenders
+from benchmarks.cases.correlation import contenders, volume
 from benchmarks.cases.correlation import measure as correlation
 from benchmarks.cases.correlation import positions as lookups
 from benchmarks.cases.correlation.contenders import Contender, Problem
@@ -182,10 +182,14 @@ def test_gradient_of_the_second_map_is_checked() -> None:
     assert "gradient of fmap2" in str(truth.of_gradients((first, second * 1.01), 1.0)[0])
 
 
-def test_too_large_a_volume_is_out_of_memory() -> None:
+def test_too_large_a_volume_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     (dense,) = contenders.our_contenders(["dense"])
-    with pytest.raises(run.TooLarge, match=r"1\.3e\+10 elements"):
-        dense.admit(replace(SMALL, size=(224, 512)))
+    monkeypatch.setattr(contenders, "_free_memory", lambda: 100 << 30)
+    for who in (dense, volume.contender()):
+        with pytest.raises(run.TooLarge, match=r"the volume takes 61\.2 GiB"):
+            who.admit(replace(SMALL, size=(224, 512)))
+    with pytest.raises(run.Unsupported, match=r"at most 2\^31 elements at a time; the volume has 1\.3e\+10"):
+        contenders._ptlflow_admit(replace(SMALL, size=(224, 512)))
 
     def exhausted(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB")
@@ -290,6 +294,23 @@ def test_fused_local_corr_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch)
     assert case["rows"][0]["status"] == "ok", case["rows"][0]
     (case,) = measured(plan(peer, backward=True))
     assert case["rows"][0]["status"] == "cannot"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"size": (4, 5)}, {"channels_last": True, "batch": 2}])
+def test_the_volume_of_raft(backward: bool, changes: dict[str, Any]) -> None:
+    """Levels of side one, too."""
+    (case,) = measured(plan(volume.contender(), backward=backward, **changes))
+    assert case["rows"][0]["status"] == "ok", case["rows"][0]
+
+
+def test_a_volume_in_slices_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.randn(2, 2, 8, 7, 10)
+    whole = volume.pyramid(first, second, 3)
+    monkeypatch.setattr(volume, "SLICE", 13 * 70)  # 13 source pixels of 70, the last slice shorter
+    sliced = volume.pyramid(first, second, 3, limit=1000)
+    assert [level.shape for level in sliced] == [(140, 1, 7, 10), (140, 1, 3, 5), (140, 1, 1, 2)]
+    torch.testing.assert_close(sliced, whole)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -181,7 +181,7 @@ def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
 
 
 def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> list[Contender]:
-    from benchmarks.cases.correlation import contenders
+    from benchmarks.cases.correlation import contenders, volume, voting
     from fullfield.ops.correlation import backends
 
     told = dict(backends(device))
@@ -189,7 +189,9 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     for name in sorted(absent - {"dense"}):
         note(f"{name} does not run here: {told[name]}")
     chosen = [name for name in BACKENDS if name in args.backends and (name not in absent or name == "dense")]
-    found = contenders.our_contenders(chosen)
+    found = [*contenders.our_contenders(chosen), volume.contender()]
+    if device.type == "cuda":
+        found.append(voting.contender())
     if args.alt_cuda_corr:
         found.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
     for name, peer in (
