@@ -227,6 +227,18 @@ def test_one_after_another_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
     assert entrants[1].row["no_graph"] == "out of memory"
 
 
+def test_no_graph_of_what_takes_most_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(correlation, "captured", lambda work: work)
+    inputs = Inputs.make(SMALL, Scene("smooth"))
+    entrant = Entrant(wrong_by(1.0), inputs, Truth.of(inputs, "highest"))
+    for peak, captured in ((51, False), (50, True)):
+        entrant.row["peak_bytes"] = peak
+        entrant.capture()
+        assert (entrant.replay is not None, "no_graph" not in entrant.row) == (captured, captured)
+        entrant.row.pop("no_graph", None)
+
+
 def test_precision_is_put_back() -> None:
     before = torch.get_float32_matmul_precision()
     measured(replace(plan(), precision="medium"))

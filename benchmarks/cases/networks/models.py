@@ -263,8 +263,8 @@ def _dense(peer: Any, size: tuple[int, int], dtype: torch.dtype | None) -> Flow:
 def _alternate(peer: Any, extension: Any, dtype: torch.dtype | None) -> Flow:
     module = sys.modules[type(peer).__module__]
     corr = vars(sys.modules[module.get_corr_block.__module__])
-    if corr.get("alt_cuda_corr") is None:
-        raise RuntimeError("ptlflow did not take the compiled extension")
+    if "alt_cuda_corr" not in corr:
+        raise RuntimeError("this version of ptlflow does not use RAFT's compiled extension")
     flow = _of_peer(peer, True, dtype)
     lookup = extension if dtype is None else _in_float32(extension)
 
