@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks import harness as run
 from benchmarks.bench import failed, measure
-from benchmarks.cases.correlation import contenders
+from benchmarks.cases.correlation import contenders, volume
 from benchmarks.cases.correlation import measure as correlation
 from benchmarks.cases.correlation import positions as lookups
 from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_sources
@@ -182,10 +182,14 @@ def test_gradient_of_the_second_map_is_checked() -> None:
     assert "gradient of fmap2" in str(truth.of_gradients((first, second * 1.01), 1.0)[0])
 
 
-def test_too_large_a_volume_is_out_of_memory() -> None:
+def test_too_large_a_volume_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     (dense,) = contenders.our_contenders(["dense"])
-    with pytest.raises(run.TooLarge, match=r"1\.3e\+10 elements"):
-        dense.admit(replace(SMALL, size=(224, 512)))
+    monkeypatch.setattr(contenders, "_free_memory", lambda: 100 << 30)
+    for who in (dense, volume.contender()):
+        with pytest.raises(run.TooLarge, match=r"the volume takes 61\.2 GiB"):
+            who.admit(replace(SMALL, size=(224, 512)))
+    with pytest.raises(run.Unsupported, match=r"at most 2\^31 elements at a time; the volume has 1\.3e\+10"):
+        contenders._ptlflow_admit(replace(SMALL, size=(224, 512)))
 
     def exhausted(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 70 GiB")
@@ -221,6 +225,18 @@ def test_one_after_another_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
     assert tried == [(2, True), (1, True), (1, True), (1, False)]
     assert "no_graph" not in entrants[0].row
     assert entrants[1].row["no_graph"] == "out of memory"
+
+
+def test_no_graph_of_what_takes_most_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(correlation, "captured", lambda work: work)
+    inputs = Inputs.make(SMALL, Scene("smooth"))
+    entrant = Entrant(wrong_by(1.0), inputs, Truth.of(inputs, "highest"))
+    for peak, captured in ((51, False), (50, True)):
+        entrant.row["peak_bytes"] = peak
+        entrant.capture()
+        assert (entrant.replay is not None, "no_graph" not in entrant.row) == (captured, captured)
+        entrant.row.pop("no_graph", None)
 
 
 def test_precision_is_put_back() -> None:
@@ -290,6 +306,23 @@ def test_fused_local_corr_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch)
     assert case["rows"][0]["status"] == "ok", case["rows"][0]
     (case,) = measured(plan(peer, backward=True))
     assert case["rows"][0]["status"] == "cannot"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"size": (4, 5)}, {"channels_last": True, "batch": 2}])
+def test_the_volume_of_raft(backward: bool, changes: dict[str, Any]) -> None:
+    """Levels of side one, too."""
+    (case,) = measured(plan(volume.contender(), backward=backward, **changes))
+    assert case["rows"][0]["status"] == "ok", case["rows"][0]
+
+
+def test_a_volume_in_slices_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.randn(2, 2, 8, 7, 10)
+    whole = volume.pyramid(first, second, 3)
+    monkeypatch.setattr(volume, "SLICE", 13 * 70)  # 13 source pixels of 70, the last slice shorter
+    sliced = volume.pyramid(first, second, 3, limit=1000)
+    assert [level.shape for level in sliced] == [(140, 1, 7, 10), (140, 1, 3, 5), (140, 1, 1, 2)]
+    torch.testing.assert_close(sliced, whole)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.bench import failed, measure
 from benchmarks.cases.networks import models
@@ -45,18 +47,18 @@ def test_forms_are_checked_and_timed() -> None:
     (case,) = measured(plan(cascade=True), quiet, lambda cases: seen.append(len(cases)))
     assert seen == [1]
     found = rows(case)
-    assert list(found) == ["fast", "exact", "fast, cascaded", "exact, cascaded"]
+    assert list(found) == ["fast", "module", "fast, cascaded", "module, cascaded"]
     for name, row in found.items():
         assert row["status"] == "ok"
         half = "fast" in name and cpu_dtype() == torch.bfloat16
         assert row["check"]["error"] < (models.ALLOWED if half else 1e-4)
         assert row["median_s"] > 0
-    assert found["exact"]["from_exact_px"] == 0
+    assert found["module"]["from_module_px"] == 0
     assert case["weights"] == "random"
     assert 0 < case["lookups"]["inside"] <= 1
     text = "\n".join(models.report({"cases": [case]}))
     assert "raft-small 96×64, 1 updates, random weights, made up frames, on cpu" in text
-    assert "px from exact" in text
+    assert "px from the module" in text
 
 
 def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_given_frames_are_resized_and_made_up_ones_move() -> None:
 
 @pytest.mark.usefixtures("ptlflow")
 def test_peers_get_our_weights() -> None:
-    given = Plan(("raft-small",), ((128, 136),), CPU, updates=(1,), repeats=1, forms=("exact",))
+    given = Plan(("raft-small",), ((128, 136),), CPU, updates=(1,), repeats=1, forms=("module",))
     (case,) = measured(given, quiet, quiet)
     row = rows(case)["ptlflow, dense"]
     assert row["status"] == "ok"
@@ -126,21 +128,94 @@ def test_a_ptlflow_that_does_not_import_is_left_out(error: Exception, monkeypatc
 
     monkeypatch.setattr(models, "importlib", SimpleNamespace(import_module=broken))
     told: list[str] = []
-    (case,) = measured(plan(peers=True, forms=("exact",)), told.append)
-    assert [row["name"] for row in case["rows"]] == ["exact"]
+    (case,) = measured(plan(peers=True, forms=("module",)), told.append)
+    assert [row["name"] for row in case["rows"]] == ["module"]
     first = str(error).splitlines()[0]
     assert f"ptlflow does not import here, so it is not measured ({first})" in told
 
 
+def test_half_precision_of_both_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain module in half precision, compiled for the whole number of updates, and the peer under autocast."""
+    asked: list[dict[str, Any]] = []
+    dtypes: set[torch.dtype] = set()
+
+    def compiled(model: models.Network, **settings: Any) -> Any:
+        asked.append(settings)
+
+        def run(first: Tensor, second: Tensor, updates: int) -> Tensor:
+            asked.append({"updates": updates})
+            return model(first, second, updates=updates)
+
+        return run
+
+    def peer(images: dict[str, Tensor]) -> dict[str, Tensor]:
+        first, second = images["images"][:, 0].flip(1), images["images"][:, 1].flip(1)
+        dtypes.add(functional.conv2d(first, torch.ones(1, 3, 1, 1)).dtype)
+        return {"flows": model(first, second, updates=stand_in.iters)[:, None]}
+
+    class Peer(SimpleNamespace):
+        def __call__(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
+            return peer(images)
+
+        def to(self, _: object) -> Peer:
+            return self
+
+        def eval(self) -> Peer:
+            return self
+
+    model = models.network(plan(), "raft-small", *models.frames(plan(), SIZE))
+    stand_in = Peer(load_state_dict=lambda *_, **__: None)
+    monkeypatch.setattr(models, "ALLOWED", 0.2)  # bfloat16 with random weights
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(models, "_ptlflow", lambda _: stand_in)
+    settings = plan(updates=(5,), forms=("module", "module-half", "compiled"), peers=True)
+    (case,) = measured(settings, quiet)
+    found = rows(case)
+    assert list(found) == ["module", "module, half", "compiled, half", "ptlflow, dense", "ptlflow, dense, half"]
+    assert [row["status"] for row in found.values()] == ["ok"] * 5
+    assert asked[0] == {"mode": "reduce-overhead", "dynamic": False}
+    assert {call["updates"] for call in asked[1:]} == {5}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    assert found["compiled, half"]["check"]["updates"] == 5
+    assert found["module, half"]["check"]["updates"] == models.CHECKED_UPDATES
+    assert found["module"]["check"]["error"] < 1e-4 < found["module, half"]["check"]["error"]
+
+
+def test_the_extension_gets_float32_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of two entries that share one peer, each takes its own lookup in every call."""
+    given: list[torch.dtype] = []
+    extension = SimpleNamespace(forward=lambda first, second, *_: given.extend((first.dtype, second.dtype)))
+    corr = SimpleNamespace(alt_cuda_corr=extension)
+
+    def peer(images: dict[str, Tensor]) -> dict[str, Tensor]:
+        half = torch.is_autocast_enabled("cpu")
+        features = images["images"][0, 0].to(torch.bfloat16 if half else torch.float32)
+        corr.alt_cuda_corr.forward(features, features, None, 4)
+        return {"flows": features[None, None]}
+
+    class Peer(SimpleNamespace):
+        __module__ = "a_peer"
+        __call__ = staticmethod(peer)
+
+    block = SimpleNamespace(__module__="a_peer.corr")
+    monkeypatch.setitem(sys.modules, "a_peer", SimpleNamespace(get_corr_block=block))
+    monkeypatch.setitem(sys.modules, "a_peer.corr", corr)
+    whole, half = (models._alternate(Peer(), extension, dtype) for dtype in (None, torch.bfloat16))
+    frame = torch.rand(1, 3, 8, 8)
+    for flow in (whole, half, whole):
+        assert flow(frame, frame, 1).dtype == torch.float32
+    assert given == [torch.float32] * 6
+
+
 def test_a_volume_that_cannot_be_is_not_tried() -> None:
-    with pytest.raises(TooLarge, match="the limit is 2\\^31"):
-        models._dense(None, (3432, 8192))
+    with pytest.raises(TooLarge, match="pooling takes at most 2\\^31"):
+        models._dense(None, (3432, 8192), None)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
     asked = ["models", "--methods", "raft-small", "fullfield-s", "--sizes", "96x64", "--updates", "2", "1"]
-    asked += ["--repeats", "1", "--forms", "exact"]
+    asked += ["--repeats", "1", "--forms", "module"]
     assert main([*asked, "--device", "cpu", "--no-peers", "--json", "-q", "-o", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     stored = json.loads(out.read_text())

@@ -181,7 +181,7 @@ def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
 
 
 def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> list[Contender]:
-    from benchmarks.cases.correlation import contenders
+    from benchmarks.cases.correlation import contenders, volume, voting
     from fullfield.ops.correlation import backends
 
     told = dict(backends(device))
@@ -192,6 +192,9 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     found = contenders.our_contenders([name for name in chosen if name != "blocks"])
     if "blocks" in chosen:
         found.append(contenders.blocks())
+    found.append(volume.contender())
+    if device.type == "cuda":
+        found.append(voting.contender())
     if args.alt_cuda_corr:
         found.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
     for name, peer in (

@@ -21,7 +21,7 @@ from fullfield.ops.correlation import BACKENDS, correlation_pyramid
 from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
-# The volume RAFT pools cannot be larger: PyTorch's average pooling counts its elements in 32 bits.
+# PyTorch's average pooling counts elements in 32 bits, so blocks that pool the volume whole take no larger one.
 DENSE_ELEMENTS = 1 << 31
 
 
@@ -125,7 +125,7 @@ def _admission(backend: str) -> Callable[[Problem], None]:
     def admit(problem: Problem) -> None:
         request = problem.request()
         if backend == "dense":
-            _admit_volume(problem)
+            admit_volume(problem)
         reason = LOOKUPS.why_not(backend, request)
         if reason is not None and reason.endswith("are free"):
             raise TooLarge(reason)
@@ -135,14 +135,16 @@ def _admission(backend: str) -> Callable[[Problem], None]:
     return admit
 
 
-def _admit_volume(problem: Problem) -> None:
-    request = problem.request()
-    elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
-    if elements > DENSE_ELEMENTS:
-        size = f"{request.volume_bytes / 2**30:.3g} GiB"
-        raise TooLarge(f"the volume has {elements:.2g} elements, {size}; the limit is 2^31 elements")
-    if problem.device.type == "cpu" and 2 * request.volume_bytes > _free_memory():
-        raise TooLarge(f"the volume takes {request.volume_bytes / 2**30:.3g} GiB")
+def admit_volume(problem: Problem) -> None:
+    """Raise TooLarge where the volume of all levels does not fit in memory: twice on a CPU, once on a GPU."""
+    needed, device = problem.request().volume_bytes, problem.device
+    if device.type == "cpu":
+        needed, free = 2 * needed, _free_memory()
+    else:
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + held
+    if needed > free:
+        raise TooLarge(f"the volume takes {problem.request().volume_bytes / 2**30:.3g} GiB")
 
 
 def _free_memory() -> int:
@@ -270,7 +272,10 @@ def ptlflow_volume() -> Contender | None:
 
 
 def _ptlflow_admit(problem: Problem) -> None:
-    _admit_volume(problem)
+    elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
+    if elements > DENSE_ELEMENTS:
+        raise Unsupported(f"pools at most 2^31 elements at a time; the volume has {elements:.2g}")
+    admit_volume(problem)
     if min(problem.request().sizes2[-1]) < 2:
         raise Unsupported("gives NaN on a level of side one")
 

@@ -355,6 +355,10 @@ class Entrant:
         if self.contender.no_graph is not None:
             self.row["no_graph"] = self.contender.no_graph
             return
+        total = torch.cuda.get_device_properties(self.inputs.problem.device).total_memory
+        if 2 * self.row.get("peak_bytes", 0) > total:  # a capture that fails leaves the allocator in disorder
+            self.row["no_graph"] = "takes more than half of the memory, and a graph needs as much again"
+            return
         try:
             self.replay = captured(self.inputs.work(self.contender))
             wrong = self._wrong(self.replay)

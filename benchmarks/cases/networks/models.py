@@ -1,12 +1,13 @@
-"""Networks end to end, one pair that is already on the device: ours in their forms beside ptlflow's.
+"""Networks end to end, one pair that is already on the device: our forms compared with ptlflow's model.
 
-Everybody gets the same weights and frames. Before a time counts, the flow after a few updates is compared with our
-exact form's. Which positions the network looks up is told beside the time: random weights ask for others than trained
-ones.
+All entries get the same weights and frames, and each precision has entries of ours and of the peer: float32 and half
+precision (float16 on a GPU, bfloat16 on a CPU). Before a time counts, the flow is compared with that of our module in
+float32. The case also stores which positions the network looks up, because they depend on the weights.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -46,12 +48,15 @@ Flow = Callable[[Tensor, Tensor, int], Tensor]
 
 PACKAGED = "fullfield-s"
 """Comes with its weights."""
-FORMS = ("fast", "exact")
+FORMS = ("fast", "module", "module-half", "compiled")
+"""Prepared in half precision; the plain module in float32, in half precision, and that through ``torch.compile``."""
+DEFAULT_FORMS = FORMS[:2]
+HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}
 PEERS = {name: name.replace("-", "_") for name in NETWORKS if name != PACKAGED}
 """What ptlflow calls them."""
 # Updates after which results are compared: rounding grows from update to update where weights are random.
 CHECKED_UPDATES = 4
-# Of the flow's length. Peers' and our exact form multiply in TF32 unless PyTorch is told otherwise.
+# Of the flow's length. Convolutions of the peer and of our module use TF32 unless PyTorch is told otherwise.
 ALLOWED = 0.02
 
 
@@ -65,7 +70,7 @@ class Plan:
     device: torch.device
     updates: Sequence[int] | None = None
     """Of each method; each network's own number where there is none."""
-    forms: Sequence[str] = FORMS
+    forms: Sequence[str] = DEFAULT_FORMS
     cascade: bool = False
     """Also ours cascaded."""
     peers: bool = True
@@ -80,11 +85,13 @@ class Plan:
 
 
 class Entry(NamedTuple):
-    """Who takes part in a case. ``make`` prepares it; raises TooLarge if it knows better."""
+    """One implementation in a case. ``make`` prepares it and raises TooLarge if the memory cannot suffice."""
 
     name: str
     ours: bool
     make: Callable[[], Flow]
+    whole: bool = False
+    """Checked after all updates: another number of updates would be compiled again."""
 
 
 def cases(plan: Plan, note: Note) -> Cases:
@@ -155,7 +162,7 @@ def _file(plan: Plan, method: str) -> str | None:
 
 @contextmanager
 def looked_up(model: Network) -> Iterator[list[Tensor]]:
-    """The positions of every lookup of our exact form."""
+    """Record the positions of every lookup of the plain module."""
     found: list[Tensor] = []
     pyramid = model.pyramid
 
@@ -179,10 +186,11 @@ def looked_up(model: Network) -> Iterator[list[Tensor]]:
 
 
 def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note: Note) -> list[Entry]:
-    """Ours by form, cascaded if the plan says so, then the peers that are installed."""
-    found = [Entry(form, True, partial(_ours, model, form)) for form in plan.forms]
+    """Return our forms, cascaded ones if the plan has them, then the peer in both precisions where it is installed."""
+    found = [Entry(FORM_NAMES[form], True, partial(_ours, model, form), form == "compiled") for form in plan.forms]
     if plan.cascade:
-        found += [Entry(f"{form}, cascaded", True, partial(_cascaded, model, form)) for form in plan.forms]
+        cascaded = [form for form in plan.forms if form in DEFAULT_FORMS]
+        found += [Entry(f"{FORM_NAMES[form]}, cascaded", True, partial(_cascaded, model, form)) for form in cascaded]
     if not plan.peers or method not in PEERS:
         return found
     try:
@@ -193,19 +201,50 @@ def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note
     # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
     peer.load_state_dict(model.state_dict(), strict=False)
     peer.to(plan.device).eval()
-    found.append(Entry("ptlflow, dense", False, partial(_dense, peer, size)))
+    dtypes = (None, HALF[plan.device.type])
+    found += [Entry(_in("ptlflow, dense", dtype), False, partial(_dense, peer, size, dtype)) for dtype in dtypes]
     if plan.extension is not None:
-        found.append(Entry("ptlflow, alt_cuda_corr", False, partial(_alternate, peer, plan.extension)))
+        name = "ptlflow, alt_cuda_corr"
+        found += [Entry(_in(name, dtype), False, partial(_alternate, peer, plan.extension, dtype)) for dtype in dtypes]
     return found
 
 
+FORM_NAMES = {"fast": "fast", "module": "module", "module-half": "module, half", "compiled": "compiled, half"}
+
+
+def _in(name: str, dtype: torch.dtype | None) -> str:
+    return name if dtype is None else f"{name}, half"
+
+
 def _ours(model: Network, form: str) -> Flow:
-    run = model if form == "exact" else PreparedSizes(model, form)
-    return lambda first, second, updates: run(first, second, updates=updates)
+    if form == "compiled":
+        return _compiled(_halved(model))
+    run = {"fast": lambda: PreparedSizes(model, "fast"), "module": lambda: model, "module-half": lambda: _halved(model)}
+    chosen = run[form]()
+    return lambda first, second, updates: chosen(first, second, updates=updates)
+
+
+def _halved(model: Network) -> Network:
+    """Return a copy of the plain module with weights in half precision; coordinates and the flow stay float32."""
+    device = next(model.parameters()).device
+    return copy.deepcopy(model).to(HALF[device.type])
+
+
+def _compiled(model: Network) -> Flow:
+    """Return the module through ``torch.compile``, with CUDA graphs on a GPU. Compiles at the first call."""
+    torch.compiler.reset()
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+    def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()  # the flow before is no longer read
+        found: Tensor = compiled(first, second, updates=updates)
+        return found
+
+    return flow
 
 
 def _cascaded(model: Network, form: str) -> Flow:
-    cascade = Cascade(model if form == "exact" else PreparedSizes(model, form))
+    cascade = Cascade(model if form == "module" else PreparedSizes(model, form))
     return lambda first, second, updates: cascade(first, second, updates)
 
 
@@ -214,27 +253,44 @@ def _ptlflow(name: str) -> Any:
         return importlib.import_module("ptlflow").get_model(name)
 
 
-def _dense(peer: Any, size: tuple[int, int]) -> Flow:
+def _dense(peer: Any, size: tuple[int, int], dtype: torch.dtype | None) -> Flow:
     pixels = -(-size[0] // STRIDE) * -(-size[1] // STRIDE)
     if pixels * pixels > DENSE_ELEMENTS:
-        raise TooLarge(f"the volume has {pixels * pixels:.2g} elements; the limit is 2^31")
-    return _of_peer(peer, False)
+        raise TooLarge(f"the volume has {pixels * pixels:.2g} elements; pooling takes at most 2^31")
+    return _of_peer(peer, False, dtype)
 
 
-def _alternate(peer: Any, extension: Any) -> Flow:
+def _alternate(peer: Any, extension: Any, dtype: torch.dtype | None) -> Flow:
     module = sys.modules[type(peer).__module__]
-    block = module.get_corr_block
-    if getattr(sys.modules[block.__module__], "alt_cuda_corr", None) is not extension:
-        raise RuntimeError("ptlflow did not take the compiled extension")
-    return _of_peer(peer, True)
+    corr = vars(sys.modules[module.get_corr_block.__module__])
+    if "alt_cuda_corr" not in corr:
+        raise RuntimeError("this version of ptlflow does not use RAFT's compiled extension")
+    flow = _of_peer(peer, True, dtype)
+    lookup = extension if dtype is None else _in_float32(extension)
+
+    def with_extension(first: Tensor, second: Tensor, updates: int) -> Tensor:
+        corr["alt_cuda_corr"] = lookup
+        return flow(first, second, updates)
+
+    return with_extension
 
 
-def _of_peer(peer: Any, alternate: bool) -> Flow:
+def _in_float32(extension: Any) -> Any:
+    """Return RAFT's extension with features cast to float32, as RAFT's own code does under autocast."""
+
+    def forward(first: Tensor, second: Tensor, *rest: Any) -> Any:
+        return extension.forward(first.float(), second.float(), *rest)
+
+    return SimpleNamespace(forward=forward)
+
+
+def _of_peer(peer: Any, alternate: bool, dtype: torch.dtype | None) -> Flow:
     def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
         peer.alternate_corr, peer.iters = alternate, updates
         images = torch.stack((first, second), 1).flip(2)  # it takes blue, green, red
-        found: Tensor = peer({"images": images})["flows"][:, 0]
-        return found
+        with torch.autocast(first.device.type, dtype, enabled=dtype is not None):
+            found: Tensor = peer({"images": images})["flows"][:, 0]
+        return found.float()
 
     return flow
 
@@ -243,7 +299,7 @@ def _of_peer(peer: Any, alternate: bool) -> Flow:
 
 
 class Truth(NamedTuple):
-    """Our exact form's flows; none where it does not fit."""
+    """Flows of our module in float32; none where it does not fit."""
 
     flow: Tensor | None
     few: dict[bool, Tensor]
@@ -281,14 +337,16 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
             row: dict[str, Any] = {"name": entry.name, "ours": entry.ours, "status": "ok"}
             rows.append(row)
             cascaded = entry.name.endswith("cascaded")
-            flow = _admitted(entry, row, (first, second), updates, few, truth.few.get(cascaded))
+            right = truth.flow if entry.whole else truth.few.get(cascaded)
+            flow = _admitted(entry, row, (first, second), updates, updates if entry.whole else few, right)
             if flow is not None:
                 if truth.flow is not None and not cascaded:
-                    row["from_exact_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
+                    row["from_module_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
                 candidates.append(Candidate(entry.name, _work(flow, first, second, updates), lambda _: None))
             release(plan.device)
         clock = clock_of(plan.device)
         timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
+        torch.compiler.reset()  # gives back the memory of the graphs
     for timing in timings:
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
@@ -340,7 +398,7 @@ def _admitted(
         if on_gpu:
             torch.cuda.synchronize()
             row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    except (MemoryError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - a compiler's or a peer's mistake must not end the run
         row |= given_up(error)
         return None
     return flow
@@ -365,7 +423,7 @@ def report(results: dict[str, Any]) -> list[str]:
 def _lookups(case: dict[str, Any]) -> str:
     told = case["lookups"]
     if told is None:
-        return "  our exact form does not fit: results are only known to be finite"
+        return "  our module does not fit: results are only known to be finite"
     shares = f"{told['mean_window']:.0f} columns mean window, {100 * told['inside']:.1f} % in the map"
     return f"  lookups: {shares}; mean flow {case['flow_px']:.1f} px"
 
@@ -377,6 +435,6 @@ def _row(row: dict[str, Any]) -> str:
     if "peak_bytes" in row:
         parts.append(f"peak {row['peak_bytes'] / 2**30:.2f} GiB")
     parts.append(f"first call {row['first_call_s']:.2f} s")
-    if "from_exact_px" in row:
-        parts.append(f"{row['from_exact_px']:.2g} px from exact")
+    if "from_module_px" in row:
+        parts.append(f"{row['from_module_px']:.2g} px from the module")
     return ", ".join(parts)

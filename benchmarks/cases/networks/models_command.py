@@ -1,15 +1,16 @@
-"""``python -m benchmarks models``: networks end to end beside ptlflow's."""
+"""``python -m benchmarks models``: networks end to end, compared with ptlflow's."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
 from fullfield._check import InputError
 from fullfield.cli import paths
-from fullfield.cli.argtypes import count, size
+from fullfield.cli.argtypes import count, positive, size
 
 if TYPE_CHECKING:
     import torch
@@ -17,17 +18,19 @@ if TYPE_CHECKING:
     from benchmarks.cases.networks.models import Plan
 
 METHODS = ("fullfield-s", "raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
-FORMS = ("fast", "exact")
+FORMS = ("fast", "module", "module-half", "compiled")
 DESCRIPTION = """\
 Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
-with the same weights, with its dense volume and with RAFT's compiled extension. Every flow is compared with our exact
-form's before its time counts; all take turns. Peak memory and the positions that were looked up stand beside the times.
+with the same weights in float32 and in half precision (autocast), with its dense volume and with RAFT's compiled
+extension. Every flow is compared with that of our module in float32 before its time counts; all take turns. The results
+hold peak memory and the positions that were looked up.
 """
 EPILOG = """\
 examples:
   python -m benchmarks models --weights raft=raft-sintel.pth --pair frame_0002.png frame_0003.png -o results.json
   python -m benchmarks models --methods raft-small fullfield-s --updates 12 4 --sizes 1024x436
   python -m benchmarks models --methods sea-raft-m --sizes 8192x3432 --cascade --alt-cuda-corr RAFT/alt_cuda_corr
+  python -m benchmarks models --sizes 1920x1080 --updates 12 4 --forms fast module module-half compiled
 """
 
 
@@ -44,9 +47,17 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--pair", nargs=2, metavar=("A", "B"), help="frames, resized [a texture that moves smoothly]")
     who = parser.add_argument_group("who takes part")
-    who.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="ours [both]")
+    who.add_argument(
+        "--forms",
+        nargs="+",
+        choices=FORMS,
+        default=list(FORMS[:2]),
+        help="ours: prepared in half precision; the plain module in float32, in half precision, and that through "
+        "torch.compile with CUDA graphs, which compiles for half a minute [fast module]",
+    )
     who.add_argument("--no-peers", action="store_true", help="ours alone")
     options.add_extension_option(who)
+    parser.add_argument("--seconds", type=positive, metavar="S", help="begin no case after this time")
 
 
 def _weights(args: argparse.Namespace) -> dict[str, str]:
@@ -77,7 +88,7 @@ def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.cases.networks import models
 
     plan = _plan(args, note)
-    return Session(models.cases(plan, note), device=plan.device)
+    return Session(models.cases(plan, note), seconds=args.seconds or math.inf, device=plan.device)
 
 
 def _report(results: Result) -> list[str]:

@@ -1,0 +1,78 @@
+"""The kernel of Briedis et al. (CVPR 2026), written anew as a contender: blocks of 8×8 pixels, chosen by voting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.correlation.contenders import Contender, Lookup, Problem
+from benchmarks.harness import Unsupported
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.correlation import correlation_pyramid
+from fullfield.ops.correlation.blocks import BLOCK, to_patches
+from fullfield.ops.launching import CODES, structures
+
+NAME = "Briedis et al., written anew"
+LIBRARIES = Libraries("the voting kernel")
+_CHUNK, _THREADS = 32, 64
+_SHARED = 4 * 64 * 65
+"""Bytes of a block's products."""
+_SOURCE = Path(__file__).with_suffix(".cu")
+_Params = structures(_SOURCE)["VotingParams"]
+
+
+def source(dtype: torch.dtype) -> Source:
+    """Return the kernel for 16-bit features of ``dtype``."""
+    text = launching.read_source(launching.HALVES, launching.VALUES, launching.PRODUCTS, _SOURCE)
+    return Source(text, (f"-DIN={CODES[dtype]}", f"-DBF16={int(dtype == torch.bfloat16)}"))
+
+
+def contender() -> Contender:
+    """Return the contender: features in blocks once per pair, then one launch per level and lookup."""
+    return Contender(NAME, _prepare, _admit)
+
+
+def _admit(problem: Problem) -> None:
+    reason = launching.why_not(problem.device)
+    if reason is not None:
+        raise Unsupported(reason)
+    if problem.dtype not in (torch.float16, torch.bfloat16):
+        raise Unsupported(f"multiplies float16 and bfloat16, got {str(problem.dtype).removeprefix('torch.')}")
+    if problem.backward:
+        raise Unsupported("has no gradients")
+    if 0 in problem.request().sizes2[-1]:
+        raise Unsupported("has no level of size zero")
+
+
+def in_blocks(fmap: Tensor) -> Tensor:
+    """Return [B, C, H, W] as [B, rows, columns, 8, 8, C'], channels padded with zeros to a multiple of 32."""
+    missing = -fmap.shape[1] % _CHUNK
+    return to_patches(torch.nn.functional.pad(fmap, (0, 0, 0, 0, 0, missing)), BLOCK)
+
+
+def _prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+    first = in_blocks(fmap1)
+    levels = correlation_pyramid(fmap2, problem.levels)
+    sizes = [level.shape[2:] for level in levels]
+    seconds = [in_blocks(level) for level in levels]
+    height, width = fmap1.shape[2:]
+    taps = (2 * problem.radius + 1) ** 2
+    kernels = launching.kernels(LIBRARIES, source(problem.dtype), fmap1.get_device())
+
+    def lookup(coords: Tensor) -> Tensor:
+        coords = coords.contiguous()
+        out = torch.zeros((len(coords), problem.levels * taps, height, width), device=coords.device)
+        for number, (size, second) in enumerate(zip(sizes, seconds, strict=True)):
+            p = _Params()
+            p.first, p.second, p.coords = first.data_ptr(), second.data_ptr(), coords.data_ptr()
+            p.out, p.out_item = out[:, number * taps :].data_ptr(), out.stride(0)
+            p.height, p.width, p.height2, p.width2 = height, width, *size
+            p.channels, p.radius = first.shape[-1], problem.radius
+            p.shrink, p.scale = 0.5**number, problem.channels**-0.5
+            kernels.launch("vote", first.shape[0] * first.shape[1] * first.shape[2], _THREADS, p, _SHARED)
+        return out.to(problem.out_dtype).contiguous(memory_format=problem.memory_format)
+
+    return lookup
