@@ -24,7 +24,6 @@ from torch import Tensor
 from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
 from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate, estimate_batch
-from fullfield.estimators.warm_start import moved_forward
 from fullfield.integrations import forms
 from fullfield.metrics import registration as poses
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
@@ -32,6 +31,7 @@ from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNe
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops.correlation.analysis import read_shares, recorded_positions
+from fullfield.ops.splatting import moved_forward
 from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
 from fullfield.rendering.truth import occluded
 from fullfield.sequences import estimate_sequence

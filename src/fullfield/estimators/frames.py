@@ -21,9 +21,11 @@ class PilImage(Protocol):
     """Image of PIL."""
 
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """PIL's name of the pixel format."""
 
-    def convert(self, mode: str, /) -> Any: ...
+    def convert(self, mode: str, /) -> Any:
+        """Return the image in another pixel format."""
 
 
 Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor | PilImage

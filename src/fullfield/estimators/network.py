@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._lazy import renamed
+from fullfield._lazy import renamed, renamed_property
 from fullfield._switch import Switch
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
@@ -94,7 +94,7 @@ class NetworkEstimator:
             fits = backend != PREFER_DENSE or self.config.precision in ("auto", "exact")
             expected = f"another one than {PREFER_DENSE}, which is for exact precision"
             _check.require(fits, "backend", expected, backend)
-        self._asked = backend
+        self._requested = backend
         self._forget()
 
     def _forget(self) -> None:
@@ -109,7 +109,7 @@ class NetworkEstimator:
         self._fast: PreparedSizes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"method": self.method, "config": self.config, "_asked": self._asked}
+        return {"method": self.method, "config": self.config, "_requested": self._requested}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -130,14 +130,16 @@ class NetworkEstimator:
         return parameters
 
     @property
-    def asked_backend(self) -> str | None:
+    def requested_backend(self) -> str | None:
         """Backend that was requested; None if it is chosen."""
-        return self._asked
+        return self._requested
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:
         """Backend of the correlation lookup in the last call, at the finest level; before it the requested one."""
-        return self._used or self._asked or "automatic"
+        return self._used or self._requested or "automatic"
 
     def prepare(
         self,
@@ -256,7 +258,7 @@ class NetworkEstimator:
         precision = self.config.precision
         if precision == "auto":
             precision = "exact"
-            if device.type == "cuda" and self._asked in (None, "cuda"):
+            if device.type == "cuda" and self._requested in (None, "cuda"):
                 from fullfield.models.prepared import why_not
 
                 reason = why_not(device)
@@ -281,7 +283,7 @@ class NetworkEstimator:
     def _exact(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with the backend of its correlation lookup chosen for one size."""
         request = lookup_request(network.config, size)
-        backend = self._asked
+        backend = self._requested
         if backend == PREFER_DENSE:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
@@ -314,7 +316,7 @@ class NetworkEstimator:
             self._network = None  # frees the old one first
             self._fast, self._dense = None, {}
             shape = self.config.shaped(NETWORKS[self.method])
-            self._network = load_weights(shape, origin, correlation=self._asked).to(device)
+            self._network = load_weights(shape, origin, correlation=self._requested).to(device)
             checksum = None if origin.path is None else digest(origin.path)[:_DIGITS]
             self._origin = {"weights": origin.name, "weights_sha256": checksum}
             self._stamp = stamp

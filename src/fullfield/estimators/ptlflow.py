@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._lazy import renamed_property
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
@@ -76,7 +77,7 @@ class PtlflowEstimator:
         own = ON_DEMAND if self.config.alt_cuda_corr is not None else None if self.config.patched else "patched=False"
         fits = backend is None or own is None
         _check.require(fits, "backend", f"None beside {own}, where the lookup is the model's own", repr(backend))
-        self._asked = backend
+        self._requested = backend
         self._forget()
 
     def _forget(self) -> None:
@@ -87,7 +88,7 @@ class PtlflowEstimator:
         self._origin: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_name": self._name, "method": self.method, "config": self.config, "_asked": self._asked}
+        return {"_name": self._name, "method": self.method, "config": self.config, "_requested": self._requested}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -103,9 +104,11 @@ class PtlflowEstimator:
         return {**self.config.as_dict(), **self._origin}
 
     @property
-    def asked_backend(self) -> str | None:
+    def requested_backend(self) -> str | None:
         """Backend that was requested; None if it is chosen."""
-        return self._asked
+        return self._requested
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:
@@ -114,10 +117,10 @@ class PtlflowEstimator:
         One of ours, ``"ptlflow"`` for the model's own, or ``"alt_cuda_corr"`` for its own on demand.
         """
         if self._model is None:
-            return self._asked or "automatic"
+            return self._requested or "automatic"
         if self._handle is None:
             return ORIGINAL if self._extension is None else ON_DEMAND
-        return self._asked or next(self._model.parameters()).device.type
+        return self._requested or next(self._model.parameters()).device.type
 
     def prepare(
         self,
@@ -185,7 +188,7 @@ class PtlflowEstimator:
         if self._origin["patched"] and self._handle is None:
             from fullfield.integrations import patch
 
-            self._handle = patch(model, backend=self._asked)
+            self._handle = patch(model, backend=self._requested)
         return model
 
     def _load(self, fetching: Fetching | None) -> None:
@@ -256,7 +259,7 @@ class PtlflowEstimator:
         if support is None or support.state != OTHER:
             return True
         why = f"None, as {self.method} has no correlation that is known"
-        _check.require(self._asked is None, "backend", why, repr(self._asked))
+        _check.require(self._requested is None, "backend", why, repr(self._requested))
         return False
 
 

@@ -29,7 +29,9 @@ class Network(Protocol):
         *,
         updates: int | None = None,
         initial_flow: Tensor | None = None,  # [B, 2, h, w]: covers the frame, in pixels of its own grid
-    ) -> Tensor: ...  # [B, 2, H, W]
+    ) -> Tensor:  # [B, 2, H, W]
+        """Estimate the flow from ``frame1`` to ``frame2``."""
+        ...
 
 
 def cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:

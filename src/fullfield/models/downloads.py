@@ -135,7 +135,7 @@ def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -
             with part.open("ab" if begin else "wb") as file:
                 have = _copy(response, file, begin, total, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # what is here is longer than what is there
+        if error.code == 416:  # our part is longer than the file
             _forget(part)
             raise _Cut("the file on the server has changed") from None
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
@@ -153,7 +153,7 @@ def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | N
         extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if extent and int(extent[1]) == have:
             return have, None if extent[2] == "*" else int(extent[2])
-        raise DownloadError(f"{response.url}: the server answered with another part of the file than was asked for")
+        raise DownloadError(f"{response.url}: the server answered with another part of the file than was requested")
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdigit() else None
 
