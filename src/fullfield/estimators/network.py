@@ -22,9 +22,8 @@ from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, Progress
 from fullfield.estimators.registry import canonical, method_of
 from fullfield.models.cascade import cascade_pairs, cascade_sizes
-from fullfield.models.doubled import Judged, enlarged, more_confident
-from fullfield.models.downloads import Progress as Downloading
-from fullfield.models.downloads import digest
+from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
+from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
@@ -51,7 +50,7 @@ _SIZES_KEPT, _SMALL_PIXELS = 4, 1 << 20
 
 
 class _Found(NamedTuple):
-    """Flow in one direction, with its log scale as in :class:`Judged` if it was requested."""
+    """Flow in one direction, with its log scale as in :class:`FlowWithScale` if it was requested."""
 
     flow: Tensor
     log_scale: Tensor | None = None
@@ -145,7 +144,7 @@ class NetworkEstimator:
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Downloading | None = None,
+        fetching: DownloadProgress | None = None,
     ) -> None:
         """Load the network onto ``device`` and compile what it runs on now instead of at the first call.
 
@@ -218,9 +217,10 @@ class NetworkEstimator:
             found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine, starts))
             # The confidence was fitted with no smaller scales than one size's.
             least = cast("Any", network.config).log_scale_min
-            judged = cast("Iterator[tuple[Judged, Judged]]", zip(*found, strict=True))
+            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*found, strict=True))
             return [
-                _Found(best.flow, best.log_scale.clamp(least)) for best in (more_confident(*sizes) for sizes in judged)
+                _Found(best.flow, best.log_scale.clamp(least))
+                for best in (more_confident(*sizes) for sizes in both_sizes)
             ]
 
     def _at(
@@ -306,7 +306,7 @@ class NetworkEstimator:
         self._fast.sizes = max(sizes, _SIZES_KEPT) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
         return self._fast.prepared(size.height, size.width, size.batch)
 
-    def _ready(self, device: torch.device, fetching: Downloading | None = None) -> FlowNetwork:
+    def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):

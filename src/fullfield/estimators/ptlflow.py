@@ -19,8 +19,7 @@ from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.estimators.protocol import Progress
-from fullfield.models.downloads import DownloadError, digest, download
-from fullfield.models.downloads import Progress as Fetching
+from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download
 from fullfield.models.state import fit, read_state
 from fullfield.models.weights import weights_folder
 
@@ -126,7 +125,7 @@ class PtlflowEstimator:
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Fetching | None = None,
+        fetching: DownloadProgress | None = None,
     ) -> None:
         """Load and patch the model now instead of at the first call.
 
@@ -177,7 +176,7 @@ class PtlflowEstimator:
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _ready(self, device: torch.device, fetching: Fetching | None = None) -> torch.nn.Module:
+    def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> torch.nn.Module:
         if self._model is None:
             self._load(fetching)
         model = self._model
@@ -191,7 +190,7 @@ class PtlflowEstimator:
             self._handle = patch(model, backend=self._requested)
         return model
 
-    def _load(self, fetching: Fetching | None) -> None:
+    def _load(self, fetching: DownloadProgress | None) -> None:
         ptlflow = import_ptlflow()
         if self.config.alt_cuda_corr is not None:
             from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
@@ -223,7 +222,7 @@ class PtlflowEstimator:
         }
         self._model = model.eval()
 
-    def _weights(self, ptlflow: Any, fetching: Fetching | None) -> tuple[str, Path | None]:
+    def _weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
         wanted = self.config.weights
         if wanted == RANDOM:
@@ -263,7 +262,7 @@ class PtlflowEstimator:
         return False
 
 
-def _fetched(url: str, fetching: Fetching | None) -> Path:
+def _fetched(url: str, fetching: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = weights_folder() / file
     if not target.is_file():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import candidates, usable
-from fullfield.models.downloads import DownloadError, Progress, download, extract
+from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.shape import NetworkShape
@@ -276,7 +276,7 @@ def weights_folder() -> Path:
     raise OSError(f"no folder for weights can be written ({', '.join(map(str, tried))}); set FULLFIELD_CACHE_DIR")
 
 
-def fetch_weights(entry: WeightsEntry | str, progress: Progress | None = None) -> Path:
+def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None = None) -> Path:
     """Return the path of the entry's file, downloaded and checked if it is not in the cache.
 
     Args:
@@ -343,7 +343,7 @@ class Origin:
         """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
-    def fetched(self, progress: Progress | None = None) -> Origin:
+    def fetched(self, progress: DownloadProgress | None = None) -> Origin:
         """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
         if self.entry is None or self.path is not None:
             return self
@@ -395,7 +395,7 @@ def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None =
 def load_weights(
     model: str | NetworkShape | RAFT | SEARAFT,
     source: str | os.PathLike[str] | WeightsEntry | Origin | None = None,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     *,
     correlation: str | None = None,
 ) -> RAFT | SEARAFT:
