@@ -300,7 +300,7 @@ def test_mistakes(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
         ({"direction": "sideways"}, "direction: expected one of forward, backward, both"),
         ({"step": 0}, "step: expected an integer >= 1"),
         ({"setting": "both"}, "setting: expected a Setting"),
-        ({"preset": "fast"}, "preset: expected no parameters beside an Estimator"),
+        ({"preset": "fast"}, "preset: expected no parameters with an Estimator"),
     ):
         with pytest.raises(InputError, match=word):
             next(estimate_sequence("plate.%04d.png", estimator, **arguments))  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ class _Source(NamedTuple):
 
             return to_device(read_frame(frame, transfer=self.transfer, **self.reading), device)
         for option in self.reading:
-            _check.require(False, option, "none beside an array or tensor: it is of a file", repr(self.reading[option]))
+            _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
             frame = _from_array(frame, self.name)
         if not isinstance(frame, Tensor):
