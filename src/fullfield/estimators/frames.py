@@ -129,7 +129,7 @@ class _Source(NamedTuple):
 
     @property
     def may_be_refused(self) -> bool:
-        """True if these are floats of which nothing says that they are linear light."""
+        """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
 
     def tensor(self, device: torch.device) -> Tensor:

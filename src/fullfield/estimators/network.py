@@ -60,7 +60,7 @@ class NetworkEstimator:
     """Estimator of RAFT or SEA-RAFT flow for frames of any size. The network is loaded at the first call and kept.
 
     Weights that are not on this machine are downloaded then; a file that has changed is loaded again. The fast form is
-    made once per size and kept for the sizes of the last call (small frames: of the last few). Calls from several
+    prepared once per size and kept for the sizes of the last call (small frames: of the last few). Calls from several
     threads wait for each other. An estimator can be pickled and copied; the copy loads its own network.
 
     Args:
@@ -157,7 +157,7 @@ class NetworkEstimator:
         with self._lock, torch.no_grad():
             network = self._ready(place, fetching)
             exact = self._is_exact(place)
-            if exact or (place.type == "cpu" and self._fast is None):  # on a GPU the fast form runs while it is made
+            if exact or (place.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
                 tiny = PairSize.of(blank)
                 run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)

@@ -228,7 +228,7 @@ class PtlflowEstimator:
         if wanted == RANDOM:
             return RANDOM, None
         urls: Mapping[str, str] = getattr(ptlflow.get_model_reference(self._name), "pretrained_checkpoints", {})
-        known = f"ptlflow publishes {', '.join(urls) or 'none'} for {self._name}; 'random' stands for random numbers"
+        known = f"ptlflow publishes {', '.join(urls) or 'none'} for {self._name}; 'random' means random weights"
         if wanted is None:
             if not urls:
                 raise InputError(f"weights: expected a file: {known}")

@@ -76,7 +76,7 @@ class Cascade:
     Args:
         network: called once per level, coarsest first.
         updates: m, the updates of the finest level; None is the network's number.
-        coarse_updates: n, the updates of every other level; None is as many as the finest. The paper's "nLR + mHR".
+        coarse_updates: n, the updates of every other level; None is the finest level's. The paper's "nLR + mHR".
         threshold: largest smaller side of frames that are not reduced.
 
     >>> flow = Cascade(model, updates=4)(frame1, frame2)  # doctest: +SKIP

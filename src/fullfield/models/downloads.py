@@ -66,7 +66,7 @@ def download(
                 break
             except _Cut as cut:
                 if attempt == _ATTEMPTS - 1:
-                    raise DownloadError(f"{url}: {cut}; the next call goes on from there") from None
+                    raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
         if sha256 is not None:
             found = digest(part)
             if not found.startswith(sha256.lower()):

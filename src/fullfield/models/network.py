@@ -52,11 +52,11 @@ class FlowNetwork(nn.Module):
             OSError: if the file cannot be read.
         """
         state, name = read_state(source)
-        looks = recognise(state)
-        if looks is not None and looks.startswith("torchvision"):
+        recognised = recognise(state)
+        if recognised is not None and recognised.startswith("torchvision"):
             state = from_torchvision(state)
-        wanted = recognise(self.state_dict()) or self.family
-        fit(self, without_aliases(state, name, self.norm_prefix), name, wanted, looks)
+        expected = recognise(self.state_dict()) or self.family
+        fit(self, without_aliases(state, name, self.norm_prefix), name, expected, recognised)
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""

@@ -169,7 +169,7 @@ _ENTRIES = (
         ("fullfield-s",),
         "fullfield_s.safetensors",
         "synthetic pairs of fullfield.training.flow, from pictures that are CC0, public domain, CC-BY or MIT",
-        "comes with fullfield; docs/fullfield-s.md is its model card",
+        "bundled with fullfield; docs/fullfield-s.md is its model card",
         licence="Apache-2.0",
         packaged=True,
     ),
