@@ -1,4 +1,4 @@
-"""The page of the package index: the README, with its links made absolute where the repository's address is known."""
+"""Page of the package index: the README with absolute links, if the repository's address is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 
 def absolute(text: str, repository: str, tag: str) -> str:
-    """The Markdown with relative links that lead to ``repository`` (https://github.com/OWNER/NAME) at ``tag``."""
+    """Make relative links of Markdown lead to ``repository`` (https://github.com/OWNER/NAME) at ``tag``."""
 
     def link(found: re.Match[str]) -> str:
         mark, words, path = found.groups()
@@ -23,9 +23,10 @@ def absolute(text: str, repository: str, tag: str) -> str:
 
 
 class PageOfTheIndex(MetadataHookInterface):
-    """Takes the address from ``repository`` in pyproject.toml, or where GitHub's workflows have it."""
+    """Hook that takes the address from ``repository`` in pyproject.toml, or from GitHub's workflows."""
 
     def update(self, metadata: dict[str, Any]) -> None:
+        """Set the README and the addresses in the package's metadata."""
         text = Path(self.root, "README.md").read_text("utf-8")
         repository, name = self.config.get("repository"), os.environ.get("GITHUB_REPOSITORY")
         if name and not repository:

@@ -13,7 +13,7 @@ dependencies = ["torch", "numpy", "safetensors"]
 
 _SOURCE = str(Path(__file__).resolve().parent / "src")
 if _SOURCE not in sys.path:
-    sys.path.append(_SOURCE)  # after installed packages; torch.hub keeps a checkout, which it does not install
+    sys.path.append(_SOURCE)  # after installed packages; torch.hub keeps a checkout but does not install it
 
 
 def _network(method: str, weights: str | None) -> torch.nn.Module:
@@ -23,7 +23,7 @@ def _network(method: str, weights: str | None) -> torch.nn.Module:
 
 
 def fullfield_s(weights: str | None = None) -> torch.nn.Module:
-    """Return the small network whose weights are part of the repository, or with the file ``weights``."""
+    """Return the bundled network, with its own weights or with the file ``weights``."""
     return _network("fullfield-s", weights)
 
 

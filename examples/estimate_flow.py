@@ -2,7 +2,7 @@
 Flow between two frames
 =======================
 
-Estimate, look, save.
+Estimate the flow between two frames, draw it and save it.
 """
 
 import sys
@@ -12,7 +12,7 @@ import fullfield
 from fullfield.io import read_frame, write_image
 from fullfield.viz import flow_to_image, overlay
 
-frames = Path(sys.argv[0]).parent / "scene" / "own" / "frames"  # rendered by fullfield; the true flow lies beside
+frames = Path(sys.argv[0]).parent / "scene" / "own" / "frames"  # rendered with known flow
 first, second = frames / "frame_0002.png", frames / "frame_0003.png"
 
 flow = fullfield.estimate(first, second)

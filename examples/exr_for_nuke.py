@@ -2,7 +2,7 @@
 Plates in, motion vectors out
 =============================
 
-Scene-linear EXR in; EXR flow to the next and the previous frame and an ST map out.
+Read scene-linear EXR frames; write EXR flow to the next and the previous frame, and an ST map.
 """
 
 import torch
@@ -11,19 +11,19 @@ from fullfield import estimate
 from fullfield.io import frame_window, read_flow, write_flow, write_image, write_st_map
 from fullfield.testing import textured_scene
 
-# Stand-ins for three plates of a scene that swings out a little, back, and out further: one seed gives the same
-# middle frame at any speed. A float picture written to EXR becomes scene-linear light.
+# Three synthetic plates: one seed gives the same middle frame at any speed. A float picture is written to EXR as
+# scene-linear light.
 slow, fast = (textured_scene(180, 320, seed=1, max_motion=motion) for motion in (2.0, 6.0))
 write_image("plate.0001.exr", slow.frame2)
 write_image("plate.0002.exr", fast.frame1)
 write_image("plate.0003.exr", fast.frame2)
 
-# EXR is taken as linear and encoded before matching; a log plate would say transfer="logc4".
-# Both fields are on the pixels of plate 2, as Nuke expects of the layers of one file.
+# EXR is read as linear and encoded before matching; for a log plate pass transfer="logc4".
+# Both fields are on the pixels of plate 2, as Nuke expects for the layers of one file.
 forward = estimate("plate.0002.exr", "plate.0003.exr")
 backward = estimate("plate.0002.exr", "plate.0001.exr")
 
-window = frame_window("plate.0002.exr")  # display window and pixel aspect go with the vectors
+window = frame_window("plate.0002.exr")  # display window and pixel aspect
 write_flow("motion.0002.exr", forward.flow, backward=backward.flow, compression="zip", window=window)
 write_st_map("stmap.0002.exr", forward.flow, window=window)
 

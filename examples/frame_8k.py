@@ -2,13 +2,12 @@
 An 8K frame, end to end
 =======================
 
-From two scene-linear EXR frames to motion vectors, an ST map and a picture of the flow, at the frames' own size. The
-page is built with small frames; ``FULLFIELD_EXAMPLE_WIDTH=8192`` gives the real ones, for which a
-GPU is of use.
+This example computes motion vectors, an ST map and a picture of the flow from two scene-linear EXR frames, at their own
+size. This page was built with small frames; set ``FULLFIELD_EXAMPLE_WIDTH=8192`` for 8K frames, preferably on a GPU.
 """
 
 # %%
-# Two frames: a textured scene that moves, written as EXR, as a renderer or a camera's converter would write it.
+# Write two EXR frames of a textured scene that moves.
 import os
 
 import torch
@@ -26,22 +25,22 @@ write_image("frame.0001.exr", scene.frame1)
 write_image("frame.0002.exr", scene.frame2)
 
 # %%
-# The flow. ``fullfield-s`` comes with the package, and starts frames above 800 rows at a quarter of their size, for
-# motion that is too long at full size; ``refine`` refines the result to sub-pixel accuracy with TV-L1.
+# Estimate the flow. The bundled network ``fullfield-s`` starts frames above 800 rows at a quarter of their size, for
+# motion that is too long at full size. ``refine`` refines the result to sub-pixel accuracy with TV-L1.
 flow = estimate("frame.0001.exr", "frame.0002.exr", "fullfield-s", device=device, refine=True)
 error = (flow.flow.cpu() - scene.flow).norm(dim=0)[scene.valid & ~scene.occluded]
-print(f"{flow.width}×{flow.height}: mean error {float(error.mean()):.2f} px where both frames show the point")
+print(f"{flow.width}×{flow.height}: mean error of visible points {float(error.mean()):.2f} px")
 
 # %%
-# What a compositor loads: vectors in half floats with the plate's window, and an ST map.
+# Write what a compositor loads: vectors in half floats with the plate's window, and an ST map.
 window = frame_window("frame.0001.exr")
 write_flow("vectors.0001.exr", flow.flow.cpu(), compression="dwaa", dtype="half", window=window)
 write_st_map("stmap.0001.exr", flow.flow.cpu(), window=window)
 stored = read_flow("vectors.0001.exr", layer="forward").flow
-print(f"half floats round by {float((stored - flow.flow.cpu()).abs().max()):.3f} px at most")
+print(f"rounding to half floats: {float((stored - flow.flow.cpu()).abs().max()):.3f} px at most")
 
 # %%
-# And a look at it: hue is direction, the full colour is the longest motion.
+# Draw the flow: hue is direction, and the pure colour is the longest motion.
 write_image("flow.png", flow_to_image(stored))
 write_image("overlay.png", overlay(stored, scene.frame1, arrows=24))
-print(f"full colour: {flow_scale(stored):.1f} px")
+print(f"colour scale: 0 to {flow_scale(stored):.1f} px")

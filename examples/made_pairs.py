@@ -2,7 +2,7 @@
 Pairs for training
 ==================
 
-Frames, exact flow and what the second frame does not show; nothing is downloaded.
+Generate frames with known flow and occlusion; nothing is downloaded.
 """
 
 from fullfield.io import write_image

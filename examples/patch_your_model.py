@@ -2,13 +2,13 @@
 Patch your model
 ================
 
-Your network stores the products of all pairs of pixels, RAFT's correlation volume. ``fullfield.patch`` puts the lookup
-in linear memory in its place: same weights, same results.
+RAFT's correlation volume stores the products of all pairs of pixels. ``fullfield.patch`` replaces it by the lookup in
+linear memory, with the same weights and the same results.
 """
 
 # %%
-# A network in RAFT's style, small enough for this page. What matters is its ``CorrBlock``: the volume is made in
-# ``__init__`` and read at the coordinates in every update. Yours may come from a checkout, from torchvision or ptlflow.
+# This small network is in RAFT's style. Its ``CorrBlock`` computes the volume in ``__init__`` and reads it at the
+# coordinates in every update. Yours may come from a checkout, from torchvision or from ptlflow.
 import torch
 from torch.nn import functional
 
@@ -54,7 +54,7 @@ class Network(torch.nn.Module):
 
 
 # %%
-# Patch it, and compare. ``handle.replaced`` says what was replaced; ``restore`` takes it back.
+# Patch it and compare. ``handle.replaced`` lists what was replaced; ``restore`` undoes it.
 model, (frame1, frame2) = Network().eval(), torch.rand(2, 1, 3, 256, 320)
 with torch.no_grad():
     before = model(frame1, frame2)
@@ -65,8 +65,8 @@ print(f"largest difference: {float((after - before).abs().max()):.1e} px")
 assert torch.allclose(after, before, atol=1e-4)
 
 # %%
-# The memory. The volume has a number for each pair of pixels of the 1/8 grids, of which the pyramid adds a third; the
-# lookup keeps the features, which grow with the pixels alone.
+# Compare the memory. The volume has one value per pair of pixels of the 1/8 grids, and the pyramid adds a third. The
+# lookup keeps only the features, which grow linearly with the pixels.
 for height, width in ((256, 320), (1080, 1920), (4320, 7680)):
     pixels = (height // 8) * (width // 8)
     volume, features = 4 * pixels**2 * 4 / 3, 4 * 2 * 256 * pixels

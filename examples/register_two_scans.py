@@ -2,13 +2,13 @@
 Register two scans
 ==================
 
-Two scans of one room, each from a pose of its own, are brought together. If no pose is certain enough, ``register``
-says so and gives the reason. Needs the extra ``register``: ``pip install 'fullfield[register]'``.
+Align two scans of one room that were taken from different poses. If no pose is certain enough, ``register`` returns
+the reason. Needs the extra ``register``: ``pip install 'fullfield[register]'``.
 """
 
 # %%
-# Two made-up scans: other points of the same surfaces, the second one turned by 100° and moved by metres. Yours are
-# files: ``register("scan_02.ply", "scan_01.ply")``.
+# Two synthetic scans have different points of the same surfaces; the second one is turned by 100° and moved by metres.
+# For your own files call ``register("scan_02.ply", "scan_01.ply")``.
 import numpy as np
 import torch
 
@@ -22,19 +22,19 @@ angle = np.deg2rad(100.0)
 true = np.eye(4)
 true[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
 true[:3, 3] = (4.0, -2.0, 0.5)
-source = (source - true[:3, 3]) @ true[:3, :3]  # so that the true pose brings it back
+source = (source - true[:3, 3]) @ true[:3, :3]  # the true pose maps it onto the target
 
 # %%
-# The pose. ``confidence`` is at least 0.5 where it is accepted.
+# Find the pose. ``confidence`` is at least 0.5 if it is accepted.
 found = register(source, target)
 print(found)
 difference = np.linalg.inv(true) @ found.transform
 turn = np.rad2deg(np.arccos(np.clip((np.trace(difference[:3, :3]) - 1) / 2, -1, 1)))
-print(f"off by {turn:.2f}° and {100 * np.linalg.norm(difference[:3, 3]):.1f} cm")
+print(f"error {turn:.2f}° and {100 * np.linalg.norm(difference[:3, 3]):.1f} cm")
 assert turn < 2
 
 # %%
-# Before and after: the target in grey, the source in the colours of its distance to it, blue to red.
+# Draw both clouds before and after: the target in grey, the source coloured by its distance, blue to red.
 for name, pose in (("before", np.eye(4)), ("after", found.transform)):
     moved = torch.from_numpy(source @ pose[:3, :3].T + pose[:3, 3])
     errors = torch.from_numpy(alignment_errors(source, target, pose, most=8 * found.voxel))
@@ -43,6 +43,6 @@ for name, pose in (("before", np.eye(4)), ("after", found.transform)):
 write_point_cloud("aligned.ply", PointCloud(moved.numpy()))
 
 # %%
-# Two scans of different rooms: no pose, and the reason.
+# Two scans of different rooms have no common pose; the result has the reason.
 refused = register(room_scan(6), target)
 print(refused.success, "-", refused.reason)

@@ -2,7 +2,7 @@
 Metrics over many pairs
 =======================
 
-Accumulate, merge what several processes found, print.
+Accumulate metrics, merge the results of several workers and print them.
 """
 
 from fullfield import estimate

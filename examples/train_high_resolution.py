@@ -2,13 +2,13 @@
 Train at high resolution
 ========================
 
-A correlation volume makes memory grow with the square of the pixels, so networks are trained on crops. With the lookup
-in linear memory a step on a large crop fits. Four steps of a small network on small pairs, as here, show
-that it runs and not that it learns; for a real training take the published size, large frames and a GPU.
+The memory of a correlation volume grows with the square of the pixels, so networks are trained on small crops. With the
+lookup in linear memory a step on a large crop fits. The four steps of a small network below show that training runs,
+not that it learns. For a real training use the published size, large frames and a GPU.
 """
 
 # %%
-# Pairs with exact flow, made on the way; nothing is downloaded.
+# Synthetic pairs with known flow are generated during the training; nothing is downloaded.
 import torch
 
 from fullfield.models import SEARAFT, SEARAFTConfig
@@ -21,7 +21,7 @@ torch.manual_seed(0)
 pairs = PairMaker(SIZE, seed=1, pictures=procedural_pictures(8, 128, shapes=16))
 
 # %%
-# The training itself: checkpoints, a schedule, and weights that ``fullfield flow --weights`` reads.
+# Train with checkpoints and a schedule. ``fullfield flow --weights`` reads the resulting weights.
 config = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 16, 16), channels=16, updates=2)
 training = FlowTraining(steps=4, batch=2, learning_rate=1e-3)
 trained = train_flow("runs/mine", SEARAFT(config).train(), pairs, training, run=FlowRun(every=2))
@@ -29,8 +29,8 @@ for line in trained.history:
     print(f"step {line.step}: {line.error:.2f} px")
 
 # %%
-# Why it fits. Gradients reach both feature maps, and neither forward nor backward stores the matrix of all pairs: what
-# a lookup keeps is the size of its inputs and outputs.
+# Both feature maps get gradients, and neither forward nor backward stores the matrix of all pairs. A lookup keeps only
+# tensors of the size of its inputs and outputs.
 for height, width in ((48, 64), (96, 128)):
     fmap1, fmap2 = torch.randn(2, 1, 32, height, width).requires_grad_()
     coords = torch.stack(torch.meshgrid(torch.arange(float(width)), torch.arange(float(height)), indexing="xy"))[None]

@@ -2,7 +2,7 @@
 Train a network on native points
 ================================
 
-Spheres, boxes and cylinders, told apart by a small residual network.
+Train a small residual network to classify spheres, boxes and cylinders.
 """
 
 import torch
@@ -13,7 +13,7 @@ POINTS = 300
 
 
 def shape(kind: int, seed: int) -> torch.Tensor:
-    """[POINTS, 3] on a surface of random proportions, turned at random."""
+    """Return points [POINTS, 3] on a randomly scaled and rotated surface."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(POINTS, 3, generator=generator)
     if kind == 0:  # sphere
@@ -29,7 +29,7 @@ def shape(kind: int, seed: int) -> torch.Tensor:
 
 
 def batch(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Points, offsets, kinds."""
+    """Return points, offsets and kinds."""
     kinds = torch.arange(count) % 3
     clouds = [shape(int(kind), first + i) for i, kind in enumerate(kinds)]
     return torch.cat(clouds), torch.arange(count + 1) * POINTS, kinds
@@ -43,7 +43,7 @@ model = PointResNet(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(30):
     points, offsets, kinds = batch(1000 * step, 18)
-    pyramid = model.prepare(points, offsets)  # the geometry: once per batch, for every layer and both directions
+    pyramid = model.prepare(points, offsets)  # the geometry is computed once per batch, for all layers
     loss = torch.nn.functional.cross_entropy(model(torch.ones(len(points), 1), pyramid), kinds)
     optimizer.zero_grad()
     loss.backward()
@@ -51,10 +51,10 @@ for step in range(30):
     if step % 5 == 4:
         print(f"step {step + 1}: loss {loss.item():.3f}")
 
-points, offsets, kinds = batch(10**6, 60)  # shapes that it has not seen
+points, offsets, kinds = batch(10**6, 60)  # unseen shapes
 model.eval()
 with torch.no_grad():
     logits = model(torch.ones(len(points), 1), model.prepare(points, offsets, gradient=False))
 right = (logits.argmax(1) == kinds).float().mean().item()
-print(f"{100 * right:.0f} % of unseen shapes right")
+print(f"accuracy on unseen shapes: {100 * right:.0f} %")
 assert right > 0.8

@@ -116,7 +116,7 @@ def occlusion() -> str:
             pairs = [pair for pair in by_group[group].values() if "occlusion" in pair]
             ours, plain = ([mean(pair[kind][n] for pair in pairs) for n in (0, 1)] for kind in ("occlusion", "plain"))
             cells.append(f"{ours[0]:.2f}, {ours[1]:.2f} ({plain[0]:.2f}, {plain[1]:.2f})")
-        rows.append([group.replace("seed", "made, seed"), *cells])
+        rows.append([group.replace("seed", "synthetic, seed"), *cells])
     return lines(rows)
 
 
@@ -134,7 +134,7 @@ def poses() -> str:
 
 def large_frames() -> str:
     """Long motion in large frames, with and without a cascade."""
-    rows = [["made pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
+    rows = [["synthetic pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
     for case in read("fullfield_s_forms_h200.json")["large frames"]["sets"]:
         height, width = case["size"]
         ways = [case["ways"][name] for name in ("no cascade", "cascade")]

@@ -49,8 +49,8 @@ def points() -> str:
 
 
 def patched() -> str:
-    """Models of ptlflow at 4096×1716 as they are and patched."""
-    rows = [["model", "as it is", "patched"]]
+    """Return the table of ptlflow's models at 4096×1716, original and patched."""
+    rows = [["model", "original", "patched"]]
     about = []
     for name in ("patched_h200_4k.json", "patched_h200_4k_ccmr_dpflow.json"):
         stored = read(name)
@@ -71,7 +71,7 @@ def poses() -> str:
 
 
 def network() -> str:
-    """Times and memory of fullfield-s by size of the frames."""
+    """Return the table of times and memory of fullfield-s by size of the frames."""
     cases = read("fullfield_s_h200.json")["network"]
     rows = [["frames", "time", "memory"]]
     for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
@@ -81,7 +81,7 @@ def network() -> str:
 
 
 def forms() -> str:
-    """Times of fullfield-s as an estimator: exact, fast, and with twice the size."""
+    """Return the table of times of fullfield-s as an estimator: exact, fast, and at twice the size."""
     stored = read("fullfield_s_forms_h200.json")
     columns = ("exact", "accurate", "fast", "accurate, fast")
     found: dict[str, dict[str, str]] = {}
@@ -96,7 +96,7 @@ def forms() -> str:
 
 
 def on_cpu() -> str:
-    """Times of fullfield-s and RAFT on the CPU, exact and fast."""
+    """Return the table of times of fullfield-s and RAFT on the CPU, exact and fast."""
     stored = read("models_cpu.json")
     rows = [["network", "updates", "exact", "fast"]]
     for case in stored["cases"]:
@@ -121,8 +121,8 @@ def default() -> str:
 
 
 def training() -> str:
-    """The runs that made fullfield-s: pairs, sizes, seeds and time."""
-    rows, total, again = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "code at"]], 0, []
+    """Return the table of the runs that trained fullfield-s: pairs, sizes, seeds and time."""
+    rows, total, again = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "commit"]], 0, []
     for number, run in enumerate(read("fullfield_s_training.json")["runs"], 1):
         shown = [run["gpus"] * piece["pairs_a_gpu"] * piece["steps"] for piece in run["pieces"]]
         for i, (piece, pairs) in enumerate(zip(run["pieces"], shown, strict=True)):
@@ -132,10 +132,8 @@ def training() -> str:
             rows.append([*first, piece["size"].replace("x", "×"), seed, f"{pairs:,}", *last])
         total += sum(shown)
         if "different_pairs" in run:
-            again.append(f"in run {number} {run['different_pairs']:,} of {sum(shown):,} are different ones")
-    return (
-        f"{lines(rows)}\nIn all {total:,} pairs; {'; '.join(again)}, in the others no pair came twice within a run.\n"
-    )
+            again.append(f"In run {number}, {run['different_pairs']:,} of {sum(shown):,} pairs are distinct; ")
+    return f"{lines(rows)}\nThe total is {total:,} pairs. {''.join(again)}in the other runs all are.\n"
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {

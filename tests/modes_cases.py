@@ -24,13 +24,13 @@ from torch import Tensor
 from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
 from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate, estimate_batch
-from fullfield.estimators.warm_start import moved_forward
 from fullfield.integrations import forms
 from fullfield.metrics import registration as poses
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
+from fullfield.ops.splatting import moved_forward
 from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
 from fullfield.sequences import estimate_sequence
 from fullfield.testing import room_scan, textured_scene

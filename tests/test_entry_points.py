@@ -219,7 +219,7 @@ def test_comfyuis_nodes() -> None:
     assert mask.shape == (2, 64, 80)
     still = (second - first).abs().mean(-1)[mask > 0].mean()
     assert (warped - first).abs().mean(-1)[mask > 0].mean() < 0.5 * still
-    with pytest.raises(ValueError, match="as many images"):
+    with pytest.raises(ValueError, match="equal numbers of images"):
         made["FullfieldFlow"].run(first, second[:1], "tvl1", refine=False)
 
 

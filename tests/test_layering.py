@@ -34,10 +34,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "metrics": ({"_check", "torch"}, set()),
     "datasets": ({"io", "metrics", "_check", *THIRD}, set()),
     "evaluation": (
-        {"datasets", "estimators", "metrics", "io", "_check", *THIRD},
+        {"datasets", "estimators", "ops", "metrics", "io", "_check", *THIRD},
         {"registration"},
     ),
-    "sequences": ({"estimators", "io", "_check", *THIRD}, {"viz", "ray"}),
+    "sequences": ({"estimators", "ops", "io", "_check", *THIRD}, {"viz", "ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": (
         {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", *THIRD},

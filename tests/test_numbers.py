@@ -28,7 +28,7 @@ FREE = {
     "benchmarks/notes": "the notebook: dated records of trials, which the site leaves out",
 }
 ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "README.md": ("how its script draws the frames", ("up to 12 px apart",)),
+    "README.md": ("how its script draws the frames", ("motion up to 12 px",)),
     "benchmarks/README.md": (
         "what the options say, and the limits of checks",
         (

@@ -1,6 +1,6 @@
-"""Nodes for ComfyUI: optical flow between two images, a picture of it, and warping along it.
+"""Nodes for ComfyUI: optical flow between two images, its picture, and warping along it.
 
-docs/comfyui.md says how to install it. Images are ComfyUI's: float ``[B, H, W, 3]`` from 0 to 1. Flow is
+See docs/comfyui.md for the installation. Images are ComfyUI's: float ``[B, H, W, 3]`` from 0 to 1. Flow is
 ``[B, 2, H, W]`` in pixels of the first image, x right and y down.
 """
 
@@ -13,7 +13,7 @@ METHODS = ["fullfield-s", "tvl1"]
 
 
 class FlowBetween:
-    """The flow from each first image to its second one."""
+    """Node that estimates the flow from each first image to its second one."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -32,7 +32,7 @@ class FlowBetween:
 
     def run(self, first, second, method, refine):
         if len(first) != len(second):
-            raise ValueError(f"first and second: expected as many images, got {len(first)} and {len(second)}")
+            raise ValueError(f"first and second: expected equal numbers of images, got {len(first)} and {len(second)}")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         pairs = zip(first.movedim(-1, 1), second.movedim(-1, 1), strict=True)
         flows = [fullfield.estimate(a, b, method, device=device, refine=refine).flow.cpu() for a, b in pairs]
@@ -40,7 +40,7 @@ class FlowBetween:
 
 
 class FlowPicture:
-    """Flow as colours; ``max_motion`` is the motion in pixels with the full colour, 0 the longest of each flow."""
+    """Node that draws flow in colours; the scale ends at ``max_motion`` px, with 0 at each flow's longest motion."""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -56,7 +56,7 @@ class FlowPicture:
 
 
 class WarpBack:
-    """The second image pulled back onto the first, and a mask that is 1 where it has something to show."""
+    """Node that warps the second image onto the first, and returns a mask of the pixels that it shows."""
 
     @classmethod
     def INPUT_TYPES(cls):

@@ -1,6 +1,6 @@
-"""A command for Nuke: motion vectors of the selected Read node's range, by ``fullfield flow`` in a process of its own.
+"""Command for Nuke that runs ``fullfield flow`` on the selected Read node's range in a separate process.
 
-docs/nuke.md says how to install it. Nuke's Python needs nothing but this file.
+See docs/nuke.md for the installation. Nuke's Python needs only this file.
 """
 
 import os
@@ -13,17 +13,17 @@ from pathlib import Path
 import nuke
 
 METHODS = ("tvl1", "fullfield-s")
-# Nuke's own settings for Python and libraries would mislead the Python of fullfield.
+# Nuke's settings for Python and libraries, which must not reach the Python of fullfield.
 NUKES_OWN = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 def executable():
-    """The words of the fullfield command: of the variable FULLFIELD, else what the PATH has."""
+    """Return the words of the fullfield command, from the variable FULLFIELD or by its name on the PATH."""
     return shlex.split(os.environ.get("FULLFIELD", "fullfield"), posix=os.name != "nt")
 
 
 def command(plates, first, last, output, method="tvl1", refine=False, occlusion=False, device="cpu"):
-    """The command line, as a list, for the frames ``first`` to ``last`` of a pattern such as ``plate.%04d.exr``."""
+    """Return the command line for the frames ``first`` to ``last`` of a pattern such as ``plate.%04d.exr``."""
     if not re.search(r"%\d*d|#|\.(mov|mp4|mkv|mxf)$", plates):
         raise ValueError(f"{plates}: expected a sequence such as plate.%04d.exr, or a video")
     words = [*executable(), "flow", plates, "--frames", f"{first}-{last}", "--direction", "both"]
@@ -32,14 +32,14 @@ def command(plates, first, last, output, method="tvl1", refine=False, occlusion=
 
 
 def vectors_beside(plates):
-    """Where the vectors go by default: a folder ``vectors`` beside the plates, ``mv.%04d.exr`` of as many digits."""
+    """Return the default pattern of the vectors: ``vectors/mv.%04d.exr`` next to the plates, with as many digits."""
     digits = re.search(r"%0?(\d*)d", plates)
     number = f"%0{digits.group(1)}d" if digits and digits.group(1) else "%04d"
     return f"{Path(plates).parent.as_posix()}/vectors/mv.{number}.exr"
 
 
 def run(words, progress=None, cancelled=lambda: False):
-    """Run a command and tell ``progress(percent, line)``. Raises RuntimeError with its last line if it fails."""
+    """Run a command and report to ``progress(percent, line)``; RuntimeError has its last line if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in NUKES_OWN}
     try:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True)
@@ -62,7 +62,7 @@ def run(words, progress=None, cancelled=lambda: False):
 
 
 def ask(read):
-    """The panel, with what the Read node says; None where it was closed."""
+    """Show the panel with the Read node's values and return the input; None if it was closed."""
     plates = read["file"].value()
     panel = nuke.Panel("fullfield: motion vectors")
     panel.addSingleLineInput("frames", "{}-{}".format(read["first"].value(), read["last"].value()))
@@ -73,34 +73,34 @@ def ask(read):
     panel.addEnumerationPulldown("device", "cpu cuda")
     if not panel.show():
         return None
-    asked = {name: panel.value(name) for name in ("vectors", "method", "refine", "occlusion", "device")}
+    answers = {name: panel.value(name) for name in ("vectors", "method", "refine", "occlusion", "device")}
     frames = re.match(r"^\s*(-?\d+)\s*-\s*(-?\d+)\s*$", panel.value("frames"))
     if frames is None:
         raise ValueError("frames: expected FIRST-LAST, got {}".format(panel.value("frames")))
-    return dict(asked, plates=plates, first=int(frames.group(1)), last=int(frames.group(2)))
+    return dict(answers, plates=plates, first=int(frames.group(1)), last=int(frames.group(2)))
 
 
-def read_back(asked):
-    """A Read node of the vectors."""
-    node = nuke.nodes.Read(file=asked["vectors"], first=asked["first"], last=asked["last"])
+def read_back(answers):
+    """Create a Read node for the vectors and return it."""
+    node = nuke.nodes.Read(file=answers["vectors"], first=answers["first"], last=answers["last"])
     node["raw"].setValue(True)
     return node
 
 
 def flow_of_selected():
-    """The menu's command: asks, runs beside Nuke with a progress bar, and makes a Read node of the vectors."""
+    """Show the panel, run the command in a thread with a progress bar, and create a Read node for the vectors."""
     try:
         read = nuke.selectedNode()
         if read.Class() != "Read":
             raise ValueError("select a Read node")
-        asked = ask(read)
-        if asked is None:
+        answers = ask(read)
+        if answers is None:
             return None
         words = command(
-            *(asked[name] for name in ("plates", "first", "last", "vectors")),
-            **{name: asked[name] for name in ("method", "refine", "occlusion", "device")},
+            *(answers[name] for name in ("plates", "first", "last", "vectors")),
+            **{name: answers[name] for name in ("method", "refine", "occlusion", "device")},
         )
-        Path(asked["vectors"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(answers["vectors"]).parent.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         nuke.message(str(error))
         return None
@@ -114,7 +114,7 @@ def flow_of_selected():
 
         try:
             if run(words, tell, task.isCancelled) == 0:
-                nuke.executeInMainThread(read_back, (asked,))
+                nuke.executeInMainThread(read_back, (answers,))
         except RuntimeError as error:
             nuke.executeInMainThread(nuke.message, (str(error),))
 

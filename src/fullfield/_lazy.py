@@ -41,3 +41,13 @@ def renamed(old: str, new: str) -> Callable[..., Any]:
 
     call.__name__, call.__doc__ = old, f"Deprecated name of :meth:`{new}`."
     return call
+
+
+def renamed_property(old: str, new: str) -> property:
+    """Return a property that reads the attribute ``new`` and warns that ``old`` is deprecated."""
+
+    def read(self: Any) -> Any:
+        warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read, doc=f"Deprecated name of :attr:`{new}`.")

@@ -181,7 +181,7 @@ def test_own_estimator_and_initial_flow(tmp_path: Path) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(estimator))(SCENE.frame1[None], SCENE.frame2[None])[0], first.flow)
     with pytest.raises(InputError, match="method: expected a name or an Estimator, got type"):
         estimate(SCENE.frame1, SCENE.frame2, TVL1Estimator)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="expected no parameters beside an Estimator"):
+    with pytest.raises(InputError, match="expected no parameters with an Estimator"):
         estimate(SCENE.frame1, SCENE.frame2, estimator, preset="fast")
 
 
@@ -215,7 +215,7 @@ def test_config_instead_of_a_preset() -> None:
     config = TVL1Config.preset("fast")
     by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, warps=2)
     assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
-    with pytest.raises(InputError, match="preset: expected none beside a config, got 'paper'"):
+    with pytest.raises(InputError, match="preset: expected None with a config, got 'paper'"):
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, preset="paper")
 
 
@@ -361,7 +361,7 @@ def test_windows_of_exr_frames_are_kept(tmp_path: Path) -> None:
 
 def test_options_of_files_are_refused_beside_arrays() -> None:
     frame = torch.zeros(3, 20, 30)
-    with pytest.raises(InputError, match="layer: expected none beside an array or tensor"):
+    with pytest.raises(InputError, match="layer: expected None for an array or tensor"):
         estimate(frame, frame, layer="beauty")
 
 

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from fullfield.estimators.live import (
     Captured,
-    Done,
-    Pair,
+    FramePair,
+    LiveStatistics,
+    PairFlow,
     Slot,
-    Tally,
-    arriving,
     capture,
-    follow,
-    paced,
+    compute_newest,
+    played_at_rate,
     spread,
+    stamped_on_arrival,
 )
 
 
@@ -46,24 +46,24 @@ class Clock:
         self.now += seconds
 
 
-class Simulated(Slot[Pair]):
+class Simulated(Slot[FramePair]):
     """The slot of a run without threads: frames come as the clock passes their times."""
 
-    def __init__(self, count: int, interval: float, clock: Clock, tally: Tally) -> None:
+    def __init__(self, count: int, interval: float, clock: Clock, statistics: LiveStatistics) -> None:
         super().__init__()
-        self.clock, self.tally = clock, tally
+        self.clock, self.statistics = clock, statistics
         self.coming = [Captured(Frame(n * interval), n, clock.now + n * interval) for n in range(count)]
         self.before: Captured | None = None
 
     def catch_up(self) -> None:
         while self.coming and self.coming[0].at <= self.clock.now + 1e-9:
             frame = self.coming.pop(0)
-            self.tally.captured(frame)
+            self.statistics.captured(frame)
             if self.before is not None:
-                self.put(Pair(self.before, frame))
-            self.before, self.tally.dropped = frame, self.dropped
+                self.put(FramePair(self.before, frame))
+            self.before, self.statistics.dropped = frame, self.dropped
 
-    def take(self) -> Pair | None:
+    def take(self) -> FramePair | None:
         self.catch_up()
         if self._item is None and self.coming:
             self.clock.now = self.coming[0].at
@@ -74,27 +74,29 @@ class Simulated(Slot[Pair]):
         return super().take()
 
 
-def simulate(frames: int, interval: float, seconds: float, most: int | None = None) -> tuple[Tally, list[Pair]]:
+def simulate(
+    frames: int, interval: float, seconds: float, most: int | None = None
+) -> tuple[LiveStatistics, list[FramePair]]:
     """A run whose flows take ``seconds`` each, without a thread."""
-    clock, tally = Clock(), Tally()
-    pairs = Simulated(frames, interval, clock, tally)
-    computed: list[Pair] = []
-    results: Slot[Done] = Slot()
+    clock, statistics = Clock(), LiveStatistics()
+    pairs = Simulated(frames, interval, clock, statistics)
+    computed: list[FramePair] = []
+    results: Slot[PairFlow] = Slot()
 
-    def compute(pair: Pair) -> int:
+    def compute(pair: FramePair) -> int:
         clock.sleep(seconds)
         pairs.catch_up()
         computed.append(pair)
         return pair.second.number
 
-    follow(pairs, compute, results, tally, clock, most)
-    return tally, computed
+    compute_newest(pairs, compute, results, statistics, clock, most)
+    return statistics, computed
 
 
 def test_nothing_is_dropped_where_there_is_time() -> None:
-    tally, computed = simulate(11, 0.1, 0.04)
+    statistics, computed = simulate(11, 0.1, 0.04)
     assert [pair.second.number for pair in computed] == list(range(1, 11))
-    told = tally.as_dict()
+    told = statistics.as_dict()
     assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (11, 10, 10, 0)
     assert told["latency_s"] == pytest.approx({"median": 0.04, "p99": 0.04, "max": 0.04})
     assert told["flows_per_second"] == pytest.approx(10 / 0.94)
@@ -102,63 +104,67 @@ def test_nothing_is_dropped_where_there_is_time() -> None:
 
 def test_the_newest_pair_is_next_and_every_drop_counts() -> None:
     """Flows of 0.25 s, a frame every 0.1 s: after frame 1 comes the newest when it is done, frame 3, then 6, ..."""
-    tally, computed = simulate(12, 0.1, 0.25)
+    statistics, computed = simulate(12, 0.1, 0.25)
     assert [pair.second.number for pair in computed] == [1, 3, 6, 8, 11]
-    assert all(pair.second.number == pair.first.number + 1 for pair in computed), "frames that follow each other"
-    told = tally.as_dict()
+    assert all(pair.second.number == pair.first.number + 1 for pair in computed), "consecutive frames"
+    told = statistics.as_dict()
     assert (told["pairs"], told["flows"], told["dropped"]) == (11, 5, 6)
     # From the frame to its flow, waiting included: 1 is taken at once, 3 waits 0.05 s, 6 none, 8 0.05 s, 11 none.
-    assert list(tally.latencies) == pytest.approx([0.25, 0.3, 0.25, 0.3, 0.25])
-    assert list(tally.computing) == pytest.approx([0.25] * 5)
+    assert list(statistics.latencies) == pytest.approx([0.25, 0.3, 0.25, 0.3, 0.25])
+    assert list(statistics.computing) == pytest.approx([0.25] * 5)
 
 
 def test_frames_that_never_came_are_counted() -> None:
     """Two are lost after the third, and the last comes a little late."""
-    tally = Tally()
-    assert tally.missing == 0
+    statistics = LiveStatistics()
+    assert statistics.missing == 0
     for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
-        tally.captured(Captured(Frame(time), number, time))
-    assert (tally.frames, tally.as_dict()["missing"]) == (6, 2)
-    still = Tally()
+        statistics.captured(Captured(Frame(time), number, time))
+    assert (statistics.frames, statistics.as_dict()["missing"]) == (6, 2)
+    still = LiveStatistics()
     for number in range(3):
         still.captured(Captured(Frame(0.0), number, 0.0))
     assert still.missing == 0, "a source without time stamps"
 
 
 def test_a_run_ends_after_so_many_flows() -> None:
-    tally, computed = simulate(100, 0.1, 0.25, most=3)
-    assert len(computed) == tally.flows == 3
+    statistics, computed = simulate(100, 0.1, 0.25, most=3)
+    assert len(computed) == statistics.flows == 3
 
 
 def test_a_file_plays_at_its_own_rate() -> None:
     clock = Clock()
-    taken = list(paced((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
+    taken = list(played_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
     assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
     assert clock.now == pytest.approx(100.75)
     assert not any(frame.late for frame in taken)
-    faster = list(paced((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
+    faster = list(played_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
 def test_a_long_wait_is_told() -> None:
     clock, told = Clock(), []
     times = (0.0, 0.25, 1.0, 31.0)
-    list(paced(map(Frame, times), clock, clock.sleep, 1 / 4, 2.0, lambda number, left: told.append((number, left))))
+    list(
+        played_at_rate(
+            map(Frame, times), clock, clock.sleep, 1 / 4, 2.0, lambda number, left: told.append((number, left))
+        )
+    )
     assert told == [(3, pytest.approx(15.0))]
 
 
 def test_slow_decoding_counts_as_latency_and_is_told() -> None:
-    clock, tally = Clock(), Tally()
+    clock, statistics = Clock(), LiveStatistics()
 
     def decoded() -> Iterator[Frame]:
         for number in range(4):
             clock.now += 0.4
             yield Frame(number / 4)
 
-    for frame in paced(decoded(), clock, clock.sleep, 1 / 4):
-        tally.captured(frame)
+    for frame in played_at_rate(decoded(), clock, clock.sleep, 1 / 4):
+        statistics.captured(frame)
         assert frame.at == pytest.approx(100.4 + frame.number / 4), "when it was due, not when it was decoded"
-    assert tally.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
+    assert statistics.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
 
 
 def test_frames_of_a_camera_are_captured_when_they_come() -> None:
@@ -169,18 +175,20 @@ def test_frames_of_a_camera_are_captured_when_they_come() -> None:
             clock.now += 0.7
             yield Frame(0.0)
 
-    assert [frame.at for frame in arriving(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
+    assert [frame.at for frame in stamped_on_arrival(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
 
 
 def test_waiting_drops_nothing_between_real_threads() -> None:
-    tally = Tally()
-    pairs: Slot[Pair] = Slot(wait=True)
-    results: Slot[Done] = Slot(wait=True)
+    statistics = LiveStatistics()
+    pairs: Slot[FramePair] = Slot(wait=True)
+    results: Slot[PairFlow] = Slot(wait=True)
     clock = Clock()
     frames = (Captured(Frame(n), n, 0.0) for n in range(200))
     threads = [
-        threading.Thread(target=capture, args=(frames, pairs, tally), daemon=True),
-        threading.Thread(target=follow, args=(pairs, lambda p: p.second.number, results, tally, clock), daemon=True),
+        threading.Thread(target=capture, args=(frames, pairs, statistics), daemon=True),
+        threading.Thread(
+            target=compute_newest, args=(pairs, lambda p: p.second.number, results, statistics, clock), daemon=True
+        ),
     ]
     for thread in threads:
         thread.start()
@@ -188,7 +196,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
     while (done := results.take()) is not None:
         seen.append(done.flow)
     assert seen == list(range(1, 200))
-    assert (tally.dropped, results.dropped) == (0, 0)
+    assert (statistics.dropped, results.dropped) == (0, 0)
     for thread in threads:
         thread.join(5)
         assert not thread.is_alive()
@@ -214,16 +222,16 @@ def test_errors_reach_whoever_takes_the_results(where: str) -> None:
         if where == "source":
             raise OSError("unplugged")
 
-    def compute(pair: Pair) -> int:
+    def compute(pair: FramePair) -> int:
         if where == "computation":
             raise OSError("unplugged")
         return pair.second.number
 
-    tally, clock = Tally(), Clock()
-    pairs: Slot[Pair] = Slot(wait=True)
-    results: Slot[Done] = Slot(wait=True)
-    threading.Thread(target=capture, args=(frames(), pairs, tally), daemon=True).start()
-    threading.Thread(target=follow, args=(pairs, compute, results, tally, clock), daemon=True).start()
+    statistics, clock = LiveStatistics(), Clock()
+    pairs: Slot[FramePair] = Slot(wait=True)
+    results: Slot[PairFlow] = Slot(wait=True)
+    threading.Thread(target=capture, args=(frames(), pairs, statistics), daemon=True).start()
+    threading.Thread(target=compute_newest, args=(pairs, compute, results, statistics, clock), daemon=True).start()
 
     def drain() -> None:
         while results.take() is not None:

@@ -491,7 +491,9 @@ def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) 
 
 def test_old_names_warn(make: Made) -> None:
     with pytest.warns(DeprecationWarning, match="backend 'mixed' is deprecated, use 'prefer-dense'"):
-        assert make("mixed").asked_backend == "prefer-dense"
+        assert make("mixed").requested_backend == "prefer-dense"
+    with pytest.warns(DeprecationWarning, match="asked_backend is deprecated, use requested_backend"):
+        assert make("cpu").asked_backend == "cpu"
     estimator = make(updates=1)
     with pytest.warns(DeprecationWarning, match="both_ways is deprecated, use bidirectional"):
         both = estimator.both_ways(*PAIR)

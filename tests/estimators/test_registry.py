@@ -31,7 +31,7 @@ class Shift:
     method, backend = "shift", "none"
 
     def __init__(self, config: ShiftConfig, *, backend: str | None) -> None:
-        self.config, self.asked_backend = config, backend
+        self.config, self.requested_backend = config, backend
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_a_new_method_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = estimate(torch.rand(3, 8, 9), torch.rand(3, 8, 9), "shift", pixels=2.5)
     assert torch.equal(flow.flow, torch.full((2, 8, 9), 2.5))
     assert not entry.has_weights
-    assert build("shift", backend="fast").asked_backend == "fast"  # type: ignore[attr-defined]
+    assert build("shift", backend="fast").requested_backend == "fast"  # type: ignore[attr-defined]
 
 
 def test_entries_agree_with_the_networks() -> None:

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from fullfield.models.doubled import Judged, enlarged, more_confident
+from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
 
 
 def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:
-    own = Judged(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
-    large = Judged(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    own = FlowWithScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
+    large = FlowWithScale(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     large.log_scale[..., 6:] = 1.0  # columns 6 to 9 of the large one are 3 and 4
     flow, log_scale = more_confident(own, large)
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
@@ -22,8 +22,8 @@ def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:
 @pytest.mark.parametrize("which", ["own", "large"])
 @pytest.mark.parametrize("surest", [-1.0, 1.0])
 def test_an_overflow_at_either_size_shows(which: str, surest: float) -> None:
-    own = Judged(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
-    large = Judged(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    own = FlowWithScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
+    large = FlowWithScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     spoilt = own if which == "own" else large
     spoilt.flow[..., 0, 0] = math.nan
     flow = more_confident(own, large).flow

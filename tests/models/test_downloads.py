@@ -104,7 +104,7 @@ def test_a_cut_is_gone_on_from(server: Server, tmp_path: Path) -> None:
 def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
     server.cut = [100_000, 100_000, 100_000]
     target = tmp_path / "file.bin"
-    with pytest.raises(DownloadError, match="broke off after 300000 of 1048576 bytes; the next call goes on"):
+    with pytest.raises(DownloadError, match="broke off after 300000 of 1048576 bytes; the next call resumes"):
         download(server.url(), target)
     assert names(tmp_path) == {"file.bin.part", "file.bin.part.tag"}
     server.asked.clear()

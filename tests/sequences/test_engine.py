@@ -154,7 +154,7 @@ def test_a_gap_is_named_and_the_ends_are_not(shot: Path, estimator: TVL1Estimato
 
 
 def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) -> None:
-    from fullfield.estimators.warm_start import moved_forward
+    from fullfield.ops.splatting import moved_forward
 
     frames = moving(4)
     found = list(estimate_sequence(frames, estimator, setting=Setting("both", warm_start=True)))
@@ -312,7 +312,7 @@ def test_mistakes(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
         ({"direction": "sideways"}, "direction: expected one of forward, backward, both"),
         ({"step": 0}, "step: expected an integer >= 1"),
         ({"setting": "both"}, "setting: expected a Setting"),
-        ({"preset": "fast"}, "preset: expected no parameters beside an Estimator"),
+        ({"preset": "fast"}, "preset: expected no parameters with an Estimator"),
     ):
         with pytest.raises(InputError, match=word):
             next(estimate_sequence("plate.%04d.png", estimator, **arguments))  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fullfield.estimators.live import Done, Pair, Slot, Tally
+    from fullfield.estimators.live import FramePair, LiveStatistics, PairFlow, Slot
     from fullfield.io.video import VideoSource, VideoWriter
     from fullfield.ops.tvl1 import PersistentSolver
     from fullfield.viz import FlowColors
@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
     chosen = methods.chosen(args)
     _check(args)
 
-    from fullfield.estimators.live import Tally
+    from fullfield.estimators.live import LiveStatistics
     from fullfield.io import open_video
 
     methods.use_threads(args.threads)
-    tally = Tally()
+    statistics = LiveStatistics()
     with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
         source = open_video(args.source)
         threads: list[threading.Thread] = []
@@ -103,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
         screen = _Screen.of(args, chosen.device, source, stack)
         compute = _computation(chosen, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
-        interrupted = _play(args, source, compute, screen, tally, status, threads)
-        if tally.frames < 2 and not interrupted:
-            raise InputError(f"{args.source}: expected two frames or more, got {tally.frames}")
-    _report(args, chosen, source, compute.backend, screen, tally, interrupted)
+        interrupted = _play(args, source, compute, screen, statistics, status, threads)
+        if statistics.frames < 2 and not interrupted:
+            raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
+    _report(args, chosen, source, compute.backend, screen, statistics, interrupted)
     return 0
 
 
@@ -140,7 +140,7 @@ class _PerPair:
     def backend(self) -> str:
         return str(self._chosen.estimator.backend)
 
-    def __call__(self, pair: Pair) -> Tensor:
+    def __call__(self, pair: FramePair) -> Tensor:
         first, second = (self._values(captured.frame) for captured in pair)
         return _finished(self._chosen.estimator(first, second)[0])
 
@@ -162,7 +162,7 @@ class _Persistent:
         blank = torch.zeros(1, 1, *size, dtype=torch.uint8, device=device)
         solver(blank, blank)
 
-    def __call__(self, pair: Pair) -> Tensor:
+    def __call__(self, pair: FramePair) -> Tensor:
         first, second = pair
         if first.number == self._last:
             flow = self._solver.step(self._sent(second.frame))
@@ -211,7 +211,7 @@ class _Screen:
             stack.callback(writer.close)  # keeps what was recorded however the run ends
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
-    def show(self, done: Done) -> bool:
+    def show(self, done: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""
         if self.colors is None:
             return True
@@ -230,12 +230,12 @@ class _Status:
         self._source, self._last = source, time.monotonic()
         self._drawn = False
 
-    def tell(self, tally: Tally) -> None:
+    def tell(self, statistics: LiveStatistics) -> None:
         now = time.monotonic()
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
         self._last, self._drawn = now, self._live
-        line = f"fullfield: live: {summary(tally)}"
+        line = f"fullfield: live: {summary(statistics)}"
         if not self._live:
             say(line)
             return
@@ -247,9 +247,9 @@ class _Status:
             say("")
 
 
-def summary(tally: Tally) -> str:
+def summary(statistics: LiveStatistics) -> str:
     """Return rates and latency as text."""
-    counts = tally.as_dict()
+    counts = statistics.as_dict()
     latency = counts["latency_s"]
     if latency is None:
         return f"{counts['frames']} frames, no flow yet"
@@ -268,9 +268,9 @@ def summary(tally: Tally) -> str:
 def _play(
     args: argparse.Namespace,
     source: VideoSource,
-    compute: Callable[[Pair], Tensor],
+    compute: Callable[[FramePair], Tensor],
     screen: _Screen,
-    tally: Tally,
+    statistics: LiveStatistics,
     status: _Status,
     threads: list[threading.Thread],
 ) -> bool:
@@ -279,21 +279,21 @@ def _play(
     Returns:
         Whether the user interrupted it.
     """
-    from fullfield.estimators.live import Slot, arriving, capture, follow, paced
+    from fullfield.estimators.live import Slot, capture, compute_newest, played_at_rate, stamped_on_arrival
 
     everything = args.rate == "max"
-    pairs: Slot[Pair] = Slot(wait=everything)
-    results: Slot[Done] = Slot(wait=everything)
+    pairs: Slot[FramePair] = Slot(wait=everything)
+    results: Slot[PairFlow] = Slot(wait=everything)
     clock = time.monotonic
     if source.is_live or everything:
-        frames = arriving(source, clock)
+        frames = stamped_on_arrival(source, clock)
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = paced(source, clock, time.sleep, 1 / own, speed, partial(_waiting, args))
+        frames = played_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_waiting, args))
     work = (
-        partial(capture, frames, pairs, tally),
-        partial(follow, pairs, compute, results, tally, clock, args.flows),
+        partial(capture, frames, pairs, statistics),
+        partial(compute_newest, pairs, compute, results, statistics, clock, args.flows),
     )
     threads += [threading.Thread(target=job, daemon=True) for job in work]
     for thread in threads:
@@ -302,7 +302,7 @@ def _play(
     try:
         while (done := results.take()) is not None:
             going_on = screen.show(done)
-            status.tell(tally)
+            status.tell(statistics)
             if not going_on:
                 break
     except KeyboardInterrupt:
@@ -328,10 +328,10 @@ def _report(
     source: VideoSource,
     backend: str,
     screen: _Screen,
-    tally: Tally,
+    statistics: LiveStatistics,
     interrupted: bool,
 ) -> None:
-    counts = tally.as_dict()
+    counts = statistics.as_dict()
     picture = None
     if screen.colors is not None:
         picture = {
@@ -342,7 +342,7 @@ def _report(
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
     what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
-    text = f"{report.printable(args.source)}: {what}: {summary(tally)}"
+    text = f"{report.printable(args.source)}: {what}: {summary(statistics)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
         text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}"

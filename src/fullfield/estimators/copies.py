@@ -13,8 +13,8 @@ _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay lock
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Return ``values`` on ``device``; the tensor itself if it is there already.
 
-    From the host to a CUDA device the copy goes through page-locked memory and does not wait for the GPU. What comes to
-    the host has arrived when this returns.
+    From the host to a CUDA device the copy goes through page-locked memory and does not wait for the GPU. Copies to
+    the host are complete when this returns.
     """
     if device.type == "cpu":
         return to_host(values)
@@ -29,7 +29,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 def to_host(values: Tensor) -> Tensor:
     """Return ``values`` on the CPU; the tensor itself if it is there already.
 
-    What comes from a CUDA device lies in page-locked memory, which PyTorch reuses once the tensor is dropped.
+    Values from a CUDA device are in page-locked memory, which PyTorch reuses once the tensor is dropped.
     """
     if values.device.type != "cuda":
         return values.cpu()

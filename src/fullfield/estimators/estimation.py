@@ -48,7 +48,7 @@ def build(
         config = presets[preset]
     else:
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
-        _check.require(preset is None, "preset", "none beside a config", repr(preset))
+        _check.require(preset is None, "preset", "None with a config", repr(preset))
     known = config.as_dict()
     for parameter in parameters:
         if parameter not in known:
@@ -73,7 +73,7 @@ def estimator_of(method: str | Estimator, **parameters: Any) -> Estimator:
     if isinstance(method, str):
         return build(method, **parameters)
     check_estimator(method, "method", "a name or an Estimator")
-    _check.require(not parameters, ", ".join(parameters), "no parameters beside an Estimator", f"{len(parameters)}")
+    _check.require(not parameters, ", ".join(parameters), "no parameters with an Estimator", f"{len(parameters)}")
     return method
 
 
@@ -227,7 +227,7 @@ def _estimated(
     place, shape = pair[0].device, (len(pair[0]), 2, *pair[0].shape[2:])
     start = None if start is None else to_device(start, place)
     begin = time.perf_counter()
-    maker: Estimator = estimator
+    source: Estimator = estimator
     stages: dict[str, float] = {}
     maps: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
     both = refiner_of(estimator, place, refine=options.refine)
@@ -235,7 +235,7 @@ def _estimated(
         both = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
     if both is not None:
         found = both.directions(*pair, initial_flow=start, progress=progress)
-        maker, flow = both, found.forward
+        source, flow = both, found.forward
         stages.update(found.seconds)
         if options.reliability:
             begin_maps = time.perf_counter()
@@ -244,13 +244,13 @@ def _estimated(
             stages["reliability"] = time.perf_counter() - begin_maps
     else:
         flow = estimator(*pair, initial_flow=start, progress=progress)
-    flow = _check.tensor(flow, f"the flow of {maker.method}", shape).to(place, torch.float32)
-    _check_finite(flow, maker)  # waits for the device
+    flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(place, torch.float32)
+    _check_finite(flow, source)  # waits for the device
     seconds = time.perf_counter() - begin
     where = f"{shape[3]}x{shape[2]} on {place}"
-    logger.debug("%s at %s: backend %s, %.3f s", maker.method, where, maker.backend, seconds)
+    logger.debug("%s at %s: backend %s, %.3f s", source.method, where, source.backend, seconds)
     valid = torch.ones(shape[2:], dtype=torch.bool, device=flow.device)
-    facts = maker.method, maker.backend, dict(maker.parameters), seconds, window
+    facts = source.method, source.backend, dict(source.parameters), seconds, window
     occlusion, confidence = ([None] * len(flow) if planes is None else planes for planes in maps)
     return [
         Flow(one, valid, *facts, hidden, sure, stages)
@@ -258,15 +258,15 @@ def _estimated(
     ]
 
 
-def _check_finite(flow: Tensor, maker: Estimator) -> None:
+def _check_finite(flow: Tensor, source: Estimator) -> None:
     """Refuse a flow that is not finite; one number is copied to the host."""
     if bool(flow.isfinite().all()):
         return
     lost = int((~flow.isfinite()).any(1).sum())
-    half = str(maker.parameters.get("precision")) in _HALF
+    half = str(source.parameters.get("precision")) in _HALF
     reason = "overflowed in half precision (precision='exact' computes in float32), or " if half else ""
     raise InputError(
-        f"method: the flow is NaN or infinite at {lost} pixel{'' if lost == 1 else 's'}; {maker.method} {reason}has "
+        f"method: the flow is NaN or infinite at {lost} pixel{'' if lost == 1 else 's'}; {source.method} {reason}has "
         "weights that are not finite, or parameters too far from a preset's"
     )
 

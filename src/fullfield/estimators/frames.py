@@ -21,9 +21,11 @@ class PilImage(Protocol):
     """Image of PIL."""
 
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """PIL's name of the pixel format."""
 
-    def convert(self, mode: str, /) -> Any: ...
+    def convert(self, mode: str, /) -> Any:
+        """Return the image in another pixel format."""
 
 
 Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor | PilImage
@@ -127,7 +129,7 @@ class _Source(NamedTuple):
 
     @property
     def may_be_refused(self) -> bool:
-        """True if these are floats of which nothing says that they are linear light."""
+        """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
 
     def tensor(self, device: torch.device) -> Tensor:
@@ -138,7 +140,7 @@ class _Source(NamedTuple):
 
             return to_device(read_frame(frame, transfer=self.transfer, **self.reading), device)
         for option in self.reading:
-            _check.require(False, option, "none beside an array or tensor: it is of a file", repr(self.reading[option]))
+            _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
             frame = _from_array(frame, self.name)
         if not isinstance(frame, Tensor):

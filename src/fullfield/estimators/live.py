@@ -28,7 +28,7 @@ class Captured(NamedTuple):
     """Whether the next frame was due before this one was decoded."""
 
 
-class Pair(NamedTuple):
+class FramePair(NamedTuple):
     """Two consecutive frames of the video."""
 
     first: Captured
@@ -81,7 +81,7 @@ class Slot(Generic[Item]):
             self._changed.notify_all()
 
 
-def paced(
+def played_at_rate(
     frames: Iterable[VideoFrame],
     clock: Callable[[], float],
     sleep: Callable[[float], None],
@@ -113,14 +113,14 @@ def paced(
         yield Captured(frame, number, due, late=now > due + interval / speed)
 
 
-def arriving(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[Captured]:
+def stamped_on_arrival(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[Captured]:
     """Yield frames as they arrive, with their time of arrival."""
     for number, frame in enumerate(frames):
         yield Captured(frame, number, clock())
 
 
 @dataclass
-class Tally:
+class LiveStatistics:
     """Statistics of a run; times in seconds, of the last 10 000 flows or frames."""
 
     frames: int = 0
@@ -146,7 +146,7 @@ class Tally:
             self.distances.append(at - self._before)
         self._before = at
 
-    def computed(self, pair: Pair, begun: float, done: float) -> None:
+    def computed(self, pair: FramePair, begun: float, done: float) -> None:
         """Count a computed flow."""
         self.flows += 1
         self.latencies.append(done - pair.second.at)
@@ -197,7 +197,7 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     return {"median": found.median, "p99": found.p99, "max": found.high}
 
 
-def capture(frames: Iterable[Captured], pairs: Slot[Pair], tally: Tally) -> None:
+def capture(frames: Iterable[Captured], pairs: Slot[FramePair], statistics: LiveStatistics) -> None:
     """Put pairs into the slot until the frames end or it is closed; the body of a thread.
 
     Errors of the source are raised by :meth:`Slot.take`.
@@ -205,28 +205,28 @@ def capture(frames: Iterable[Captured], pairs: Slot[Pair], tally: Tally) -> None
     before: Captured | None = None
     try:
         for frame in frames:
-            tally.captured(frame)
-            if before is not None and not pairs.put(Pair(before, frame)):
+            statistics.captured(frame)
+            if before is not None and not pairs.put(FramePair(before, frame)):
                 break
-            before, tally.dropped = frame, pairs.dropped
+            before, statistics.dropped = frame, pairs.dropped
     except Exception as error:  # noqa: BLE001 - raised again by take
         pairs.close(error)
     finally:
         pairs.close()
 
 
-class Done(NamedTuple):
-    """Pair with its flow."""
+class PairFlow(NamedTuple):
+    """Pair of frames with its flow."""
 
-    pair: Pair
+    pair: FramePair
     flow: Any
 
 
-def follow(
-    pairs: Slot[Pair],
-    compute: Callable[[Pair], Any],
-    results: Slot[Done],
-    tally: Tally,
+def compute_newest(
+    pairs: Slot[FramePair],
+    compute: Callable[[FramePair], Any],
+    results: Slot[PairFlow],
+    statistics: LiveStatistics,
     clock: Callable[[], float],
     most: int | None = None,
 ) -> None:
@@ -235,11 +235,11 @@ def follow(
     ``compute`` returns when the flow is complete. Errors are raised by :meth:`Slot.take` of the results.
     """
     try:
-        while (most is None or tally.flows < most) and (pair := pairs.take()) is not None:
+        while (most is None or statistics.flows < most) and (pair := pairs.take()) is not None:
             begun = clock()
             flow = compute(pair)
-            tally.computed(pair, begun, clock())
-            if not results.put(Done(pair, flow)):
+            statistics.computed(pair, begun, clock())
+            if not results.put(PairFlow(pair, flow)):
                 break
     except Exception as error:  # noqa: BLE001 - raised again by take
         results.close(error)

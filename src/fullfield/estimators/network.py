@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._lazy import renamed
+from fullfield._lazy import renamed, renamed_property
 from fullfield._switch import Switch
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
@@ -22,9 +22,8 @@ from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, Progress
 from fullfield.estimators.registry import canonical, method_of
 from fullfield.models.cascade import cascade_pairs, cascade_sizes
-from fullfield.models.doubled import Judged, enlarged, more_confident
-from fullfield.models.downloads import Progress as Downloading
-from fullfield.models.downloads import digest
+from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
+from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
@@ -51,7 +50,7 @@ _SIZES_KEPT, _SMALL_PIXELS = 4, 1 << 20
 
 
 class _Found(NamedTuple):
-    """Flow in one direction, with its log scale as in :class:`Judged` if it was requested."""
+    """Flow in one direction, with its log scale as in :class:`FlowWithScale` if it was requested."""
 
     flow: Tensor
     log_scale: Tensor | None = None
@@ -61,7 +60,7 @@ class NetworkEstimator:
     """Estimator of RAFT or SEA-RAFT flow for frames of any size. The network is loaded at the first call and kept.
 
     Weights that are not on this machine are downloaded then; a file that has changed is loaded again. The fast form is
-    made once per size and kept for the sizes of the last call (small frames: of the last few). Calls from several
+    prepared once per size and kept for the sizes of the last call (small frames: of the last few). Calls from several
     threads wait for each other. An estimator can be pickled and copied; the copy loads its own network.
 
     Args:
@@ -94,7 +93,7 @@ class NetworkEstimator:
             fits = backend != PREFER_DENSE or self.config.precision in ("auto", "exact")
             expected = f"another one than {PREFER_DENSE}, which is for exact precision"
             _check.require(fits, "backend", expected, backend)
-        self._asked = backend
+        self._requested = backend
         self._forget()
 
     def _forget(self) -> None:
@@ -109,7 +108,7 @@ class NetworkEstimator:
         self._fast: PreparedSizes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"method": self.method, "config": self.config, "_asked": self._asked}
+        return {"method": self.method, "config": self.config, "_requested": self._requested}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -130,20 +129,22 @@ class NetworkEstimator:
         return parameters
 
     @property
-    def asked_backend(self) -> str | None:
+    def requested_backend(self) -> str | None:
         """Backend that was requested; None if it is chosen."""
-        return self._asked
+        return self._requested
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:
         """Backend of the correlation lookup in the last call, at the finest level; before it the requested one."""
-        return self._used or self._asked or "automatic"
+        return self._used or self._requested or "automatic"
 
     def prepare(
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Downloading | None = None,
+        fetching: DownloadProgress | None = None,
     ) -> None:
         """Load the network onto ``device`` and compile what it runs on now instead of at the first call.
 
@@ -156,7 +157,7 @@ class NetworkEstimator:
         with self._lock, torch.no_grad():
             network = self._ready(place, fetching)
             exact = self._is_exact(place)
-            if exact or (place.type == "cpu" and self._fast is None):  # on a GPU the fast form runs while it is made
+            if exact or (place.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
                 tiny = PairSize.of(blank)
                 run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)
@@ -216,9 +217,10 @@ class NetworkEstimator:
             found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine, starts))
             # The confidence was fitted with no smaller scales than one size's.
             least = cast("Any", network.config).log_scale_min
-            judged = cast("Iterator[tuple[Judged, Judged]]", zip(*found, strict=True))
+            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*found, strict=True))
             return [
-                _Found(best.flow, best.log_scale.clamp(least)) for best in (more_confident(*sizes) for sizes in judged)
+                _Found(best.flow, best.log_scale.clamp(least))
+                for best in (more_confident(*sizes) for sizes in both_sizes)
             ]
 
     def _at(
@@ -256,7 +258,7 @@ class NetworkEstimator:
         precision = self.config.precision
         if precision == "auto":
             precision = "exact"
-            if device.type == "cuda" and self._asked in (None, "cuda"):
+            if device.type == "cuda" and self._requested in (None, "cuda"):
                 from fullfield.models.prepared import why_not
 
                 reason = why_not(device)
@@ -281,7 +283,7 @@ class NetworkEstimator:
     def _exact(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with the backend of its correlation lookup chosen for one size."""
         request = lookup_request(network.config, size)
-        backend = self._asked
+        backend = self._requested
         if backend == PREFER_DENSE:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
@@ -304,7 +306,7 @@ class NetworkEstimator:
         self._fast.sizes = max(sizes, _SIZES_KEPT) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
         return self._fast.prepared(size.height, size.width, size.batch)
 
-    def _ready(self, device: torch.device, fetching: Downloading | None = None) -> FlowNetwork:
+    def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
@@ -314,7 +316,7 @@ class NetworkEstimator:
             self._network = None  # frees the old one first
             self._fast, self._dense = None, {}
             shape = self.config.shaped(NETWORKS[self.method])
-            self._network = load_weights(shape, origin, correlation=self._asked).to(device)
+            self._network = load_weights(shape, origin, correlation=self._requested).to(device)
             checksum = None if origin.path is None else digest(origin.path)[:_DIGITS]
             self._origin = {"weights": origin.name, "weights_sha256": checksum}
             self._stamp = stamp

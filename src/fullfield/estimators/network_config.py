@@ -41,7 +41,7 @@ class NetworkConfig(Config):
         "default the methods auto and fullfield-s do, others do not",
     )
     coarse_updates: int | None = parameter(
-        None, "updates at every level of a cascade but the finest; 'auto': as many as at the finest"
+        None, "updates at every level of a cascade but the finest; 'auto': the finest level's"
     )
     double: bool = parameter(
         False,
@@ -67,8 +67,8 @@ class NetworkConfig(Config):
                 number(value, name, integer=True, low=0)
                 object.__setattr__(self, name, int(value))
         require(isinstance(self.cascade, bool | None), "cascade", "True, False or None", self.cascade)
-        beside = self.cascade is not False or self.coarse_updates is None
-        require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
+        fits = self.cascade is not False or self.coarse_updates is None
+        require(fits, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool), "double", "True or False", self.double)
 
     def shaped(self, shape: NetworkShape) -> NetworkShape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._lazy import renamed_property
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Callback that receives the fraction done and the current step."""
@@ -27,19 +29,24 @@ class Bidirectional(NamedTuple):
 class Estimator(Protocol):
     """Estimator of optical flow for frames of any size.
 
-    ``parameters`` are plain values, which are stored with results; ``backend`` names what computed the last flow. A
-    call returns new memory, which later calls do not change. An estimator that computes both directions faster than
-    two calls also has a method ``bidirectional`` with the same arguments, which returns a :class:`Bidirectional`.
+    An estimator that computes both directions faster than two calls also has a method ``bidirectional`` with the same
+    arguments, which returns a :class:`Bidirectional`. One whose backend can be requested has ``requested_backend``.
     """
 
     @property
-    def method(self) -> str: ...
+    def method(self) -> str:
+        """Name of the method."""
+        ...
 
     @property
-    def parameters(self) -> Mapping[str, Any]: ...
+    def parameters(self) -> Mapping[str, Any]:
+        """Plain values that are stored with results."""
+        ...
 
     @property
-    def backend(self) -> str: ...
+    def backend(self) -> str:
+        """Name of what computed the last flow."""
+        ...
 
     def __call__(
         self,
@@ -48,7 +55,9 @@ class Estimator(Protocol):
         *,
         initial_flow: Tensor | None = None,  # [B, 2, H, W]
         progress: Progress | None = None,
-    ) -> Tensor: ...  # [B, 2, H, W] float32, (u, v), pixels of the first frame
+    ) -> Tensor:  # [B, 2, H, W] float32, (u, v), pixels of the first frame
+        """Estimate the flow from ``frame1`` to ``frame2`` in new memory, which later calls do not change."""
+        ...
 
 
 def check_estimator(value: object, name: str = "estimator", expected: str = "an Estimator") -> None:
@@ -62,6 +71,16 @@ def bidirectional_of(estimator: Estimator) -> Callable[..., Bidirectional | None
     The method returns None for settings with which it needs two calls.
     """
     found: Callable[..., Bidirectional | None] | None = getattr(estimator, "bidirectional", None)
+    return found
+
+
+def requested_backend_of(estimator: Estimator) -> str | None:
+    """Return the backend that was requested of the estimator; None if it chooses or cannot be requested."""
+    if not hasattr(estimator, "requested_backend") and hasattr(estimator, "asked_backend"):
+        warnings.warn("asked_backend is deprecated, use requested_backend", DeprecationWarning, stacklevel=2)
+        old: str | None = estimator.asked_backend
+        return old
+    found: str | None = getattr(estimator, "requested_backend", None)
     return found
 
 
@@ -90,9 +109,11 @@ class WrappingEstimator:
         return self.estimator.method
 
     @property
-    def asked_backend(self) -> str | None:
+    def requested_backend(self) -> str | None:
         """Backend that was requested of the wrapped estimator; None if it chooses."""
-        return getattr(self.estimator, "asked_backend", None)
+        return requested_backend_of(self.estimator)
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:

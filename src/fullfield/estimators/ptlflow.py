@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._lazy import renamed_property
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.estimators.protocol import Progress
-from fullfield.models.downloads import DownloadError, digest, download
-from fullfield.models.downloads import Progress as Fetching
+from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download
 from fullfield.models.state import fit, read_state
 from fullfield.models.weights import weights_folder
 
@@ -72,7 +72,7 @@ class PtlflowEstimator:
             raise InputError(f"method: {self._name} needs {MORE_FRAMES[self._name]} frames, an estimator is given two")
         fits = backend is None or self.config.patched
         _check.require(fits, "backend", "None with patched=False, where the lookup is the model's own", repr(backend))
-        self._asked = backend
+        self._requested = backend
         self._forget()
 
     def _forget(self) -> None:
@@ -82,7 +82,7 @@ class PtlflowEstimator:
         self._origin: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_name": self._name, "method": self.method, "config": self.config, "_asked": self._asked}
+        return {"_name": self._name, "method": self.method, "config": self.config, "_requested": self._requested}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -98,24 +98,26 @@ class PtlflowEstimator:
         return {**self.config.as_dict(), **self._origin}
 
     @property
-    def asked_backend(self) -> str | None:
+    def requested_backend(self) -> str | None:
         """Backend that was requested; None if it is chosen."""
-        return self._asked
+        return self._requested
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:
         """Backend of the correlation lookups: one of ours, or ``"ptlflow"`` for the model's own."""
         if self._model is None:
-            return self._asked or "automatic"
+            return self._requested or "automatic"
         if self._handle is None:
             return ORIGINAL
-        return self._asked or next(self._model.parameters()).device.type
+        return self._requested or next(self._model.parameters()).device.type
 
     def prepare(
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Fetching | None = None,
+        fetching: DownloadProgress | None = None,
     ) -> None:
         """Load and patch the model now instead of at the first call.
 
@@ -164,7 +166,7 @@ class PtlflowEstimator:
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _ready(self, device: torch.device, fetching: Fetching | None = None) -> torch.nn.Module:
+    def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> torch.nn.Module:
         if self._model is None:
             self._load(fetching)
         model = self._model
@@ -175,10 +177,10 @@ class PtlflowEstimator:
         if self._origin["patched"] and self._handle is None:
             from fullfield.integrations import patch
 
-            self._handle = patch(model, backend=self._asked)
+            self._handle = patch(model, backend=self._requested)
         return model
 
-    def _load(self, fetching: Fetching | None) -> None:
+    def _load(self, fetching: DownloadProgress | None) -> None:
         ptlflow = import_ptlflow()
         name, path = self._weights(ptlflow, fetching)
         try:
@@ -200,13 +202,13 @@ class PtlflowEstimator:
         }
         self._model = model.eval()
 
-    def _weights(self, ptlflow: Any, fetching: Fetching | None) -> tuple[str, Path | None]:
+    def _weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
         wanted = self.config.weights
         if wanted == RANDOM:
             return RANDOM, None
         urls: Mapping[str, str] = getattr(ptlflow.get_model_reference(self._name), "pretrained_checkpoints", {})
-        known = f"ptlflow publishes {', '.join(urls) or 'none'} for {self._name}; 'random' stands for random numbers"
+        known = f"ptlflow publishes {', '.join(urls) or 'none'} for {self._name}; 'random' means random weights"
         if wanted is None:
             if not urls:
                 raise InputError(f"weights: expected a file: {known}")
@@ -236,11 +238,11 @@ class PtlflowEstimator:
         if support is None or support.state != OTHER:
             return True
         why = f"None, as {self.method} has no correlation that is known"
-        _check.require(self._asked is None, "backend", why, repr(self._asked))
+        _check.require(self._requested is None, "backend", why, repr(self._requested))
         return False
 
 
-def _fetched(url: str, fetching: Fetching | None) -> Path:
+def _fetched(url: str, fetching: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = weights_folder() / file
     if not target.is_file():

@@ -25,8 +25,8 @@ class Method:
     """Entry of an estimation method: its estimator, its configuration and its capabilities.
 
     A configuration is a frozen dataclass with a default for every field and
-    ``metadata={"help": ..., "choices": ..., "metavar": ...}``; ``presets`` is a mapping beside it. Importing its
-    module must stay cheap.
+    ``metadata={"help": ..., "choices": ..., "metavar": ...}``; ``presets`` is a mapping in the same module. Importing
+    that module must stay cheap.
 
     Attributes:
         title: name in headings.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._lazy import renamed_property
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.protocol import Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
@@ -42,9 +43,11 @@ class TVL1Estimator:
         return self.config.as_dict()
 
     @property
-    def asked_backend(self) -> str | None:
+    def requested_backend(self) -> str | None:
         """Backend that was requested; None if the solver chooses."""
         return self._backend
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:

@@ -17,13 +17,13 @@ from fullfield import _check
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
-from fullfield.estimators.protocol import Progress, check_estimator
-from fullfield.estimators.warm_start import moved_forward
+from fullfield.estimators.protocol import Progress, check_estimator, requested_backend_of
 from fullfield.evaluation.finishing import Finisher
 from fullfield.evaluation.loading import OnDevice, read_ahead
 from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described, source_of
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
+from fullfield.ops.splatting import moved_forward
 
 ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
 
@@ -51,8 +51,8 @@ class Setting:
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
     """Return the configuration of the run that :func:`predict` makes.
 
-    Runs of two backends do not mix: an estimator with a choice reports the requested one as ``asked_backend``. It must
-    be prepared if it can be: only then does a network know the checksum of its weights.
+    Runs of two backends do not mix: an estimator whose backend can be requested has ``requested_backend``. An estimator
+    that can be prepared must be: only then does a network know the checksum of its weights.
     """
     device = _check.device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -63,7 +63,7 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
         **source_of(estimator),
-        "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
+        "backend": requested_backend_of(estimator) or AUTOMATIC,
     }
 
 

@@ -29,7 +29,9 @@ class Network(Protocol):
         *,
         updates: int | None = None,
         initial_flow: Tensor | None = None,  # [B, 2, h, w]: covers the frame, in pixels of its own grid
-    ) -> Tensor: ...  # [B, 2, H, W]
+    ) -> Tensor:  # [B, 2, H, W]
+        """Estimate the flow from ``frame1`` to ``frame2``."""
+        ...
 
 
 def cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
@@ -74,7 +76,7 @@ class Cascade:
     Args:
         network: called once per level, coarsest first.
         updates: m, the updates of the finest level; None is the network's number.
-        coarse_updates: n, the updates of every other level; None is as many as the finest. The paper's "nLR + mHR".
+        coarse_updates: n, the updates of every other level; None is the finest level's. The paper's "nLR + mHR".
         threshold: largest smaller side of frames that are not reduced.
 
     >>> flow = Cascade(model, updates=4)(frame1, frame2)  # doctest: +SKIP

@@ -18,7 +18,7 @@ from torch.nn import functional
 from fullfield.models.cascade import resample_flow, resample_frame
 
 
-class Judged(NamedTuple):
+class FlowWithScale(NamedTuple):
     """Flow with the network's own estimate of its error."""
 
     flow: Tensor  # [B, 2, H, W], pixels
@@ -31,7 +31,7 @@ def enlarged(frame: Tensor) -> Tensor:
     return resample_frame(frame, (2 * height, 2 * width))
 
 
-def more_confident(own: Judged, large: Judged) -> Judged:
+def more_confident(own: FlowWithScale, large: FlowWithScale) -> FlowWithScale:
     """Return at every pixel the flow with the smaller expected error, in pixels of ``own``.
 
     Args:
@@ -46,4 +46,4 @@ def more_confident(own: Judged, large: Judged) -> Judged:
     other = resample_flow(large.flow, height, width)
     flow = torch.where(better, other, own.flow)
     flow = flow.masked_fill((other + own.flow).isnan(), math.nan)  # an overflow in half precision must stay visible
-    return Judged(flow, torch.where(better, expected, own.log_scale))
+    return FlowWithScale(flow, torch.where(better, expected, own.log_scale))

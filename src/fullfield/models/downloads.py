@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeAlias
 
-Progress: TypeAlias = Callable[[int, int | None], None]
+DownloadProgress: TypeAlias = Callable[[int, int | None], None]
 """Callback that receives the downloaded bytes and the file's size, if known."""
 
 _BLOCK = 1 << 18
@@ -32,7 +32,12 @@ class _Cut(Exception):
 
 
 def download(
-    url: str, target: Path, *, sha256: str | None = None, progress: Progress | None = None, timeout: float = 30.0
+    url: str,
+    target: Path,
+    *,
+    sha256: str | None = None,
+    progress: DownloadProgress | None = None,
+    timeout: float = 30.0,
 ) -> None:
     """Download ``url`` to ``target``.
 
@@ -44,7 +49,7 @@ def download(
         url: address of the file.
         target: path of the file.
         sha256: the checksum in hexadecimal, or its first digits.
-        progress: see :data:`Progress`.
+        progress: see :data:`DownloadProgress`.
         timeout: seconds without a byte after which a connection counts as lost.
 
     Raises:
@@ -61,7 +66,7 @@ def download(
                 break
             except _Cut as cut:
                 if attempt == _ATTEMPTS - 1:
-                    raise DownloadError(f"{url}: {cut}; the next call goes on from there") from None
+                    raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
         if sha256 is not None:
             found = digest(part)
             if not found.startswith(sha256.lower()):
@@ -118,7 +123,7 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -> None:
+def _continue(url: str, part: Path, progress: DownloadProgress | None, timeout: float) -> None:
     """Download the rest of ``part``."""
     have = part.stat().st_size if part.is_file() else 0
     tag = _tag(part).read_text("utf-8") if have and _tag(part).is_file() else ""
@@ -135,7 +140,7 @@ def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -
             with part.open("ab" if begin else "wb") as file:
                 have = _copy(response, file, begin, total, progress)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # what is here is longer than what is there
+        if error.code == 416:  # our part is longer than the file
             _forget(part)
             raise _Cut("the file on the server has changed") from None
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
@@ -153,12 +158,12 @@ def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | N
         extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if extent and int(extent[1]) == have:
             return have, None if extent[2] == "*" else int(extent[2])
-        raise DownloadError(f"{response.url}: the server answered with another part of the file than was asked for")
+        raise DownloadError(f"{response.url}: the server answered with another part of the file than was requested")
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdigit() else None
 
 
-def _copy(source: IO[bytes], file: IO[bytes], have: int, total: int | None, progress: Progress | None) -> int:
+def _copy(source: IO[bytes], file: IO[bytes], have: int, total: int | None, progress: DownloadProgress | None) -> int:
     while True:
         try:
             block = source.read(_BLOCK)

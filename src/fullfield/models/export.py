@@ -57,7 +57,7 @@ def export_program(
         InputError: naming the argument that does not fit.
     """
     frames = _frames(model, height, width, batch, dynamic)
-    network = _Pair(model, updates).eval()
+    network = _PairNetwork(model, updates).eval()
     return _program(network, frames, [_frame_sides(model)] * 2 if dynamic else None)
 
 
@@ -127,7 +127,7 @@ def require_onnx() -> None:
         raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
-class _Pair(nn.Module):
+class _PairNetwork(nn.Module):
     """Network as a function of two frames."""
 
     def __init__(self, network: FlowNetwork, updates: int | None) -> None:

@@ -48,7 +48,7 @@ class Padding(NamedTuple):
 
 
 def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
-    """Return the padding that brings a frame to multiples of eight, at least 16.
+    """Return the padding that enlarges a frame to multiples of eight, at least 16.
 
     ``"sintel"`` adds the same on both sides, an odd pixel right and below; ``"kitti"`` adds rows only below, both as
     in princeton's evaluation.

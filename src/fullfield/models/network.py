@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield.models import framing
+from fullfield.models.state import fit, from_torchvision, read_state, recognise, without_aliases
 
 if TYPE_CHECKING:
     from fullfield.models.shape import NetworkShape
@@ -23,12 +26,37 @@ class Encoded(NamedTuple):
 
 
 class FlowNetwork(nn.Module):
-    """Network with a feature encoder ``fnet`` and a context encoder ``cnet`` whose correlation is looked up."""
+    """Network with a feature encoder ``fnet`` and a context encoder ``cnet`` whose correlation is looked up.
 
+    Attributes:
+        family: name in messages of a shape that was not published.
+        norm_prefix: prefix of the norms in checkpoints.
+    """
+
+    family: ClassVar[str]
+    norm_prefix: ClassVar[str]
     config: NetworkShape
     correlation: str | None
     fnet: Any
     cnet: Any
+
+    def load_checkpoint(self, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> None:
+        """Load a file or a state dict: princeton's, ptlflow's, our own, and for RAFT torchvision's.
+
+        Args:
+            source: a file (``.pth``, ``.ckpt``, ``.safetensors``) or a state dict.
+
+        Raises:
+            InputError: if the file is not of this network; names what it is or which tensors do not fit, and leaves
+                the weights as they were.
+            OSError: if the file cannot be read.
+        """
+        state, name = read_state(source)
+        recognised = recognise(state)
+        if recognised is not None and recognised.startswith("torchvision"):
+            state = from_torchvision(state)
+        expected = recognise(self.state_dict()) or self.family
+        fit(self, without_aliases(state, name, self.norm_prefix), name, expected, recognised)
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""
@@ -57,11 +85,26 @@ class FlowNetwork(nn.Module):
         padding = framing.padding_for(height, width, self.config.padding)
         return count, padding, framing.given_start(initial_flow, frame1, padding)
 
-    def _both_encoded(
-        self, frame1: Tensor, frame2: Tensor, padding: framing.Padding
-    ) -> tuple[Encoded, Encoded]:  # forward and backward
-        """Encode a pair in both directions; each frame goes through the feature encoder once."""
+    def _both_started(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None,
+        initial_flow: Tensor | None,
+        initial_backward: Tensor | None,
+        *,
+        fewest: int,
+    ) -> tuple[int, framing.Padding, list[tuple[Encoded, Tensor | None]]]:
+        """Encode a pair in both directions; each frame goes through the feature encoder once.
+
+        Returns:
+            The number of updates, the padding, and what is encoded with the initial flow in cells, forward and
+            backward.
+        """
+        count, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=fewest)
+        back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = self._features(one, two)
         forward = Encoded(fmap1, fmap2, *self._context(one, two))
-        return forward, Encoded(fmap2, fmap1, *self._context(two, one))
+        backward = Encoded(fmap2, fmap1, *self._context(two, one))
+        return count, padding, [(forward, start), (backward, back)]

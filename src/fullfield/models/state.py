@@ -85,7 +85,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     if head[:2] != b"PK" and head[:1] != b"\x80":
         other = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
         raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {other}")
-    from safetensors import SafetensorError  # PyTorch goes by the suffix
+    from safetensors import SafetensorError  # PyTorch selects its reader by the suffix
 
     try:
         with warnings.catch_warnings():
@@ -196,15 +196,17 @@ def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
     return kept
 
 
-def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, looks: str | None = None) -> None:
+def fit(
+    module: nn.Module, state: Mapping[str, Tensor], name: str, expected: str, recognised: str | None = None
+) -> None:
     """Load ``state`` into ``module`` if every name, shape and type fits.
 
     Args:
         module: module to fill; it stays as it was if the state does not fit.
         state: tensors by name.
         name: name of the file in messages.
-        wanted: name of the module in messages.
-        looks: name of the network that the state was recognised as; by default :func:`recognise` decides.
+        expected: name of the module in messages.
+        recognised: name of the network that the state was recognised as; by default :func:`recognise` decides.
 
     Raises:
         InputError: naming what does not fit.
@@ -214,9 +216,9 @@ def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, 
     unexpected = sorted(state.keys() - own.keys())
     wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
     if missing or unexpected or wrong:
-        looks = recognise(state) if looks is None else looks
-        other = looks not in (None, wanted)
-        reasons = [f"it looks like {looks}"] if other else []
+        recognised = recognise(state) if recognised is None else recognised
+        other = recognised not in (None, expected)
+        reasons = [f"it looks like {recognised}"] if other else []
         shown = 1 if other else _SHOWN
         reasons += [
             f"{word} {_some(keys, shown)}" for word, keys in (("missing", missing), ("unexpected", unexpected)) if keys
@@ -225,12 +227,12 @@ def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, 
             key = wrong[0]
             more = f" and {len(wrong) - 1} more of another shape" if len(wrong) > 1 else ""
             reasons.append(f"{key} is {list(state[key].shape)} instead of {list(own[key].shape)}{more}")
-        raise InputError(f"{name}: expected weights of {wanted}; {'; '.join(reasons)}")
+        raise InputError(f"{name}: expected weights of {expected}; {'; '.join(reasons)}")
     rounded = [key for key in own if own[key].is_floating_point() and not state[key].is_floating_point()]
     if rounded:
         dtype = str(state[rounded[0]].dtype).removeprefix("torch.")
         more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
-        raise InputError(f"{name}: expected floating weights of {wanted}, got {dtype} at {rounded[0]!r}{more}")
+        raise InputError(f"{name}: expected floating weights of {expected}, got {dtype} at {rounded[0]!r}{more}")
     module.load_state_dict(dict(state))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import candidates, usable
-from fullfield.models.downloads import DownloadError, Progress, download, extract
+from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.shape import NetworkShape
@@ -28,7 +28,7 @@ RANDOM = "random"
 """Name of seeded random weights, for timing."""
 _SEED = 0
 
-_BSD = "code BSD-3-Clause; nothing is said of the weights"
+_BSD = "code BSD-3-Clause; none is stated for the weights"
 _RANGE = "RGB, scaled to -1 ... 1; sides padded to multiples of 8"
 
 
@@ -81,7 +81,7 @@ _CTS = f"{_CT}; then Sintel, KITTI 2015, HD1K and FlyingThings3D"
 _CTK = f"{_CTS}; then KITTI 2015"
 _OURS = "computed from the file"
 _PORTED = "torchvision 0.28, of its port"
-_TOLD = "as reported by a user of it, whose sums of the other three files are right"
+_USERS = "as reported by a user of it, whose sums of the other three files are right"
 
 
 def _princeton(
@@ -140,7 +140,7 @@ def _sea_raft(
         f"{official}.{'safetensors' if repository else 'pth'}",
         training,
         f"https://huggingface.co/MemorySlices/{official}" if repository else page,
-        licence="BSD-3-Clause, says the authors' code that publishes them",
+        licence="BSD-3-Clause, according to the authors' code that publishes them",
         url=f"https://huggingface.co/MemorySlices/{official}/resolve/{revision}/model.safetensors"
         if revision
         else None,
@@ -168,12 +168,12 @@ _ENTRIES = (
         "fullfield-s",
         ("fullfield-s",),
         "fullfield_s.safetensors",
-        "made-up pairs of fullfield.training.flow, from pictures that are CC0, public domain, CC-BY or MIT",
-        "comes with fullfield; docs/fullfield-s.md is its model card",
+        "synthetic pairs of fullfield.training.flow, from pictures that are CC0, public domain, CC-BY or MIT",
+        "bundled with fullfield; docs/fullfield-s.md is its model card",
         licence="Apache-2.0",
         packaged=True,
     ),
-    _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _TOLD),
+    _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _USERS),
     _princeton("raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT),
     _princeton(
         "raft-sintel", _CTS, "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf", _test(1.94, 3.18)
@@ -184,7 +184,7 @@ _ENTRIES = (
         "b9d170362415e1a27bd8402ee966a3ddf0d60df9b2df2c0b4949f5ced490a9e6",
         {"KITTI 2015, test, Fl": 5.10},
         "RAFT, 2020, abstract",
-        _TOLD,
+        _USERS,
     ),
     _princeton("raft-small", _CT, "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332", _PORT_SMALL),
     _torchvision("large_C_T_V1", "22a6c225", _CT, _PORT),
@@ -276,7 +276,7 @@ def weights_folder() -> Path:
     raise OSError(f"no folder for weights can be written ({', '.join(map(str, tried))}); set FULLFIELD_CACHE_DIR")
 
 
-def fetch_weights(entry: WeightsEntry | str, progress: Progress | None = None) -> Path:
+def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None = None) -> Path:
     """Return the path of the entry's file, downloaded and checked if it is not in the cache.
 
     Args:
@@ -343,7 +343,7 @@ class Origin:
         """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
-    def fetched(self, progress: Progress | None = None) -> Origin:
+    def fetched(self, progress: DownloadProgress | None = None) -> Origin:
         """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
         if self.entry is None or self.path is not None:
             return self
@@ -395,7 +395,7 @@ def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None =
 def load_weights(
     model: str | NetworkShape | RAFT | SEARAFT,
     source: str | os.PathLike[str] | WeightsEntry | Origin | None = None,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     *,
     correlation: str | None = None,
 ) -> RAFT | SEARAFT:
@@ -447,4 +447,4 @@ def build_model(
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         model: RAFT | SEARAFT = shape.part("network")(shape, correlation=correlation)
-    return model.float().eval()  # the files' dtype, whatever PyTorch's default is
+    return model.float().eval()  # the files' dtype, also if PyTorch's default is another

@@ -1,0 +1,1 @@
+"""Operators, one package each, and what they share."""

@@ -1,4 +1,4 @@
-"""Choosing a backend: by name, or the best that can serve the request."""
+"""Choice of a backend by its name, or of the best one that can serve the request."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _warned: set[tuple[str, str]] = set()
 
 
 class NoRoom(str):
-    """A reason that more memory would take away."""
+    """Reason that more free memory would remove."""
 
     __slots__ = ()
 
 
 def usable(operator: str, name: str, reason: str | None) -> bool:
-    """Whether there is no reason against a kernel. Warns once of one that lies in the machine: what follows is slow."""
+    """Return True if ``reason`` is None; warn once if the machine misses something, because a slower backend runs."""
     if isinstance(reason, Missing) and (operator, name) not in _warned:
         _warned.add((operator, name))
         words = f"{operator}: the {name} kernel is not used ({reason}); a slower backend runs instead"
@@ -33,7 +33,7 @@ def usable(operator: str, name: str, reason: str | None) -> bool:
 
 
 def _callers_level() -> int:
-    """Of the first function that is not ours, for a warning of the caller of this."""
+    """Return the stack level of the first function outside fullfield, for a warning of the caller of this function."""
     for level in count(1):
         try:
             if not sys._getframe(level + 1).f_code.co_filename.startswith(_PACKAGE):
@@ -44,16 +44,16 @@ def _callers_level() -> int:
 
 
 class Backends:
-    """The backends of one operator, by preference.
+    """Backends of one operator, by preference.
 
-    A backend is a module with ``supports(*request) -> str | None``: None where it can serve the request, else why it
-    cannot, in a few words. It must not import what may be missing. Reasons that lie in the machine are
-    :class:`Missing`: an automatic choice that passes over such a backend warns once.
+    A backend is a module with ``supports(*request) -> str | None``, which returns None if the backend can serve the
+    request, else the reason in a few words. The module must not import packages that may be missing. A reason that
+    the machine misses something is a :class:`Missing`: an automatic choice that skips such a backend warns once.
 
     Args:
-        operator: named in warnings.
-        modules: what the modules' full names begin with, as ``"fullfield.ops.neighbors."``.
-        names: by preference.
+        operator: name of the operator in warnings.
+        modules: prefix of the modules' full names, such as ``"fullfield.ops.neighbors."``.
+        names: names of the backends, the preferred one first.
     """
 
     def __init__(self, operator: str, modules: str, names: Sequence[str]) -> None:
@@ -62,31 +62,31 @@ class Backends:
         self._loaded: dict[str, Any] = {}
 
     def load(self, name: str) -> Any:
-        """The backend's module."""
+        """Return the backend's module."""
         found = self._loaded.get(name)
         if found is None:
             found = self._loaded[name] = import_module(self._modules + name)
         return found
 
-    def considers(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - for those that leave some out
-        """Whether an automatic choice may take the backend."""
+    def considers(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - subclasses decide by it
+        """Return whether an automatic choice may take the backend."""
         return True
 
     def why_not(self, name: str, *request: Any) -> str | None:
-        """None where the backend can serve the request, else its reason."""
+        """Return None if the backend can serve the request, else the reason."""
         reason: str | None = self.load(name).supports(*request)
         return reason
 
     def reasons(self, *request: Any) -> list[tuple[str, str | None]]:
-        """Every backend's answer to the request."""
+        """Return every backend with its reason against the request, or None."""
         return [(name, self.why_not(name, *request)) for name in self.names]
 
     def choose(self, backend: str | None, *request: Any) -> str:
-        """The name of the backend that serves the request; None takes the best that can.
+        """Return the name of the backend that serves the request; with ``backend`` None the best one that can.
 
         Raises:
-            InputError: if the one that is named cannot, or none can; the message gives every backend's reason.
-                NoRoomError, which is one, if memory is all that the named one lacks.
+            InputError: if the named backend cannot serve it, or none can; the message gives every backend's reason.
+            NoRoomError: an InputError, if the named backend only misses memory.
         """
         if backend is not None:
             choice(backend, "backend", self.names)
@@ -94,11 +94,11 @@ class Backends:
             if reason is None:
                 return backend
             kind = NoRoomError if isinstance(reason, NoRoom) else InputError
-            raise kind(f"backend: {backend!r} cannot serve this request ({self._told(*request)})")
+            raise kind(f"backend: {backend!r} cannot serve this request ({self._listed(*request)})")
         for name in self.names:
             if self.considers(name, *request) and usable(self.operator, name, self.why_not(name, *request)):
                 return name
-        raise InputError(f"backend: none can serve this request ({self._told(*request)})")
+        raise InputError(f"backend: none can serve this request ({self._listed(*request)})")
 
-    def _told(self, *request: Any) -> str:
+    def _listed(self, *request: Any) -> str:
         return "; ".join(f"{name}: {reason or 'can'}" for name, reason in self.reasons(*request))

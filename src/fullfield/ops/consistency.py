@@ -12,9 +12,12 @@ def forward_backward_distance(
     flow: Tensor,  # [B, 2, H, W], (u, v), pixels of the first frame
     backward: Tensor,  # [B, 2, H, W], from the second frame to the first, on the second's pixels
 ) -> Tensor:  # [B, H, W], pixels
-    """How far a pixel lands from where it began if it follows ``flow`` and then ``backward`` (bilinear).
+    """Return each pixel's distance from its start after it follows ``flow`` and then ``backward``, read bilinearly.
 
-    Infinity where the flow leaves the frame. Raises InputError for tensors of different shapes or devices.
+    The distance is infinite where the flow leaves the frame.
+
+    Raises:
+        InputError: if the two tensors have different shapes or devices.
     """
     _check.tensor(flow, "flow", ("B", 2, "H", "W"))
     _check.tensor(backward, "backward", flow.shape, device=flow.device)
@@ -24,7 +27,7 @@ def forward_backward_distance(
 
 
 def targets(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where a flow [B, 2, H, W] leads: x, y, and whether that is inside the frame, [B, H, W] each."""
+    """Return the targets of a flow [B, 2, H, W]: x, y and a mask of those inside the frame, [B, H, W] each."""
     height, width = flow.shape[-2:]
     x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[:, 0]
     y = torch.arange(height, device=flow.device, dtype=flow.dtype)[:, None] + flow[:, 1]
@@ -32,9 +35,9 @@ def targets(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sample(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """``planes`` [B, N, H, W] at x + flow, bilinear, and the mask [B, H, W] of targets inside the frame.
+    """Sample ``planes`` [B, N, H, W] bilinearly at x + flow; also return the mask [B, H, W] of targets in the frame.
 
-    Beside the frame the border is repeated.
+    Outside the frame the border is repeated.
     """
     batch, _, height, width = flow.shape
     x, y, inside = targets(flow)

@@ -1,4 +1,4 @@
-"""How long something took that was done again and again: median, 99th percentile, extremes."""
+"""Summary of repeated timings: median, 99th percentile and extremes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """Of a number of times, in their unit."""
+    """Summary of a list of times, in their unit."""
 
     number: int
     low: float
     median: float
     p99: float
-    """By the nearest rank: a time that was measured."""
+    """99th percentile by the nearest rank, which is one of the measured times."""
     high: float
 
 
 def spread(times: Iterable[float]) -> Spread:
-    """Raises ValueError for no times at all."""
+    """Return the summary of ``times``; ValueError if there are none."""
     ordered = sorted(times)
     if not ordered:
         raise ValueError("expected at least one time, got none")

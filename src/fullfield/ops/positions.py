@@ -1,4 +1,4 @@
-"""Where the pixels of a map are."""
+"""Coordinates of the pixels of a map."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def positions(size: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[2, H, W] of a ``size`` (height, width): the (x, y) of every pixel; pixel 0 is at 0.0."""
+    """Return the (x, y) of every pixel of a map of ``size`` (height, width), [2, H, W]; pixel 0 is at 0.0."""
     height, width = size
     y = torch.arange(height, device=device, dtype=dtype).view(-1, 1).expand(-1, width)
     x = torch.arange(width, device=device, dtype=dtype).expand(height, -1)

@@ -1,4 +1,4 @@
-"""CUDA graphs, and calls in order on whatever streams."""
+"""Recording of CUDA graphs, and ordering of calls across streams."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from torch import Tensor
 
 
 def record(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
-    """``work``, which has run before, as a graph. Waits for the device."""
+    """Record ``work``, which must have run before, as a CUDA graph. Waits for the device."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # Relaxed: other threads may allocate meanwhile.
+        # Relaxed, because other threads may allocate meanwhile.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             work()
     return graph
 
 
 class InOrder:
-    """Puts every call behind the one before, whichever streams they are on. Inside a graph that the caller records the
-    order is the caller's; on other devices than CUDA's calls are in order anyway."""
+    """Context manager that runs every call after the previous one, on any streams.
+
+    While the caller records a CUDA graph, the order is the caller's. On devices other than CUDA calls are in order
+    anyway.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -30,12 +33,17 @@ class InOrder:
         self._seen: set[int] = set()
 
     def forget(self) -> None:
-        """The tensors are others from now on, on every stream."""
+        """Register the tensors again on every stream, because they have changed."""
         self._seen.clear()
 
     @contextmanager
     def __call__(self, tensors: Callable[[], Iterator[Tensor]]) -> Iterator[None]:
-        """``tensors``: what the call uses; once it is let go, its memory waits for the streams it was used on."""
+        """Enclose a call.
+
+        Args:
+            tensors: returns the tensors that the call uses. Their memory is reused only after the streams that used
+                them have finished.
+        """
         on_gpu = self._device.type == "cuda"
         here = torch.cuda.device(self._device) if on_gpu else nullcontext()
         with torch.inference_mode(False), torch.no_grad(), here:

@@ -19,9 +19,9 @@ from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import refiner_of
 from fullfield.estimators.reliability import occlusion_and_confidence
-from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
+from fullfield.ops.splatting import moved_forward
 from fullfield.sequences.changes import Small, is_cut, is_held, small
 from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
 from fullfield.sequences.records import Identity

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.warm_start import carried, fill_holes
+from fullfield.ops.splatting import carried, fill_holes
 
 Field = Callable[[int], Tensor]
 """The flow [2, H, W] of a frame; NaN where it is not known. InputError where there is none."""

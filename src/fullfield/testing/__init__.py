@@ -1,4 +1,4 @@
-"""What tests and demonstrations are fed with: scenes whose motion is known exactly."""
+"""Inputs of tests and demonstrations: scenes with known motion and scans of synthetic rooms."""
 
 from fullfield.testing.rooms import room_scan
 from fullfield.testing.scenes import Scene, textured_scene

@@ -23,7 +23,7 @@ def lookup_by_loops(
     coords: Tensor,  # [B, 2, H1, W1]
     radius: int,
 ) -> Tensor:  # [B, L·(2r+1)², H1, W1] float64
-    """The lookup as its formula says, one tap after another in float64. For small inputs."""
+    """Compute the lookup by its formula, one tap after another in float64; for small inputs."""
     f1 = fmap1.detach().double().cpu().numpy()
     xy = coords.detach().double().cpu().numpy()
     batch, channels, height, width = f1.shape
@@ -64,10 +64,11 @@ class Case:
     radius: int
 
     def pyramid(self) -> tuple[Tensor, ...]:
+        """Return the levels of the second feature map."""
         return correlation_pyramid(self.fmap2, self.levels)
 
     def double(self) -> Case:
-        """The same numbers in float64."""
+        """Return the same values in float64."""
         return replace(self, fmap1=self.fmap1.double(), fmap2=self.fmap2.double(), coords=self.coords.double())
 
 
@@ -82,7 +83,18 @@ def make_case(
     motion: str = "smooth",
     seed: int = 0,
 ) -> Case:
-    """Random float32 features and positions that are smooth, uniformly random, mostly outside, or on pixel centres."""
+    """Return random float32 features and positions.
+
+    Args:
+        size1: height and width of the first feature map.
+        size2: height and width of the second one; None is ``size1``.
+        batch: number of pairs.
+        channels: number of features.
+        levels: number of levels.
+        radius: radius of the windows.
+        motion: ``"smooth"``, ``"random"``, ``"outside"`` (mostly outside the map) or ``"integer"`` (pixel centres).
+        seed: seed of the values.
+    """
     _check.choice(motion, "motion", MOTIONS)
     size2 = size2 or size1
     generator = torch.Generator().manual_seed(seed)
@@ -106,7 +118,7 @@ def make_case(
 
 
 class Results(NamedTuple):
-    """A lookup and its gradients."""
+    """Result of a lookup, and its gradients."""
 
     out: Tensor
     fmap1: Tensor
@@ -115,7 +127,7 @@ class Results(NamedTuple):
 
 
 def run(case: Case, weight: Tensor, *, backend: str | None = None, dtype: torch.dtype = torch.float64) -> Results:
-    """The lookup of a case with features of ``dtype``, and the gradients of its sum weighted by ``weight``."""
+    """Look up a case in ``dtype``; return the result and the gradients of its sum weighted by ``weight``."""
     exact = dtype == torch.float64
     fmap1 = case.fmap1.to(dtype).requires_grad_()
     fmap2 = case.fmap2.to(dtype).requires_grad_()
@@ -126,14 +138,14 @@ def run(case: Case, weight: Tensor, *, backend: str | None = None, dtype: torch.
 
 
 def rounded(case: Case, dtype: torch.dtype) -> Case:
-    """The case with features that ``dtype`` can represent, so that only arithmetic differs afterwards."""
+    """Round the features of a case to values of ``dtype``, so that only arithmetic differs afterwards."""
     return replace(case, fmap1=case.fmap1.to(dtype).float(), fmap2=case.fmap2.to(dtype).float())
 
 
 def error(got: Tensor, exact: Tensor) -> float:
-    """Largest deviation; infinite where one of them is not finite."""
+    """Return the largest deviation; infinity if a value of either is not finite."""
     if got.shape != exact.shape:
-        raise AssertionError(f"shape {list(got.shape)} where {list(exact.shape)} was expected")
+        raise AssertionError(f"expected shape {list(exact.shape)}, got {list(got.shape)}")
     if not got.numel():
         return 0.0
     deviation = (got.detach().double().cpu() - exact.detach().double().cpu()).abs()
@@ -141,13 +153,13 @@ def error(got: Tensor, exact: Tensor) -> float:
 
 
 def budget(eager: Tensor, exact: Tensor, dtype: torch.dtype) -> float:
-    """What a kernel may deviate: twice the error of plain PyTorch with the same inputs, plus the result's rounding."""
+    """Return a kernel's error limit: twice the error of plain PyTorch on these inputs, plus the rounding."""
     scale = float(exact.abs().max()) if exact.numel() else 0.0
     return 2.0 * (error(eager, exact) + scale * torch.finfo(dtype).eps)
 
 
 def assert_within(got: Tensor, exact: Tensor, allowed: float, what: str) -> None:
-    """Fail unless every element of ``got`` is within ``allowed`` of ``exact``."""
+    """Raise AssertionError unless every element of ``got`` is within ``allowed`` of ``exact``."""
     largest = error(got, exact)
     if not largest <= allowed:
         raise AssertionError(f"{what}: off by {largest:.3g}, allowed {allowed:.3g}")

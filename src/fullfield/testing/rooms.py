@@ -1,4 +1,4 @@
-"""Scans of made-up rooms, for registration without data."""
+"""Scans of synthetic rooms, to try registration without data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from numpy.typing import NDArray
 
 
 def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> NDArray[np.float64]:
-    """[points, 3] metres: a floor, two walls and a dozen boxes, turned as they stand.
+    """Return points [points, 3] in metres on a floor, two walls and twelve boxes that are turned about the vertical.
 
-    The same ``seed`` is the same room; another ``scan`` of it samples other points of its surfaces.
+    Args:
+        seed: seed of the room; the same seed gives the same room.
+        points: number of points.
+        scan: seed of the points; another scan samples other points of the same surfaces.
+        noise: standard deviation of the points' error, in metres.
     """
     room, draw = np.random.default_rng(seed), np.random.default_rng((seed, scan))
     width, depth, height = room.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))

@@ -1,4 +1,4 @@
-"""Scenes whose motion is known exactly, for tests, for ``fullfield demo`` and for pictures, and their textures."""
+"""Synthetic scenes with known motion, and their textures, for tests, ``fullfield demo`` and pictures."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LIGHT = (-0.5, -0.87)  # towards the light, in the plane of the picture
 
 
 class Noise:
-    """Smooth random values of mean 0 and about unit size, without end: a periodic lattice and cubic interpolation.
+    """Smooth periodic noise of mean 0 and about unit size: a lattice of values with cubic interpolation.
 
-    Power falls with frequency, and nothing is finer than five lattice steps, so that frames sampled at pixels hold the
-    texture without aliasing.
+    Power falls with frequency, and no detail is finer than five lattice steps, so frames that are sampled at pixels
+    show the texture without aliasing.
     """
 
     def __init__(self, generator: torch.Generator, spacing: float, *, slope: float = 1.1) -> None:
@@ -52,7 +52,7 @@ class Noise:
         ).div_(spacing)
 
     def __call__(self, places: Tensor) -> Tensor:
-        """Values ``[N]`` at ``places`` ``[2, N]``."""
+        """Return the values ``[N]`` at ``places`` ``[2, N]``."""
         node = (places.T @ self._to_lattice).remainder_(_LATTICE).add_(1.0)
         node.mul_(2 / (_LATTICE + 2)).sub_(1.0)
         sampled = torch.nn.functional.grid_sample(self._values, node[None, None], mode="bicubic", align_corners=True)
@@ -60,7 +60,7 @@ class Noise:
 
 
 def texture(style: int, palette: int, size: float, middle: Tensor, generator: torch.Generator) -> Texture:
-    """One of five kinds of texture round ``middle`` ``[2]``, with features of about ``size`` px and fine grain."""
+    """Return one of five kinds of texture around ``middle`` ``[2]``, with features of about ``size`` px and grain."""
     colors = torch.tensor(PALETTES[palette % len(PALETTES)], dtype=torch.float64).T / 255
     fine = Noise(generator, 2.6, slope=0.8)
     medium = Noise(generator, max(3.0, size / 5))
@@ -101,10 +101,12 @@ def texture(style: int, palette: int, size: float, middle: Tensor, generator: to
 class Scene:
     """Two frames and the true motion between them.
 
-    ``frame1``, ``frame2``: float32 ``[3, H, W]`` in [0, 1], display-referred. ``flow``: float32 ``[2, H, W]``, (u, v),
-    pixels of frame 1. ``valid``: bool ``[H, W]``, True everywhere (the truth is known even where it is not seen).
-    ``occluded``: bool ``[H, W]``, True where the pixel has no match in frame 2: something moved in front of it, or it
-    left the frame.
+    Attributes:
+        frame1: float32 ``[3, H, W]`` in [0, 1], display-referred.
+        frame2: the second frame.
+        flow: float32 ``[2, H, W]``, (u, v), in pixels of frame 1.
+        valid: bool ``[H, W]``, True everywhere; the true flow is known for hidden pixels too.
+        occluded: bool ``[H, W]``, True where the pixel has no match in frame 2, because it is hidden or left the frame.
     """
 
     frame1: Tensor
@@ -116,7 +118,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A textured sheet that moves as ``x -> x + push + turn (x - middle)``, where ``turn`` is [[a, -b], [b, a]]."""
+    """Textured sheet that moves as ``x -> x + push + turn (x - middle)``, where ``turn`` is [[a, -b], [b, a]]."""
 
     color: Texture
     outline: Callable[[Tensor], Tensor] | None  # signed distance [N] of places [2, N], negative inside, px; None: all
@@ -125,13 +127,13 @@ class _Layer:
     turn: Tensor  # [2]: a, b
 
     def motion(self, places: Tensor) -> Tensor:
-        """Displacement ``[2, N]`` of the points that are at ``places`` in frame 1."""
+        """Return the displacement ``[2, N]`` of the points that are at ``places`` in frame 1."""
         x, y = places - self.middle[:, None]
         a, b = self.turn
         return torch.stack([a * x - b * y, b * x + a * y]) + self.push[:, None]
 
     def origin(self, places: Tensor) -> Tensor:
-        """Where the points that are at ``places`` in frame 2 were in frame 1."""
+        """Return the positions in frame 1 of the points that are at ``places`` in frame 2."""
         x, y = places - (self.middle + self.push)[:, None]
         a, b = self.turn + torch.tensor([1.0, 0.0], dtype=torch.float64)
         turned = torch.stack([a * x + b * y, a * y - b * x]).div_(a * a + b * b)
@@ -139,25 +141,26 @@ class _Layer:
 
     @property
     def growth(self) -> float:
-        """How much longer lengths are in frame 2."""
+        """Ratio of lengths in frame 2 to lengths in frame 1."""
         return math.hypot(1 + float(self.turn[0]), float(self.turn[1]))
 
     def faster(self, factor: float) -> _Layer:
-        """The same layer with ``factor`` times the motion."""
+        """Return the same layer with ``factor`` times the motion."""
         return _Layer(self.color, self.outline, self.middle, self.push * factor, self.turn * factor)
 
 
 def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float | None = None) -> Scene:
-    """Textured shapes that slide, turn and grow before a textured background that does the same.
+    """Return a scene of textured shapes that move, turn and grow in front of a textured background that does too.
 
-    Textures are continuous functions, and both frames are samples of them at exact positions: neither frame is made
-    from the other, and the truth is exact to rounding. Edges are anti-aliased. The same arguments give the same
-    scene; no global random state is read or changed.
+    Textures are continuous functions, and both frames sample them: neither frame is resampled from the other, and the
+    true flow is exact to rounding. Edges are anti-aliased. The same arguments give the same scene; no global random
+    state is read or changed.
 
     Args:
-        height, width: at least 16.
-        seed: another number, another scene.
-        max_motion: length of the longest true vector, pixels, at most half the longer side. None takes 3 % of the
+        height: rows, at least 16.
+        width: columns, at least 16.
+        seed: seed of the scene.
+        max_motion: length of the longest true vector in pixels, at most half the longer side. None is 3 % of the
             shorter side.
     """
     _check.number(height, "height", integer=True, low=16)
@@ -177,8 +180,7 @@ def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float 
     )
 
 
-# Where shapes stand (parts of width and height), how large they are (part of the shorter side) and what they are, from
-# the back to the front.
+# Kind, position (fractions of width and height) and size (fraction of the shorter side) of the shapes, back to front.
 _CAST = (
     ("ring", 0.27, 0.36, 0.230),
     ("box", 0.72, 0.30, 0.200),
@@ -211,7 +213,7 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
         size = part * side * uniform(0.9, 1.1)
         way += 2 * math.pi / len(_CAST) * uniform(0.75, 1.25)
         push = uniform(0.6, 0.95) * max_motion
-        # Shapes head for where they stay in sight.
+        # Shapes take the direction in which they stay in the frame.
         away = [(way + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
         heading = min(away, key=lambda angle: _outside(place + push * _vector(angle), size, height, width))
         layers.append(
@@ -234,20 +236,20 @@ def _vector(angle: float) -> Tensor:
 
 
 def _turn(rate: float, rotation: float, growth: float) -> Tensor:
-    """``turn`` of a layer for a rotation and growth in proportion to ``rate``, within what looks like turning."""
+    """Return a layer's ``turn`` for a rotation and growth proportional to ``rate``, limited to plausible motion."""
     angle = max(-0.3, min(0.3, rotation * rate))
     factor = 1 + max(-0.15, min(0.25, growth * rate))
     return torch.tensor([factor * math.cos(angle) - 1, factor * math.sin(angle)], dtype=torch.float64)
 
 
 def _outside(place: Tensor, size: float, height: int, width: int) -> float:
-    """How far a shape of radius ``size`` at ``place`` sticks out of the frame, pixels."""
+    """Return how many pixels a shape of radius ``size`` at ``place`` extends beyond the frame."""
     x, y = float(place[0]), float(place[1])
     return max(0.0, 0.8 * size - x, x + 0.8 * size - width) + max(0.0, 0.8 * size - y, y + 0.8 * size - height)
 
 
 def _outline(kind: str, place: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
-    """Signed distance to a shape of about the radius ``size``."""
+    """Return the signed distance to a shape of about the radius ``size``, as a function of positions."""
     cos, sin = math.cos(angle), math.sin(angle)
 
     def distance(places: Tensor) -> Tensor:
@@ -274,7 +276,7 @@ def _rounded(sides: Sequence[Tensor], corner: float) -> Tensor:
 
 
 def _grid(width: int, rows: slice) -> Tensor:
-    """Pixel centres (x, y) of some rows, ``[2, N]``."""
+    """Return the pixel centres (x, y) of some rows, ``[2, N]``."""
     y = torch.arange(rows.start, rows.stop, dtype=torch.float64)
     x = torch.arange(width, dtype=torch.float64)
     return torch.stack([x.repeat(len(y)), y.repeat_interleave(width)])
@@ -286,7 +288,7 @@ def _blocks(height: int, width: int) -> list[slice]:
 
 
 def _truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Motion of what is seen at each pixel centre of frame 1, and whether it is out of sight in frame 2."""
+    """Return the motion of the visible layer at each pixel centre of frame 1, and whether it is hidden in frame 2."""
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
     for rows in _blocks(height, width):
         places = _grid(width, rows)
@@ -312,7 +314,7 @@ def _render(layers: Sequence[_Layer], height: int, width: int, *, second: bool) 
         image = layers[0].color(layers[0].origin(grid) if second else grid)
         for layer in layers[1:]:
             places = layer.origin(grid) if second else grid
-            # The share of a pixel behind a straight edge, from its distance in this frame.
+            # Share of a pixel behind a straight edge, from its distance in this frame.
             cover = (0.5 - _distance(layer, places) * (layer.growth if second else 1.0)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             if len(touched):
@@ -330,7 +332,7 @@ def _distance(layer: _Layer, places: Tensor) -> Tensor:
 
 
 def _relief(layer: _Layer, places: Tensor) -> Tensor:
-    """Brightness ``[N]`` that gives a shape a rounded rim. It is painted on: it moves with the shape."""
+    """Return the brightness ``[N]`` that gives a shape a rounded rim; it belongs to the texture and moves with it."""
     depth = _distance(layer, places)
     step = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
     slope_x = _distance(layer, places + step) - _distance(layer, places - step)

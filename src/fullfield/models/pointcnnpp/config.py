@@ -1,4 +1,4 @@
-"""The backbones' shapes in one place. Light: imports neither torch nor numpy."""
+"""Configurations of the networks on points. Light: imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fullfield._config import Config
 
 BLOCKS = ("basic", "bottleneck")
 NORMS = ("layer", "batch", "instance")
-# A convolution or pooling: from level, to level, kernel side. Level l has the grid · 2^l.
+# Convolution or pooling: source level, target level, kernel side. Level l has cells of side grid · 2^l.
 Step = tuple[int, int, int]
 
 
@@ -32,10 +32,10 @@ def _checked(config: Any, lists: tuple[str, ...], numbers: tuple[str, ...]) -> N
 
 @dataclass(frozen=True)
 class PointResNetConfig(Config):
-    """What a residual network is made of; see :meth:`resnet18`, :meth:`resnet34` and :meth:`resnet50`.
+    """Configuration of a residual network; see :meth:`resnet18`, :meth:`resnet34` and :meth:`resnet50`.
 
-    A strided stem, strided max-pooling, then one stage for each number of ``blocks``, every stage but the first
-    strided; the mean over each cloud and a linear classifier. Sizes are channels.
+    The network has a strided stem, strided max-pooling, one stage for each number in ``blocks`` (all but the first
+    strided), the mean over each cloud and a linear classifier. Sizes are channels.
     """
 
     name: str = "pointcnnpp-resnet18"
@@ -46,7 +46,7 @@ class PointResNetConfig(Config):
     block: str = "basic"
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     channels: tuple[int, ...] = (64, 128, 256, 512)
-    """Of the stages; a bottleneck puts out four times as many."""
+    """Channels of the stages; a bottleneck outputs four times as many."""
     stem_kernel: int = 7
     norm: str = "layer"
 
@@ -56,35 +56,35 @@ class PointResNetConfig(Config):
 
     @classmethod
     def resnet18(cls, **changes: Any) -> PointResNetConfig:
-        """Eight blocks of two convolutions."""
+        """Return the network with eight blocks of two convolutions."""
         return cls(**changes)
 
     @classmethod
     def resnet34(cls, **changes: Any) -> PointResNetConfig:
-        """Sixteen blocks of two convolutions."""
+        """Return the network with sixteen blocks of two convolutions."""
         return cls(name="pointcnnpp-resnet34", blocks=(3, 4, 6, 3)).replace(**changes)
 
     @classmethod
     def resnet50(cls, **changes: Any) -> PointResNetConfig:
-        """Sixteen bottlenecks: 1, 3³, 1."""
+        """Return the network with sixteen bottlenecks of kernels 1, 3³ and 1."""
         return cls(name="pointcnnpp-resnet50", block="bottleneck", blocks=(3, 4, 6, 3)).replace(**changes)
 
     def levels(self) -> int:
-        """How many densities the network works on, the input's included."""
+        """Return the number of densities, including the input's."""
         return 2 + len(self.blocks)
 
     def steps(self) -> tuple[Step, ...]:
-        """The geometries that the network reads."""
+        """Return the steps whose geometries the network reads."""
         within = [(level, level, 3) for level in range(2, self.levels())]
         return ((0, 1, self.stem_kernel), *((level - 1, level, 3) for level in range(2, self.levels())), *within)
 
 
 @dataclass(frozen=True)
 class PointUNetConfig(Config):
-    """What the network of dense features is made of.
+    """Configuration of the network of dense features.
 
-    A stem and residual blocks on the input's density, strided convolutions down, up-sampling convolutions up with the
-    features of the same density beside them, and a linear head. Sizes are channels, the input's density first.
+    The network has a stem and residual blocks at the input's density, strided convolutions to coarser clouds,
+    up-sampling convolutions with skip connections, and a linear head. Sizes are channels, the input's density first.
     """
 
     name: str = "pointcnnpp-unet"
@@ -97,18 +97,18 @@ class PointUNetConfig(Config):
     stem_kernel: int = 5
     norm: str = "layer"
     unit_length: bool = True
-    """Whether the features have length 1, as descriptors do."""
+    """True if features are scaled to length 1, as for descriptors."""
 
     def __post_init__(self) -> None:
         _checked(self, ("blocks", "channels"), ("in_channels", "out_channels"))
         require(isinstance(self.unit_length, bool), "unit_length", "True or False", self.unit_length)
 
     def levels(self) -> int:
-        """How many densities the network works on, the input's included."""
+        """Return the number of densities, including the input's."""
         return len(self.channels)
 
     def steps(self) -> tuple[Step, ...]:
-        """The geometries that the network reads."""
+        """Return the steps whose geometries the network reads."""
         within = [(level, level, 3) for level in range(self.levels())]
         down = [(level - 1, level, 3) for level in range(1, self.levels())]
         up = [(level, level - 1, 3) for level in range(1, self.levels())]

@@ -11,7 +11,7 @@ from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 
 
 class ConvNorm(nn.Module):
-    """Convolution from level to level, then normalisation, a residual added where one is given, a ReLU where asked."""
+    """Convolution between levels, then normalisation, an optional residual and an optional ReLU."""
 
     def __init__(self, inputs: int, outputs: int, step: tuple[int, int, int], norm: str) -> None:
         super().__init__()
@@ -22,12 +22,13 @@ class ConvNorm(nn.Module):
     def forward(
         self, features: Tensor, pyramid: PointPyramid, residual: Tensor | None = None, *, relu: bool = False
     ) -> Tensor:
+        """Convolve features [N, inputs] and normalise the result, [N', outputs]."""
         geometry, sizes = pyramid.geometries[self.step], pyramid.sizes[self.step[1]]
         return self.norm.of(self.conv, features, geometry, sizes, residual, relu=relu)
 
 
 class LinearNorm(nn.Module):
-    """The same for a kernel of one cell that sees only its centre."""
+    """Linear layer on every point, with the same steps after it as :class:`ConvNorm`."""
 
     def __init__(self, inputs: int, outputs: int, level: int, norm: str) -> None:
         super().__init__()
@@ -38,14 +39,16 @@ class LinearNorm(nn.Module):
     def forward(
         self, features: Tensor, pyramid: PointPyramid, residual: Tensor | None = None, *, relu: bool = False
     ) -> Tensor:
+        """Apply the layer to features [N, inputs]; the result is [N, outputs]."""
         out: Tensor = self.norm(self.linear(features), pyramid.sizes[self.level], residual, relu=relu)
         return out
 
 
 class Residual(nn.Module):
-    """x + f(x), and a ReLU; f is two 3³ convolutions ("basic") or 1, 3³, 1 with a quarter of the outputs inside.
+    """Residual block x + f(x) with a ReLU after it.
 
-    A step to the next level is the first 3³ convolution's; the shortcut then follows the points that are kept.
+    f is two 3³ convolutions ("basic"), or 1, 3³ and 1 with a quarter of the output channels inside ("bottleneck"). The
+    first 3³ convolution makes a step to the next level; the shortcut then selects the points that are kept.
     """
 
     def __init__(self, inputs: int, outputs: int, source: int, target: int, norm: str, kind: str = "basic") -> None:
@@ -63,6 +66,7 @@ class Residual(nn.Module):
         self.shortcut = LinearNorm(inputs, outputs, target, norm) if changes else None
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
+        """Apply the block to features [N, inputs]; the result is [N', outputs]."""
         inner = self.first(features, pyramid, relu=True)
         if self.middle is not None:
             inner = self.middle(inner, pyramid, relu=True)
@@ -76,13 +80,13 @@ class _Network(nn.Module):
     config: PointResNetConfig | PointUNetConfig
 
     def prepare(self, points: Tensor, offsets: Tensor | None = None, *, gradient: bool = True) -> PointPyramid:
-        """What :meth:`forward` needs to know of points [N, 3]; ``gradient``: whether a backward will follow."""
+        """Return the pyramid of points [N, 3] for :meth:`forward`; ``gradient``: a backward pass follows."""
         c = self.config
         return PointPyramid.prepare(points, c.grid, c.levels(), c.steps(), offsets=offsets, gradient=gradient)
 
 
 class PointResNet(_Network):
-    """A residual network: stem, max-pooling, stages, the mean over each cloud, a linear classifier."""
+    """Residual network: stem, max-pooling, stages, the mean over each cloud and a linear classifier."""
 
     config: PointResNetConfig
 
@@ -106,7 +110,7 @@ class PointResNet(_Network):
         self.classifier = nn.Linear(inputs, config.classes)
 
     def stage_features(self, features: Tensor, pyramid: PointPyramid) -> list[Tensor]:
-        """[N_l, C] of every stage; the first is on level 2."""
+        """Return the features [N_l, C] of every stage; the first stage is on level 2."""
         check_input(features, pyramid, self.config.in_channels, self.config.steps())
         out: Tensor = self.stem(features, pyramid, relu=True)
         out = self.pool(out, pyramid.geometries[1, 2, 3])
@@ -118,7 +122,7 @@ class PointResNet(_Network):
         return found
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
-        """Features [N, in_channels] of B clouds → logits [B, classes].
+        """Classify features [N, in_channels] of B clouds; return the logits [B, classes].
 
         Raises:
             InputError: for features that do not fit, or a pyramid prepared for another network.
@@ -129,7 +133,7 @@ class PointResNet(_Network):
 
 
 class PointUNet(_Network):
-    """Down to coarser clouds and up again, fully convolutional."""
+    """Fully convolutional U-Net: to coarser clouds and back."""
 
     config: PointUNetConfig
 
@@ -149,23 +153,23 @@ class PointUNet(_Network):
         self.head = nn.Linear(channels[0], config.out_channels)
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
-        """Features [N, in_channels] → [N, out_channels].
+        """Compute features [N, out_channels] from [N, in_channels].
 
         Raises:
             InputError: for features that do not fit, or a pyramid prepared for another network.
         """
         check_input(features, pyramid, self.config.in_channels, self.config.steps())
         out: Tensor = self.stem(features, pyramid, relu=True)
-        beside = []
+        skipped = []
         for level, blocks in enumerate(self.encoder):
             if level:
-                beside.append(out)
+                skipped.append(out)
                 out = self.down[level - 1](out, pyramid, relu=True)
             for block in blocks:  # type: ignore[attr-defined]
                 out = block(out, pyramid)
         for level in reversed(range(len(self.up))):
             out = self.up[level](out, pyramid, relu=True)
-            out = self.join[level](torch.cat([out, beside[level]], 1), pyramid, relu=True)
+            out = self.join[level](torch.cat([out, skipped[level]], 1), pyramid, relu=True)
             out = self.decoder[level](out, pyramid)
         out = self.head(out)
         return nn.functional.normalize(out, dim=1) if self.config.unit_length else out

@@ -1,4 +1,4 @@
-"""A batch of clouds prepared for a network: its densities, and what reads what."""
+"""Batch of clouds prepared for a network: its densities and the geometries of all steps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fullfield.ops.point_conv.geometry import RadiusRequest, radius_geometries
 
 @dataclass(frozen=True, eq=False)
 class PointPyramid:
-    """Everything about a batch of clouds that does not depend on features; made once, read by every layer and pass."""
+    """Data of a batch of clouds that does not depend on features; computed once and read by every layer."""
 
     points: tuple[Tensor, ...]
-    """Of every level, [N, 3], the input first. Level l + 1 keeps one of level l per cell of side grid · 2^(l + 1)."""
+    """Points [N, 3] of every level, the input first. Level l + 1 keeps one point per cell of side grid · 2^(l + 1)."""
     kept: tuple[Tensor, ...]
-    """Of every level but the last: which of its points the next keeps, int64, rising."""
+    """Indices of the points that the next level keeps, int64 and ascending, for every level but the last."""
     sizes: tuple[tuple[int, ...], ...]
-    """Of every level: the points of each cloud."""
+    """Number of points of each cloud, for every level."""
     geometries: dict[tuple[int, int, int], PointGeometry]
-    """(from level, to level, kernel side): centres of the one see points of the other."""
+    """Geometry of every step (source level, target level, kernel side)."""
 
     @classmethod
     def prepare(
@@ -41,13 +41,21 @@ class PointPyramid:
         offsets: Tensor | None = None,  # [B + 1]; None: one cloud
         gradient: bool = True,
     ) -> PointPyramid:
-        """Grids double from level to level. A step up in density sees with the coarse grid, every other with the grid
-        it comes from.
+        """Compute the levels and geometries of a batch of clouds.
 
-        Points that are neighbours in space should be near in the tensor: sorted along a curve they are read faster.
+        Cells double from level to level. A step to a denser level uses the coarser cells, any other step the cells of
+        its source. Points that are sorted along a space-filling curve are read faster.
+
+        Args:
+            points: coordinates of all clouds.
+            grid: side of a cell at the input's density, from 1e-18 to 1e18.
+            levels: number of densities.
+            steps: steps whose geometries are computed.
+            offsets: index of the first point of each cloud, and the number of all points.
+            gradient: whether a backward pass follows.
 
         Raises:
-            InputError: for anything but finite coordinates, a grid from 1e-18 to 1e18, offsets that fit.
+            InputError: if a coordinate is not finite, or the grid or the offsets do not fit.
         """
         check_length(grid, "grid")
         _check.number(levels, "levels", integer=True, low=1, high=16)
@@ -69,7 +77,7 @@ class PointPyramid:
         return cls(tuple(cloud.points for cloud in clouds), tuple(one.kept for one in fewer), sizes, geometries)
 
     def to(self, device: str | torch.device) -> PointPyramid:
-        """The same on a device."""
+        """Return the pyramid on ``device``."""
         place = _check.device(device)
         return replace(
             self,
@@ -80,7 +88,8 @@ class PointPyramid:
 
 
 def check_input(features: Tensor, pyramid: PointPyramid, channels: int, steps: Iterable[tuple[int, int, int]]) -> None:
-    """
+    """Check that a pyramid and features belong to a network and to each other.
+
     Raises:
         InputError: if the pyramid was prepared for another network, or the features do not fit its points.
     """

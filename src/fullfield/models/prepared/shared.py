@@ -82,7 +82,7 @@ class PreparedEncoder:
     """Encoder of either network, with one variant per choice of input frames.
 
     Args:
-        form: place and dtype of the parameters.
+        form: device and dtype of the parameters.
         passes: backend of the fused passes.
         encoder: RAFT's or SEA-RAFT's encoder.
         reads: for each variant the frames of a cell that it reads: ``((0,), (1,))`` for the features of either.
@@ -192,7 +192,7 @@ class PreparedHead:
     """Head of a 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
 
     Args:
-        form: place and dtype of the parameters.
+        form: device and dtype of the parameters.
         passes: backend of the fused passes.
         first: 3×3 convolution.
         last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.weights.taps`.
@@ -256,7 +256,7 @@ class PreparedPairs:
 
     Args:
         model: the network whose weights are copied.
-        form: place and dtype of the parameters.
+        form: device and dtype of the parameters.
         passes: backend of the fused passes.
         reads: frames that the context encoder reads in the forward and in the backward direction.
         reuse: whether the lookup keeps products; see :class:`fullfield.nn.CorrelationPyramid`.

@@ -69,7 +69,7 @@ def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
 def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
     """Convert a 7×7 convolution of stride 2 on frames to a 4×4 convolution on cells of 2×2 pixels.
 
-    ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` says which of a cell's two frames each group of three
+    ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` names the frame of a cell that each group of three
     channels reads. The result is [C', 32, 4, 4], zero for what is not read.
     """
     out = weight.new_zeros(weight.shape[0], CELL_CHANNELS, 4, 4)

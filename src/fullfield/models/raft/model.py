@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from fullfield.models import framing
 from fullfield.models.network import Encoded, FlowNetwork
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.raft.layers import Encoder, UpdateBlock
-from fullfield.models.state import fit, from_torchvision, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
@@ -42,6 +40,8 @@ class RAFT(FlowNetwork):
     """
 
     config: RAFTConfig
+    family = "RAFT"
+    norm_prefix = "norm"
 
     def __init__(self, config: RAFTConfig | None = None, *, correlation: str | None = None) -> None:
         super().__init__()
@@ -53,21 +53,6 @@ class RAFT(FlowNetwork):
         self.cnet = Encoder(self.config, joint, self.config.context_norm)
         self.update_block = UpdateBlock(self.config)
         self._frozen = False
-
-    def load_checkpoint(self, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> None:
-        """Load a file (``.pth``, ``.safetensors``) or a state dict: princeton's, ptlflow's, torchvision's or our own.
-
-        Raises:
-            InputError: if the file is not of this network; names what it is or which tensors do not fit, and leaves
-                the weights as they were.
-            OSError: if the file cannot be read.
-        """
-        state, name = read_state(source)
-        looks = recognise(state)
-        if looks is not None and looks.startswith("torchvision"):
-            state = from_torchvision(state)
-        wanted = "RAFT-small" if self.config.bottleneck else "RAFT"
-        fit(self, without_aliases(state, name, "norm"), name, wanted, looks)
 
     def freeze_batch_norm(self, frozen: bool = True) -> None:
         """Keep batch norms on their stored statistics in training mode too, as RAFT trains after its first data set.
@@ -126,11 +111,11 @@ class RAFT(FlowNetwork):
             initial_flow: start of the forward flow.
             initial_backward: start of the backward flow.
         """
-        number, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=1)
-        back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
+        starts = initial_flow, initial_backward
+        number, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=1)
         flows = []
-        for encoded, flow in zip(self._both_encoded(frame1, frame2, padding), (start, back), strict=True):
-            *_, last = self._flows(encoded, flow, number, padding, every=False)
+        for encoded, start in directions:
+            *_, last = self._flows(encoded, start, number, padding, every=False)
             flows.append(last)
         return flows[0], flows[1]
 

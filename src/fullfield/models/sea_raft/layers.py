@@ -29,7 +29,8 @@ class Encoder(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def forward(self, frames: Tensor) -> Tensor:  # [B, in, H, W] -> [B, 2·channels, H/8, W/8]
+    def forward(self, frames: Tensor) -> Tensor:
+        """Encode [B, in_channels, H, W] to [B, 2·channels, H / 8, W / 8]."""
         x = functional.relu(self.bn1(self.conv1(frames)), inplace=True)
         x = self.layer3(self.layer2(self.layer1(x)))
         features: Tensor = self.final_conv(x)
@@ -52,7 +53,7 @@ MASK_CHANNELS = 8 * 8 * 9
 
 
 class ConvNeXtBlock(nn.Module):
-    """Depthwise 7×7, then a two-layer perceptron per pixel, scaled and added; a 1×1 convolution ends it."""
+    """ConvNeXt block: depthwise 7×7, a scaled two-layer perceptron per pixel, a shortcut and a 1×1 convolution."""
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
@@ -64,6 +65,7 @@ class ConvNeXtBlock(nn.Module):
         self.final = nn.Conv2d(inner, outer, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the block to [B, inner, H, W]; the result is [B, outer, H, W]."""
         y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
         out: Tensor = self.final(x + y.permute(0, 3, 1, 2))
@@ -82,6 +84,7 @@ class UpdateBlock(nn.Module):
         self.refine = nn.ModuleList(ConvNeXtBlock(3 * width, width) for _ in range(config.refinements))
 
     def forward(self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor) -> Tensor:
+        """Return the next state."""
         inputs = torch.cat((context, self.encoder(flow.to(correlation.dtype), correlation)), 1)
         for block in self.refine:
             net = block(torch.cat((net, inputs), 1))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ from fullfield.models.network import Encoded, FlowNetwork
 from fullfield.models.raft.layers import two_convolutions
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.sea_raft.layers import HEAD_CHANNELS, MASK_CHANNELS, Encoder, UpdateBlock
-from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
@@ -48,6 +46,8 @@ class SEARAFT(FlowNetwork):
     """
 
     config: SEARAFTConfig
+    family = "SEA-RAFT"
+    norm_prefix = "bn"
 
     def __init__(self, config: SEARAFTConfig | None = None, *, correlation: str | None = None) -> None:
         super().__init__()
@@ -61,17 +61,6 @@ class SEARAFT(FlowNetwork):
         self.flow_head = two_convolutions(width, 2 * width, HEAD_CHANNELS, 3)
         self.fnet = Encoder(self.config, 3)
         self.update_block = UpdateBlock(self.config)
-
-    def load_checkpoint(self, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> None:
-        """Load a file (``.pth``, ``.ckpt``, ``.safetensors``) or a state dict: princeton's, ptlflow's or our own.
-
-        Raises:
-            InputError: if the file is not of this network; names what it is or which tensors do not fit, and leaves
-                the weights as they were.
-            OSError: if the file cannot be read.
-        """
-        state, name = read_state(source)
-        fit(self, without_aliases(state, name, "bn"), name, recognise(self.state_dict()) or "SEA-RAFT")
 
     def forward(
         self,
@@ -124,11 +113,12 @@ class SEARAFT(FlowNetwork):
             initial_flow: start of the forward flow.
             initial_backward: start of the backward flow.
         """
-        count, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=0)
-        back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
-        forward, backward = self._both_encoded(frame1, frame2, padding)
-        found = self._enlarged(_last(self._states(forward, start, count)), padding)
-        return found, self._enlarged(_last(self._states(backward, back, count)), padding)
+        starts = initial_flow, initial_backward
+        count, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=0)
+        forward, backward = (
+            self._enlarged(_last(self._states(encoded, start, count)), padding) for encoded, start in directions
+        )
+        return forward, backward
 
     both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
 
