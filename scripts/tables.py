@@ -157,9 +157,6 @@ def models_table() -> str:
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
         rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
-    for title, case in kept_cases().items():
-        title = f"RAFT, {case['updates']} updates, 8192×3432, {title}"
-        rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
     environment = stored["environment"]
     inside = [case["lookups"]["inside"] for case in stored["cases"]]
     windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
@@ -171,21 +168,9 @@ def models_table() -> str:
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `python -m benchmarks models`. Products kept between updates, which is the default of "
-        "RAFT's fast form",
-        f"since: commit {read(KEPT)['environment']['commit']}, {read(KEPT)['environment']['date']}; faster motion: "
-        "Sintel's sequence_2, enlarged.",
+        f"{environment['date']}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
-
-
-KEPT = "models_h200_raft_8k_reuse.json"
-
-
-def kept_cases() -> dict[str, dict[str, Any]]:
-    """RAFT at 8192×3432 with products kept: on a pair much like that of the other rows, and on faster motion."""
-    cases = [case for case in read(KEPT)["cases"] if "products kept" in case["label"]]
-    return dict(zip(("products kept", "products kept, faster motion"), cases, strict=True))
 
 
 def tvl1_gpu_table() -> str:
@@ -351,7 +336,7 @@ def short_table() -> str:
         return next(each for each in cases if all(each.get(key) == value for key, value in wanted.items()))
 
     network = case(read("models_h200.json")["cases"], method="raft", size=[3432, 8192])
-    ours, theirs = row_of(kept_cases()["products kept"], "fast"), row_of(network, "ptlflow, alt_cuda_corr")
+    ours, theirs = row_of(network, "fast"), row_of(network, "ptlflow, alt_cuda_corr")
     dense = row_of(network, "ptlflow, dense")["status"]
     rows = [["on one H200, unless said", "fullfield", "others"]]
     rows.append(
@@ -442,8 +427,6 @@ def fast_table() -> str:
     for case in found:
         title = f"{called[case['method']]} {case['size'][1]}×{case['size'][0]}"
         rows.append([title, *times_and_memory(case, "{:.3g} / {:.3g}")])
-    for title, case in kept_cases().items():
-        rows.append([f"RAFT 8192×3432, {title}", *times_and_memory(case, "{:.3g} / {:.3g}")])
     return "\n".join(markdown_table(rows)) + "\n"
 
 

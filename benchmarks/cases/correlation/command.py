@@ -166,7 +166,7 @@ def _plan(args: argparse.Namespace, device: torch.device, note: Note) -> Plan:
 
 def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
     from benchmarks.cases.correlation.positions import Scene
-    from fullfield.ops.correlation.recorded import RECORDED, load_recorded
+    from benchmarks.cases.correlation.recorded import RECORDED, load_recorded
 
     scenes = []
     for path in args.lookups:
@@ -189,7 +189,9 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     for name in sorted(absent - {"dense"}):
         note(f"{name} does not run here: {told[name]}")
     chosen = [name for name in BACKENDS if name in args.backends and (name not in absent or name == "dense")]
-    found = contenders.our_contenders(chosen)
+    found = contenders.our_contenders([name for name in chosen if name != "blocks"])
+    if "blocks" in chosen:
+        found.append(contenders.blocks())
     if args.alt_cuda_corr:
         found.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
     for name, peer in (

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
+from benchmarks.cases.correlation.blocks import Blocks
 from benchmarks.harness import TooLarge, Unsupported
-from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
 from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
@@ -84,11 +85,27 @@ def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
     """Backends of the correlation lookup; one that keeps products between lookups also without."""
     found = []
     for name in names:
-        no_graph = "waits for the device (its block mask)" if name == "blocks" else None
-        found.append(Contender(name, _pyramid(name), _admission(name), True, no_graph))
+        found.append(Contender(name, _pyramid(name), _admission(name), True))
         if getattr(LOOKUPS.load(name), "REUSES", False):
             found.append(Contender(f"{name}, reuse off", _pyramid(name, reuse=False), _admission(name), True))
     return found
+
+
+def blocks() -> Contender:
+    """Return the algorithm of Briedis et al., section 4.2, in plain PyTorch; forward only."""
+    return Contender(
+        "blocks", _prepare_blocks, _admit_blocks, ours=True, no_graph="waits for the device (its block mask)"
+    )
+
+
+def _admit_blocks(problem: Problem) -> None:
+    if problem.backward:
+        raise Unsupported("has no gradient")
+
+
+def _prepare_blocks(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+    prepared = Blocks.of(problem.request(), fmap1, correlation_pyramid(fmap2, problem.levels))
+    return lambda coords: prepared.lookup(coords, problem.out_dtype, problem.channels_last)
 
 
 def _pyramid(backend: str, reuse: bool | None = None) -> Callable[[Problem, Tensor, Tensor], Lookup]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.analysis import recorded_positions, window_statistics
-from fullfield.ops.correlation.recorded import RECORDED, between, resized
+from benchmarks.cases.correlation.analysis import recorded_positions, window_statistics
+from benchmarks.cases.correlation.recorded import RECORDED, between, resized
 
 KINDS = ("smooth", "random")
 

@@ -65,7 +65,7 @@ def correlation_lookup(
         fmap2_levels: 1 to 8 maps of the same dtype; their sizes are free.
         coords: float32 whatever the features are (float64 only with float64 features).
         radius: 1 to 8.
-        backend: "cuda", "cpu", "dense", "blocks" or "reference". None takes the best that can; a named one never
+        backend: "cuda", "cpu", "dense" or "reference". None takes the best that can; a named one never
             falls back.
         out_dtype: default float32, float64 for float64 features.
         memory_format: layout of the result, ``torch.contiguous_format`` or ``torch.channels_last``.

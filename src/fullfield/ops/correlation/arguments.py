@@ -77,6 +77,13 @@ def check_window(levels: int, radius: int) -> None:
     _check.number(radius, "radius", integer=True, low=1, high=MOST_RADIUS)
 
 
+def check_reuse(reuse: bool | None, device: torch.device) -> None:
+    """Check ``reuse`` of a pair whose features are on ``device``."""
+    _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
+    if reuse and device.type == "cuda":
+        _check.require(False, "reuse", "None or False on a GPU, products are kept on the CPU only", f"True on {device}")
+
+
 def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     """coords [B, 2, H1, W1]: float32 whatever the features are, or float64 with float64 features."""
     allowed = (torch.float32, torch.float64) if dtype == torch.float64 else (torch.float32,)

@@ -1,4 +1,4 @@
-"""Choosing a backend: by name, or the best that can serve the request."""
+"""Choice of a backend: by name, or the best that can serve the request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from fullfield.ops.backends import Backends
 from fullfield.ops.correlation.protocol import Request
 
-# By preference. An automatic choice takes the first that can; "blocks" only on request, "dense" only where small.
-BACKENDS = ("cuda", "cpu", "dense", "reference", "blocks")
+# By preference. An automatic choice takes the first that can, and "dense" only where its volume is small.
+BACKENDS = ("cuda", "cpu", "dense", "reference")
 # Without a kernel the volume is faster than the reference wherever it fits, so what an automatic choice keeps is a
 # question of memory: this share of a GPU's, elsewhere so many bytes. Both the same for every pair of a sequence.
 DENSE_SHARE = 1 / 8
@@ -19,7 +19,7 @@ class _Lookups(Backends):
     def considers(self, name: str, *request: Request) -> bool:
         if name == "dense":
             return request[0].device.type != "cpu" and not _too_large(request[0])
-        return name != "blocks"
+        return True
 
     def why_not(self, name: str, *request: Request) -> str | None:
         reason = super().why_not(name, *request)

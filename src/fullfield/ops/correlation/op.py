@@ -183,11 +183,6 @@ class Lookups:
         # What a traced lookup differentiates through; eager lookups do not need it.
         self._carriers = (fmap1, list(maps)) if grad else None
 
-    def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
-        """See :meth:`Prepared.expect`."""
-        if self._pair is not None:
-            self._pair.prepared.expect(out_dtype, channels_last)
-
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """A lookup at checked coords; part of the graph where gradients are enabled and wanted."""
         pair = self._pair

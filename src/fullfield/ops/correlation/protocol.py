@@ -95,10 +95,6 @@ class Prepared(ABC):
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """[B, L·(2r+1)², H1, W1] of ``out_dtype`` for checked coords [B, 2, H1, W1]; never part of a graph."""
 
-    def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
-        """Lookups of this kind are about to come, which keep products: what they share may be made with the pair."""
-        del out_dtype, channels_last
-
     @abstractmethod
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads`` in place; return the gradient of ``coords`` if it is wanted.

@@ -18,7 +18,6 @@ from fullfield.ops.correlation.cuda.launch import restore as restore
 from fullfield.ops.correlation.protocol import Request
 
 POOLS = True
-REUSES = True
 
 
 def supports(request: Request) -> str | None:

@@ -25,11 +25,6 @@ _HOPPER_BLOCK = 227 << 10  # bytes of shared memory that one block may take on s
 # Columns of one chunk of the second map, and the widths it may have; by the width of a warp's pixels.
 _COLUMNS = 56
 _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
-# And where products are kept: windows may be wider by a patch's margin, and pixels far from others are worked on alone.
-_KEPT_WIDTHS = {8: (11, 14, 16, 18, 20, 28), 16: (11, 12, 14, 16, 18, 20, 26, 28)}
-# On Hopper these fill 64 columns better, with patches' margins.
-_HOPPER_KEPT_COLUMNS = 64
-_HOPPER_KEPT_WIDTHS = (12, 14, 16, 18, 21, 28, 32)
 _MOST_STAGES = 8
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
@@ -62,8 +57,6 @@ class Config:
     """Tiles that a block of a persistent lookup works on side by side."""
     streamed: bool = False
     """Whether the first map's features are not kept in the L2, so that the second's stay there."""
-    kept: int = 0
-    """The form of products kept between lookups, as KEPT in ``common.cuh`` has it."""
 
     @property
     def parts(self) -> int:
@@ -98,15 +91,14 @@ class Config:
         return Source.defining(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
             WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
-            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, HOPPER=self.hopper, KEPT=self.kept,
+            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, HOPPER=self.hopper,
             OUT=out, CLAST=channels_last, **macros,
         )  # fmt: skip
 
 
-def _widths(radius: int, block: int, kept: int = 0, columns: int = _COLUMNS) -> tuple[int, ...]:
-    widest = (columns,) if radius > 5 else ()
-    widths = _HOPPER_KEPT_WIDTHS if columns != _COLUMNS else (_KEPT_WIDTHS if kept else _WIDTHS)[block]
-    return tuple(w for w in (*widths, *widest) if w >= 2 * radius + 2)
+def _widths(radius: int, block: int) -> tuple[int, ...]:
+    widest = (_COLUMNS,) if radius > 5 else ()
+    return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
 
 
 def vectors(height: int, width: int) -> int:
@@ -203,38 +195,19 @@ def lookup_config(
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
-        columns = _HOPPER_KEPT_COLUMNS if config.kept and not config.split else config.columns
-        widths = _widths(config.radius, block, config.kept, columns)
-        tiled = replace(config, block=block, columns=columns, widths=widths, streamed=pixels >= _MANY_PIXELS)
+        widths = _widths(config.radius, block)
+        tiled = replace(config, block=block, widths=widths, streamed=pixels >= _MANY_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
             wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
-    config = replace(config, widths=_widths(config.radius, config.block, config.kept))
     for groups in (config.groups, 1):
         smaller = replace(config, groups=groups)
         if lookup_shared(smaller, out, channels_last) <= shared:
             return smaller
     return None
-
-
-def kept_form(config: Config, out: int, channels_last: bool) -> int:
-    """How the products behind results of the type with code ``out`` are kept; 0: they are not.
-
-    As exactly as the results are: in their own 16 bits, in float32 behind split features, else in 24 bits.
-    """
-    taps = 128 * (2 * config.radius + 1) ** 2
-    if channels_last and taps * (4 if out == 0 else 2) > 47 << 10:  # what sample_kept stages
-        return 0
-    if out:
-        return 1
-    return 3 if config.split else 2
-
-
-KEPT_BYTES = {1: 2, 2: 3, 3: 4}
-"""Of a product in each form."""
 
 
 def collect_shared(side: int) -> int:
@@ -271,7 +244,7 @@ def _read(*names: str) -> str:
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
-    shared = _read("dots.cuh", "keep.cuh", "sample.cuh")
+    shared = _read("dots.cuh", "sample.cuh")
     made = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
         return made(
@@ -281,13 +254,6 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
     return made(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
-
-
-@functools.lru_cache(64)
-def sample_kept_source(config: Config, out: int, channels_last: bool) -> Source:
-    """``sample_kept``, which runs ahead of the lookup of the same configuration."""
-    text = _read("dots.cuh", "keep.cuh", "sample.cuh", "sample_kept.cu")
-    return config.source(text, out=out, channels_last=channels_last)
 
 
 @functools.lru_cache(64)
@@ -313,4 +279,4 @@ def multiply_source(config: Config, side: int, block: int) -> Source:
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
     """``coords_gradient`` for incoming gradients of the type with code ``grad``, from the forward's layout."""
-    return config.source(_read("dots.cuh", "keep.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)
+    return config.source(_read("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)

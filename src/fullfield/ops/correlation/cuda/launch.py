@@ -6,7 +6,6 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda import keep, queues
+from fullfield.ops.correlation.cuda import queues
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
 from fullfield.ops.correlation.cuda.structs import (
@@ -49,7 +48,7 @@ def pixels_of(request: Request) -> int:
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of the products, of
-    fmap1's gradients and of fmap2's, the number of the preparation; with grad f1 as f2."""
+    fmap1's gradients and of fmap2's; with grad f1 as f2."""
     config = config_of(request)
     pixels = pixels_of(request)
     padded = request.batch * shapes.vectors(*request.size1)
@@ -58,7 +57,7 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     def new(vectors: int) -> Tensor:
         return like.new_empty((vectors * config.row_length,), dtype=torch.int16)
 
-    state = (new(padded), new(targets), like.new_empty((4,), dtype=torch.float32))
+    state = (new(padded), new(targets), like.new_empty((3,), dtype=torch.float32))
     return (*state, new(pixels)) if request.grad else state
 
 
@@ -120,12 +119,9 @@ def first_sources(request: Request) -> list[Source]:
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
-    form = shapes.kept_form(config, 0, False) if keeps(request, out=0) else 0
-    usual = shapes.lookup_config(replace(config, kept=form), 0, False, device.shared, pixels_of(request))
+    usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
-        if form:
-            sources.append(shapes.sample_kept_source(usual, 0, False))
     if request.grad:
         sources += [shapes.prepare_source(config, dtype, scaled, True), *gradient_sources(config, 0, device.shared)]
     return sources
@@ -144,15 +140,6 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 
 
 # ---- lookups
-
-
-def keeps(request: Request, out: int = 1) -> bool:
-    """Whether lookups of such a pair keep the products behind results of the type with code ``out``.
-
-    By default where it pays most: 16-bit results, and no backward that may follow.
-    """
-    small = max(*request.size1, *(side for size in request.sizes2 for side in size)) <= keep.LARGEST_SIDE
-    return small and (out != 0 and not request.grad if request.reuse is None else request.reuse)
 
 
 class _LookupLaunch:
@@ -180,45 +167,11 @@ class _LookupLaunch:
             self.maps, *beside = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.crew = blocks * config.teams
-        else:
-            at_once = shapes.resident_blocks(config, out, channels_last) * device.processors
-            self.params.crew = min(blocks, at_once)
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
-        arguments = (kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
-        self.launch = Launch(*arguments)
+        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
-        self.config, self.stamp = config, state[2].data_ptr() + 12
-        self.sample: Launch | None = None
-        self.behind = self.launch  # sample_kept
-        if config.kept:
-            self.behind = Launch(*arguments, early=config.hopper)
-            ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
-            self.sample = Launch(ahead, "sample_kept", self._groups() * request.levels, keep.GROUP, self.params)
-
-    def _groups(self) -> int:
-        """Of tiles whose patches lie together."""
-        across: int = -(-self.params.tiles_x * 64 * self.config.groups // keep.GROUP)
-        rows: int = self.params.batch * self.params.tiles_y
-        return rows * across
-
-    def patches(self, request: Request, like: Tensor) -> keep.Patches:
-        """Empty ones for such lookups."""
-        return keep.Patches(request, self.config, self.params.tiles, self._groups(), like)
-
-    def run(self, stream: int, patches: keep.Patches | None, empty: bool) -> None:
-        """Under the lock, with the other parameters set; ``empty``: nothing is in the patches."""
-        kept = self.params.kept
-        if patches is None:
-            kept.patches = kept.entries = None
-        else:
-            patches.fill(kept, self.stamp, empty)
-        if patches is None or self.sample is None or empty:
-            self.launch(stream)
-        else:
-            self.sample(stream)
-            self.behind(stream)
 
 
 class Cuda(Prepared):
@@ -233,7 +186,6 @@ class Cuda(Prepared):
         stream = raw_stream(self._device.index)
         self._streams = {stream}
         self._features: FeatureGradients | None = None
-        self._keeper = keep.Keeper(request.reuse is True, stream) if keeps(request) else None
 
     def _use_on(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
@@ -250,24 +202,11 @@ class Cuda(Prepared):
         if dtype in CODES:
             code = CODES[dtype]
             pixels = pixels_of(self.request)
-            form = shapes.kept_form(self._config, code, channels_last) if keeps(self.request, out=code) else 0
-            wanted = replace(self._config, kept=form)
-            config = shapes.lookup_config(wanted, code, channels_last, self._device.shared, pixels)
+            config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 made = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = made
         return made
-
-    def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
-        """Where the preparation is captured, make the patches: another graph that made them would empty them in every
-        replay."""
-        if self._keeper is None or not self._keeper.prepared_in:
-            return
-        kind = (out_dtype, channels_last)
-        with torch.cuda.device(self._device.index):
-            call = self._make_launch(*kind)
-            if call is not None and call.sample is not None:
-                self._keeper.offer(kind, call.patches(self.request, self.state[0]))
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         index = self._device.index
@@ -286,18 +225,11 @@ class Cuda(Prepared):
         if stream not in self._streams:
             self._use_on(stream)
         counters, own = self._queues.take(stream) if call.persistent else (None, None)
-        context = self._keeper.take(stream, kind) if self._keeper is not None and call.sample is not None else None
         params = call.params
         with call.lock:
-            empty = False
-            if context is not None:
-                if context.patches is None:
-                    context.patches = call.patches(self.request, self.state[0])
-                empty = context.empty and not call.config.split  # whose planner has no registers to judge tiles by
-                context.empty = False
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.run(stream, None if context is None else context.patches, empty)
+            call.launch(stream)
         del own
         return out
 

@@ -23,8 +23,6 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
     _DECLARED.__getitem__, ("Params", "GradientParams", "CoordsParams", "Source", "PrepareParams")
 )
 
-CLASSES = _DECLARED.number("CLASSES")
-
 
 def captured_by(stream: int) -> int:
     """The graph that ``stream``, the current one, is captured into; 0: none. The default stream, 0, never is."""
