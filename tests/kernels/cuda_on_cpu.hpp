@@ -221,6 +221,7 @@ static inline void __syncwarp(unsigned = ~0u) {
     cuda::together(cuda::SYNC, mine, [](int **) {});
 }
 static inline void __threadfence() {}
+static inline void __threadfence_block() {}
 static inline unsigned __ballot_sync(unsigned, int yes) {
     unsigned mine = yes != 0;
     cuda::together(cuda::BALLOT, mine, [](unsigned **all) {
@@ -453,7 +454,10 @@ static inline void ptx_shared_load2(float &a, float &b, unsigned at) {
     memcpy(&a, from, 4);
     memcpy(&b, from + 4, 4);
 }
-static inline void ptx_shared_store(unsigned at, unsigned x) { memcpy(cuda::shared_memory(at, 4, 4), &x, 4); }
+template <class... All> static inline void ptx_shared_store(unsigned at, All... words) {
+    const unsigned all[] = {words...};
+    memcpy(cuda::shared_memory(at, sizeof all, sizeof all), all, sizeof all);
+}
 static inline void ptx_root(float &to, float x) { to = __builtin_sqrtf(x); }
 static inline void ptx_reciprocal(float &to, float x) { to = 1 / x; }
 static inline void ptx_reciprocal_root(float &to, float x) { to = 1 / __builtin_sqrtf(x); }
@@ -505,6 +509,9 @@ static inline void ptx_matrices4_transposed(unsigned &r0, unsigned &r1, unsigned
     }
 PTX_PRODUCT(ptx_mma_f16, false)
 PTX_PRODUCT(ptx_mma_bf16, true)
+static inline void ptx_mma8_f16(float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned b0) {
+    ptx_mma_f16(d0, d1, d2, d3, a0, a1, 0, 0, b0, 0);
+}
 
 // ---- launching
 

@@ -37,6 +37,7 @@ HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
 MACHINE = Path(__file__).with_name("cuda_machine.cpp")
 GXX = shutil.which("g++") if sys.platform == "linux" else None
 WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
+TURING = Device(0, "emulated", "sm_75", 3, 64 << 10)
 AMPERE = Device(0, "emulated", "sm_80", 3, 163 << 10)
 HOPPER = Device(0, "emulated", "sm_90a", 3, 227 << 10)
 # Products are vectors of eight. Not -mfma: sums would be rounded otherwise.
@@ -47,6 +48,7 @@ _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvis
 FLAGS = ("-Og", *_FLAGS)
 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
+_MMA8 = "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
 _STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
 _MATRICES = "ldmatrix.sync.aligned.m8n8.{} {{%0, %1, %2, %3}}, [%4];"
 _GATHER = "{{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.{0}v4.u32 {{%0, %1, %2, %3}}, [%4];\n}}"
@@ -75,6 +77,7 @@ PTX = {
     _GATHER.format(""): "ptx_gather",
     _GATHER.format("L1::no_allocate."): "ptx_gather",
     "prefetch.global.L1 [%0];": "ptx_nothing",
+    _MMA8: "ptx_mma8_f16",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "ptx_copy16",
     "cp.async.cg.shared.global [%0], [%1], 16;": "ptx_copy16",
     "{\n.reg .pred p;\nsetp.lt.s32 p, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 16, p;\n}": "ptx_copy16_of",
@@ -89,6 +92,8 @@ PTX = {
     _MATRICES.format("x4.trans.shared.b16"): "ptx_matrices4_transposed",
     "ld.shared.v2.f32 {%0, %1}, [%2];": "ptx_shared_load2",
     "st.shared.b32 [%0], %1;": "ptx_shared_store",
+    "st.shared.v2.b32 [%0], {%1, %2};": "ptx_shared_store",
+    "st.shared.v4.b32 [%0], {%1, %2, %3, %4};": "ptx_shared_store",
     "sqrt.approx.ftz.f32 %0, %1;": "ptx_root",
     "rcp.approx.ftz.f32 %0, %1;": "ptx_reciprocal",
     "rsqrt.approx.ftz.f32 %0, %1;": "ptx_reciprocal_root",
@@ -126,6 +131,8 @@ PTX = {
     "wgmma.commit_group.sync.aligned;": "ptx_nothing",
     "wgmma.wait_group.sync.aligned 0;": "ptx_nothing",
     "fence.proxy.async.shared::cta;": "ptx_nothing",
+    "griddepcontrol.launch_dependents;": "ptx_nothing",
+    "griddepcontrol.wait;": "ptx_nothing",
     "setmaxnreg.dec.sync.aligned.u32 24;": "ptx_nothing",
     "setmaxnreg.dec.sync.aligned.u32 %0;": "ptx_nothing",
     "setmaxnreg.inc.sync.aligned.u32 %0;": "ptx_nothing",
@@ -156,7 +163,7 @@ static inline float erff(float x) { return __builtin_erff(x); }
 static inline double sqrt(double x) { return __builtin_sqrt(x); }
 """
 # Polling of memory that another block writes.
-_POLL = re.compile(r"(while \(\*\w+ != [\w.]+\) \{)\s*\}")
+_POLL = re.compile(r"(while \((?:\*\w+ != [\w.]+|\(\*\w+ >> 5 & 1\) == \w+)\) \{)\s*\}")
 
 
 class Emulated(RuntimeError):
@@ -327,7 +334,9 @@ class Emulator:
         self.launched: dict[str, int] = {}
         self._loaded: dict[Source, dict[str, Kernel]] = {}
 
-    def load(self, sources: Sequence[Source], _arch: str, _device: int) -> list[dict[str, Kernel]]:
+    def load(self, sources: Sequence[Source], arch: str, _device: int) -> list[dict[str, Kernel]]:
+        number = "".join(filter(str.isdecimal, arch))
+        sources = [source._replace(options=(*source.options, f"-D__CUDA_ARCH__={number}0")) for source in sources]
         missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
         with ThreadPoolExecutor(2) as pool:
             for source, place in zip(missing, pool.map(self._compiled, missing), strict=True):

@@ -33,8 +33,8 @@ from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
-SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
-ARCHS = ("sm_80", "sm_87", "sm_90a")
+SHARED = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
+ARCHS = ("sm_75", "sm_80", "sm_87", "sm_90a")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }', ("-DVALUE=1",))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import emulator
@@ -54,9 +55,10 @@ def test_the_kernels_are_the_reference(number: int, machine: Emulator) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 def test_resources(arch: str) -> None:
-    for dtype, patch in ((torch.float32, 9), (torch.bfloat16, 9), (torch.bfloat16, 21)):
+    half_dtype = torch.float16 if arch == "sm_75" else torch.bfloat16
+    for dtype, patch in ((torch.float32, 9), (half_dtype, 9), (half_dtype, 21)):
         columns = cuda.columns_of(patch)
-        rows = cuda.rows_of(patch, columns, 1000)
+        rows = cuda.rows_of(patch, columns, 1000, SHARED[arch])
         if dtype == torch.float32:
             registers, spilled = resources(cuda.forward_source(True, columns, rows), arch)["spatial_forward"]
             assert registers * cuda.forward_threads(columns, rows) <= 65536
@@ -64,30 +66,28 @@ def test_resources(arch: str) -> None:
             half = cuda.half_of((patch, patch), 1000)
             registers, spilled = resources(cuda.half_source(dtype, True, half), arch)["spatial_forward_half"]
             assert registers <= 128
-            assert half.shared <= SHARED[arch]
         assert spilled <= 128
-        assert cuda.forward_shared(columns, rows) <= SHARED[arch]
         for spread in cuda.SPREADS:
             registers, spilled = resources(cuda.backward_source(dtype, True, columns, spread), arch)["spatial_backward"]
             assert registers <= 168
             assert spilled <= 64
-            assert cuda.backward_shared(columns, spread) <= SHARED[arch]
 
 
-def test_every_patch_fits_into_a_block() -> None:
-    for patch in (1, 2, 10, 11, 32, 33, 100):
-        columns = cuda.columns_of(patch)
-        assert columns.group * columns.groups * columns.blocks >= patch
+@pytest.mark.parametrize("shared", sorted(set(SHARED.values())))
+def test_every_patch_fits_into_a_block(shared: int) -> None:
+    for patch in product((1, 2, 10, 11, 32, 33, 100), repeat=2):
+        columns = cuda.columns_of(patch[1])
+        assert columns.group * columns.groups * columns.blocks >= patch[1]
         for others in (1, 10_000):
-            rows = cuda.rows_of(patch, columns, others)
-            assert 1 <= rows <= patch
+            rows = cuda.rows_of(patch[0], columns, others, shared)
+            assert 1 <= rows <= patch[0]
             assert cuda.forward_threads(columns, rows) <= 512
-            assert cuda.forward_shared(columns, rows) <= SHARED["sm_86"]
-            half = cuda.half_of((patch, patch), others)
-            assert half.columns * half.blocks >= patch
-            assert 1 <= half.rows <= patch
-            assert half.shared <= SHARED["sm_86"]
-            assert max(cuda.backward_shared(columns, spread) for spread in cuda.SPREADS) <= SHARED["sm_86"]
+            assert cuda.forward_shared(columns, rows) <= shared
+            half = cuda.half_of(patch, others)
+            assert half.columns * half.blocks >= patch[1]
+            assert 1 <= half.rows <= patch[0]
+            assert half.shared <= shared
+            assert cuda.backward_shared(columns, cuda.spread_of(columns, others, 256, shared)) <= shared
 
 
 def test_windows_of_odd_kinds_are_refused_or_dense() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
-from fullfield.ops.launching import Device, Kernels, Launch, address, read_source, structures
+from fullfield.ops.launching import HALVES, Device, Kernels, Launch, address, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
 from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
@@ -92,7 +92,8 @@ class Pass(NamedTuple):
 
 @functools.cache
 def _source(file: str, half: bool, **options: int) -> Source:
-    text = read_source(pipeline.COMMON, *(Path(__file__).with_name(name) for name in ("iterate_rows.cuh", file)))
+    own = (Path(__file__).with_name(name) for name in ("iterate_rows.cuh", file))
+    text = read_source(HALVES, pipeline.COMMON, *own)
     return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
 
 

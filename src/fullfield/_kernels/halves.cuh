@@ -17,8 +17,33 @@ static __device__ __forceinline__ float from_f16(u16 h) {
     return x;
 }
 static __device__ __forceinline__ u16 to_bf16(float x) {
+#if __CUDA_ARCH__ >= 800
     u16 h;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
     return h;
+#else
+    const u32 bits = __float_as_uint(x);
+    return (u16)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
 }
 static __device__ __forceinline__ float from_bf16(u16 h) { return __uint_as_float((u32)h << 16); }
+
+// Two numbers in a word, the first in its low half.
+static __device__ __forceinline__ u32 pair_f16(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return to_f16(low) | (u32)to_f16(high) << 16;
+#endif
+}
+static __device__ __forceinline__ u32 pair_bf16(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#else
+    return to_bf16(low) | (u32)to_bf16(high) << 16;
+#endif
+}

@@ -1,20 +1,23 @@
 // Operands and products of the tensor cores. No system headers (NVRTC). Built behind halves.cuh.
 //
 // Macros set before:
-//   BF16   1: products of bfloat16, else of float16
+//   BF16   1: products of bfloat16, from sm_80 on; else of float16
+
+#if BF16 && __CUDA_ARCH__ < 800
+#error "products of bfloat16 need sm_80"
+#endif
 
 // Two operands as a word, the first in its low half.
 static __device__ __forceinline__ u32 pack_pair(float a, float b) {
-    u32 r;
 #if BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+    return pair_bf16(a, b);
 #else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+    return pair_f16(a, b);
 #endif
-    return r;
 }
 
 static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
 #if BF16
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 #else
@@ -22,4 +25,12 @@ static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, 
 #endif
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+    const u32 a[2][2] = {{a0, a1}, {a2, a3}}, b[2] = {b0, b1};
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[i][0]), "r"(a[i][1]), "r"(b[i]));
+#endif
 }

@@ -20,11 +20,13 @@ from fullfield._kernels.missing import Missing
 from fullfield._kernels.nvrtc import Kernel, Libraries, Source
 from fullfield._kernels.structures import Structures
 
-OLDEST = (8, 0)
+OLDEST, BFLOAT16 = (8, 0), (8, 0)
+"""Compute capability that kernels need; that of tensor cores which multiply bfloat16."""
 MOST_BLOCKS = 2**31 - 1
 # What kernels of several operators are built behind.
-HALVES, VALUES, PRODUCTS, SORT_ROWS, BATCHES = (
-    Path(nvrtc.__file__).with_name(f"{name}.cuh") for name in ("halves", "values", "products", "sort_rows", "batches")
+HALVES, VALUES, PRODUCTS, COPIES, WARPS, SORT_ROWS, BATCHES = (
+    Path(nvrtc.__file__).with_name(f"{name}.cuh")
+    for name in ("halves", "values", "products", "copies", "warps", "sort_rows", "batches")
 )
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """What the kernels' macros call the dtypes of features."""
@@ -49,10 +51,23 @@ why_not.__dict__["_dynamo_marked_constant"] = True
 def _why_not(index: int) -> str | None:
     if not torch.cuda.is_available():
         return "no NVIDIA GPU or driver was found"
+    return _too_old(index, OLDEST) or nvrtc.why_not()
+
+
+def _too_old(index: int, oldest: tuple[int, int], what: str = "") -> Missing | None:
     capability = torch.cuda.get_device_capability(index)
-    if capability < OLDEST:
-        return Missing(f"needs compute capability {OLDEST[0]}.{OLDEST[1]}, got {capability[0]}.{capability[1]}")
-    return nvrtc.why_not()
+    if capability >= oldest:
+        return None
+    return Missing(f"needs compute capability {oldest[0]}.{oldest[1]}{what}, got {capability[0]}.{capability[1]}")
+
+
+def why_not_bfloat16(device: torch.device) -> Missing | None:
+    """Return None where the tensor cores of a CUDA device multiply bfloat16, else the reason that they do not."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _too_old(index, BFLOAT16, " for bfloat16")
+
+
+why_not_bfloat16.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.cache
@@ -78,9 +93,19 @@ class Device:
     """Bytes of shared memory that one block may take."""
 
     @property
+    def capability(self) -> int:
+        """Compute capability times 10, of the GPU or of the PTX that it runs."""
+        return int("".join(filter(str.isdecimal, self.arch)))
+
+    @property
     def hopper(self) -> bool:
         """Whether it has sm_90's own instructions."""
         return self.arch == "sm_90a"
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether its tensor cores multiply bfloat16; where they do not, features become float32."""
+        return self.capability >= 10 * BFLOAT16[0] + BFLOAT16[1]
 
 
 @functools.cache

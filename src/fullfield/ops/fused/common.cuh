@@ -1,14 +1,10 @@
-// Types and 16-byte accesses shared by the kernels. No system headers (NVRTC).
+// Types and 16-byte accesses shared by the kernels. No system headers (NVRTC). Built behind halves.cuh.
 //
 // Macros set by the launcher:
 //   TYPE   of activations: 0 float32, 1 float16, 2 bfloat16
 //
 // Activations are [B, H, W, C], C a multiple of VEC; "ld" is the distance of two pixels in elements, larger than C for
 // a slice of channels. Statistics, biases and coordinates are float32.
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef long long i64;
 
 #if TYPE == 0
 typedef float T;
@@ -18,33 +14,23 @@ typedef u16 T;
 #define VEC 8
 #endif
 
-[[maybe_unused]] static __device__ __forceinline__ float from_f16(u16 h) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-    return x;
-}
-
 [[maybe_unused]] static __device__ __forceinline__ float widen(T v) {
 #if TYPE == 0
     return v;
 #elif TYPE == 1
     return from_f16(v);
 #else
-    return __uint_as_float((u32)v << 16);
+    return from_bf16(v);
 #endif
 }
 
 [[maybe_unused]] static __device__ __forceinline__ T narrow(float x) {
 #if TYPE == 0
     return x;
+#elif TYPE == 1
+    return to_f16(x);
 #else
-    u16 h;
-#if TYPE == 1
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-#else
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-#endif
-    return h;
+    return to_bf16(x);
 #endif
 }
 
@@ -57,13 +43,11 @@ typedef u16 T;
 }
 
 [[maybe_unused]] static __device__ __forceinline__ u32 join(float low, float high) {
-    u32 word;
 #if TYPE == 1
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return pair_f16(low, high);
 #else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return pair_bf16(low, high);
 #endif
-    return word;
 }
 
 // 16 bytes of neighbouring channels.

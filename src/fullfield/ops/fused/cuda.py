@@ -32,7 +32,7 @@ MOST_TARGETS = _DECLARED.number("TARGETS")
 
 
 def _source(name: str, **values: int) -> Source:
-    return Source.defining(read_source(_FOLDER / "common.cuh", _FOLDER / name), **values)
+    return Source.defining(read_source(launching.HALVES, _FOLDER / "common.cuh", _FOLDER / name), **values)
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def rows(fmap: Tensor, aligned: bool = False) -> Tensor:
 
 def _products(one: Tensor, two: Tensor) -> Tensor:
     """[B, N, M] of [B, N, C] and [B, C, M], float32 whatever they are."""
-    if one.is_cuda and one.dtype in HALVES and _WIDENS:
+    as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
+    if as_they_are and (one.dtype == torch.float16 or launching.why_not_bfloat16(one.device) is None):
         return torch.bmm(one, two, out_dtype=torch.float32)
     return torch.bmm(one.float(), two.float())
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullfield.ops import launching
 from fullfield.ops.matching.protocol import HALVES, Request, flow_of, rows_of, size_of
 
 _CLOSE = 16  # cells between centres, where there is room for so many
@@ -25,7 +26,8 @@ def supports(request: Request) -> str | None:
         return "needs float32, float16 or bfloat16 features"
     if not 0 < request.channels <= WIDEST:
         return f"needs 1 to {WIDEST} channels"
-    return None
+    # Below, PyTorch would multiply out the whole matrix.
+    return launching.why_not_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:

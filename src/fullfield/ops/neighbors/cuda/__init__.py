@@ -47,7 +47,7 @@ def radius_source() -> Source:
 def tree_source(k: int) -> Source:
     """kNN search of at most ``k`` neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.defining(launching.read_source(_CLOUDS, _HERE / "knn.cu"), SLOTS=slots)
+    return Source.defining(launching.read_source(_CLOUDS, launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache

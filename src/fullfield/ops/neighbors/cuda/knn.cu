@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) find_nearest(const __gr
     node[warp][level] = 0;
     far[warp][level][lane] = box_distance(p, q, level, lane);
     while (wanted > 0) {
-        const u32 mine = far[warp][level][lane], least = __reduce_min_sync(WARP_MASK, mine);
+        const u32 mine = far[warp][level][lane], least = warp_min(mine);
         if (least == FAR || least > (u32)(worst >> 32)) {
             if (++level == p.levels) break;
             continue;

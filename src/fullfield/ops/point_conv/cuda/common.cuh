@@ -1,5 +1,5 @@
 // What the kernels of the point convolution share. No system headers (NVRTC). Built behind
-// halves.cuh, values.cuh and products.cuh.
+// halves.cuh, values.cuh, products.cuh, copies.cuh and warps.cuh.
 //
 // Macros set by the launcher:
 //   IN       features, weights and results: 0 float32, 1 float16, 2 bfloat16
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(256) magnitude(const __grid_constan
         u32 v = p.values[at] & 0x7fffffff;
         if (v < 0x7f800000) most = max(most, v);
     }
-    most = __reduce_max_sync(ALL, most);
+    most = warp_max(most);
     if ((threadIdx.x & 31) == 0 && most) atomicMax(p.magnitude, most);
 }
 #endif

@@ -10,7 +10,7 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield._kernels.wgmma import product_with_registers
-from fullfield.ops.launching import CODES, HALVES, PRODUCTS, VALUES, Device, read_source
+from fullfield.ops.launching import CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
 from fullfield.ops.point_conv.protocol import Request
 
 _FOLDER = Path(__file__).parent
@@ -73,6 +73,16 @@ def operands_of(request: Request, beside: bool) -> Operands:
     exact = request.dtype == torch.float32
     bf16 = request.dtype == torch.bfloat16 or (exact and request.precision == "medium")
     return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", beside)
+
+
+def without_bfloat16(request: Request) -> Request:
+    """Return the request that takes this one's place on a GPU whose tensor cores do not multiply bfloat16.
+
+    Features become float32 and operands float16, which hold every bfloat16 down to 2⁻²⁸ of the largest magnitude.
+    """
+    if request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium"):
+        return request._replace(dtype=torch.float32, precision="high")
+    return request
 
 
 def channels_of(request: Request) -> Channels:
@@ -190,7 +200,8 @@ class MultiplyHopper(_Forward):
 
 
 def _read(*names: str) -> str:
-    return read_source(HALVES, VALUES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
+    shared = (HALVES, VALUES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
+    return read_source(*shared, *(_FOLDER / name for name in names))
 
 
 def _units(request: Request, device: Device) -> int:

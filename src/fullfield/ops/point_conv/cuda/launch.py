@@ -21,6 +21,7 @@ from fullfield.ops.point_conv.cuda.config import (
     multiply_config,
     operands_of,
     outer_config,
+    without_bfloat16,
 )
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, index_bits
@@ -153,6 +154,9 @@ def multiply(
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = launching.device_at(features.get_device())
+    if not device.multiplies_bfloat16 and request != (wide := without_bfloat16(request)):
+        wide_bias = None if bias is None else bias.float()
+        return out.copy_(multiply(wide, features.float(), weight.float(), wide_bias, triplets, transposed))
     rows, entries, beside = triplets
     plan = _multiply_plan(device, _alike(request), beside.numel() > 0)
     kernels = launching.kernels(LIBRARIES, plan.source, device.index)
@@ -182,6 +186,8 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     if not request.entries:
         return out.zero_()
     device = launching.device_at(features.get_device())
+    if not device.multiplies_bfloat16 and request != (wide := without_bfloat16(request)):
+        return out.copy_(outer(wide, features.float(), grad.float(), triplets))
     rows, entries, beside = triplets
     plan = _outer_plan(device, _alike(request), beside.numel() > 0)
     kernels = launching.kernels(LIBRARIES, plan.source, device.index)

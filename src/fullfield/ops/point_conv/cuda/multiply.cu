@@ -128,7 +128,7 @@ struct Pass {
     const Value *from[2 * TILES];
     __device__ __forceinline__ void choose(const Triplets &t, Cursor &c, const Value *features, i64 step, int lane) {
         int own_cell = c.cell(t);
-        cell = __reduce_min_sync(ALL, own_cell);
+        cell = warp_min(own_cell);
         bool mine = own_cell == cell && cell != NONE;
         rows = __ballot_sync(ALL, mine);
         int own = mine ? c.word.index_of(t) : -1;

@@ -21,7 +21,6 @@
 #define SLAB (PARTS * OCTETS * 32)  // vectors of the weights of a slab
 #define STAGE (DEPTH * SLAB)        // vectors of a stage
 
-static __device__ __forceinline__ u32 address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 static __device__ __forceinline__ void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
 static __device__ __forceinline__ void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
 static __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
@@ -89,14 +88,14 @@ struct Ring {
     __device__ __forceinline__ Ring(Room &room, const MultiplyParams &p, const Work &work)
         : room(room), weights(p.weights + (i64)work.column * work.positions * STAGE), positions(work.positions), coming(STAGES % work.positions), left(work.rounds * work.positions - 1), stage(0), parity(0) {}
     __device__ __forceinline__ void bring(int position, int stage) const {
-        barrier_expect(address(&room.stages[stage].full), STAGE * 16);
-        copy_bulk(address(room.weights[stage]), weights + (i64)position * STAGE, STAGE * 16, address(&room.stages[stage].full));
+        barrier_expect(shared_address(&room.stages[stage].full), STAGE * 16);
+        copy_bulk(shared_address(room.weights[stage]), weights + (i64)position * STAGE, STAGE * 16, shared_address(&room.stages[stage].full));
     }
-    __device__ __forceinline__ void wait() const { barrier_wait(address(&room.stages[stage].full), parity); }
+    __device__ __forceinline__ void wait() const { barrier_wait(shared_address(&room.stages[stage].full), parity); }
     // The warp is done with the stage in hand, for its wgmma was waited for. How many were so before; told to lane 0.
     __device__ __forceinline__ u32 leave(int lane) const {
         u32 before = 0;
-        if (lane == 0) before = count_up(address(&room.stages[stage].left), 4 * GROUPS - 1);
+        if (lane == 0) before = count_up(shared_address(&room.stages[stage].left), 4 * GROUPS - 1);
         return before;
     }
     // After leave, at any time before the next: the last warp brings new weights there.
@@ -214,11 +213,11 @@ static __device__ __forceinline__ void list_passes(const MultiplyParams &p, cons
     };
     auto emit = [&](Head head, uint2 found) {
         Slot &slot = slots[stage];
-        barrier_wait(address(&slot.empty), parity);
+        barrier_wait(shared_address(&slot.empty), parity);
         slot.points[lane] = found;
         if (lane == 0) slot.head = head;
         __syncwarp();
-        if (lane == 0) barrier_arrive(address(&slot.full));
+        if (lane == 0) barrier_arrive(shared_address(&slot.full));
         if (++stage == SLOTS) stage = 0, parity ^= 1;
     };
     find(0);
@@ -232,7 +231,7 @@ static __device__ __forceinline__ void list_passes(const MultiplyParams &p, cons
             lower.start(t, base, bounds[2], bounds[3]);
             int first = chunk ? 2 : 1, begin = (round * work.chunks + chunk) * t.cells;
             while (true) {
-                int u = upper.cell(t), l = lower.cell(t), cell = __reduce_min_sync(ALL, min(u, l));
+                int u = upper.cell(t), l = lower.cell(t), cell = warp_min(min(u, l));
                 if (cell == NONE) {
                     if (!first) break;
                     cell = -1;
@@ -283,11 +282,11 @@ struct Gather {
     // masks: of the lane's rows, all bits where it has a point
     __device__ __forceinline__ Head bring(Raw &raw, u32 (&masks)[2], const Work &work) {
         Slot &slot = slots[stage];
-        barrier_wait(address(&slot.full), parity);
+        barrier_wait(shared_address(&slot.full), parity);
         uint2 index = slot.points[place];
         Head head = slot.head;
         __syncwarp();
-        if (lane == 0) barrier_arrive(address(&slot.empty));
+        if (lane == 0) barrier_arrive(shared_address(&slot.empty));
         if (++stage == SLOTS) stage = 0, parity ^= 1;
 #if CHUNKED
         if (head & 1) rewind(work);
@@ -306,7 +305,7 @@ struct Gather {
 
 static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, const Work &work, Room &room, int own) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    u32 descriptor = address(room.weights) >> 4 | COLUMNS << 16;
+    u32 descriptor = shared_address(room.weights) >> 4 | COLUMNS << 16;
     float inverses[2], gain = gain_of(p.magnitude, inverses[0]);
     gain_of(p.magnitude + 1, inverses[1]);
     float scale = inverses[0] * inverses[1];
@@ -376,12 +375,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_c
     if (!work.rounds) return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(address(&room.stages[i].full), 1);
+            barrier_init(shared_address(&room.stages[i].full), 1);
             room.stages[i].left = 0;
         }
         for (int i = 0; i < GROUPS * SLOTS; i++) {
-            barrier_init(address(&room.slots[0][i].full), 1);
-            barrier_init(address(&room.slots[0][i].empty), 4);
+            barrier_init(shared_address(&room.slots[0][i].full), 1);
+            barrier_init(shared_address(&room.slots[0][i].empty), 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }

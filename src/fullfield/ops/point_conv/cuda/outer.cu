@@ -118,11 +118,11 @@ static __device__ __forceinline__ void bring_features(u8 *to, const Value *featu
 #if IN == 0
         bring<F_BYTES>(to + place<INPUTS>(pair, c), any ? from : nullptr, gain);
 #else
-        copy16(address(to + place<INPUTS>(pair, c)), from, any ? 16 : 0);
+        copy_async<16>(shared_address(to + place<INPUTS>(pair, c)), from, any);
 #endif
     }
 #if IN != 0
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_copies();
 #endif
 }
 
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void bring_gradients(u8 *to, const Value *grad
 #if IN == 0
         bring<G_BYTES>(to + place<OUTPUTS>(r, c), any ? from : nullptr, gain);
 #else
-        copy16(address(to + place<OUTPUTS>(r, c)), from, any ? 16 : 0);
+        copy_async<16>(shared_address(to + place<OUTPUTS>(r, c)), from, any);
 #endif
     }
 }
@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
         bring_gradients(s.grad, grad, p.grad_row, p.outputs - output, tile, end, grad_gain);
         find_cells(t, s, tile, end, cell);
 #if IN != 0
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_all_copies();
 #endif
         __syncthreads();
         int count = 0, brought = 0;    // pairs listed; batches of 32 under way or done
@@ -248,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
                     bring_features(to, features, p.features_row, p.inputs - input, s.index + (brought & (LISTS - 1)) * 32, gain);
 #if IN == 0
                     __syncwarp();
-                    multiply_pairs(sums, address(to), address(s.grad), s.row + (brought & (LISTS - 1)) * 32);
+                    multiply_pairs(sums, shared_address(to), shared_address(s.grad), s.row + (brought & (LISTS - 1)) * 32);
                     __syncwarp();
 #if SPLIT
                     if (brought % 16 == 15) {  // the tensor cores' sums lose bits: at most 16 batches long
@@ -258,10 +258,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
 #endif
 #else
                     if (brought >= AHEAD) {
-                        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
+                        await_copies<AHEAD>();
                         __syncwarp();
                         int done = brought - AHEAD;
-                        multiply_pairs(sums, address(s.features + done % BUFFERS * F_BYTES), address(s.grad), s.row + (done & (LISTS - 1)) * 32);
+                        multiply_pairs(sums, shared_address(s.features + done % BUFFERS * F_BYTES), shared_address(s.grad), s.row + (done & (LISTS - 1)) * 32);
                         __syncwarp();
                     }
 #endif
@@ -270,10 +270,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
             }
         }
 #if IN != 0
-        asm volatile("cp.async.wait_group %0;" ::"n"(0) : "memory");
+        await_copies<0>();
         __syncwarp();
         for (int done = max(brought - AHEAD, 0); done < brought; done++)
-            multiply_pairs(sums, address(s.features + done % BUFFERS * F_BYTES), address(s.grad), s.row + (done & (LISTS - 1)) * 32);
+            multiply_pairs(sums, shared_address(s.features + done % BUFFERS * F_BYTES), shared_address(s.grad), s.row + (done & (LISTS - 1)) * 32);
 #endif
 #if SPLIT
         if (cell + own < t.cells) add_to(share, sums, first);

@@ -24,10 +24,6 @@ struct SharesParams {
     int input_blocks, output_blocks, segments;
 };
 
-static __device__ __forceinline__ u32 address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-static __device__ __forceinline__ void copy16(u32 to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
 // Where part `part` of `parts` begins: parts of whole rows, and of about the same work.
 static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, int parts) {
     if (part == 0) return 0;

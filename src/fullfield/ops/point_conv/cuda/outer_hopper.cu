@@ -193,7 +193,7 @@ struct Quad {
             int at = i * 8 + octet, rank = __popc(coming & (1u << at) - 1);
             if (coming >> at & 1 && rank < EXTRAS) list[rank] = {(int)given[i].index_of(t), cells[i] * CELL_BYTES};
         }
-        coming_most = __reduce_max_sync(ALL, (coming & coming >> 1) != 0 || row.size > WINDOW ? WINDOW + 1 : __popc(coming));
+        coming_most = warp_max((coming & coming >> 1) != 0 || row.size > WINDOW ? WINDOW + 1 : __popc(coming));
         __syncwarp();
         row = Row(next.from, next.to);
         row.cut(t, cell);
@@ -389,7 +389,7 @@ static __device__ __forceinline__ void add_to_share(const OuterParams &p, const 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_constant__ OuterParams p) {
     extern __shared__ __align__(1024) uint4 shared[];
     const Triplets &t = p.triplets;
-    u8 *stages = (u8 *)shared + (((address(shared) + 1023) & ~1023u) - address(shared));  // swizzled: at multiples of 1024
+    u8 *stages = (u8 *)shared + (((shared_address(shared) + 1023) & ~1023u) - shared_address(shared));  // swizzled: at multiples of 1024
     u32 *words = (u32 *)(stages + 2 * STAGE_BYTES);
     int *tables = (int *)(words + THREADS / 32 * (1 + BESIDE) * 2 * 4 * STRIDE);
     volatile int &kept_item = tables[CELLS_STRIDE - 1];  // no cell's: registers are rare
@@ -415,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     Sums sums;
 #pragma unroll
     for (int i = 0; i < 96; i++) sums[i] = 0.f;
-    u32 at = address(stages), own_cells = warp / 4 * 3 * CELL_BYTES;
+    u32 at = shared_address(stages), own_cells = warp / 4 * 3 * CELL_BYTES;
     int turn = 0;
     quad.begin(t, work.cell, first, end);
     quad.look(t, work.cell, 0, first, end);
@@ -423,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     quad.fetch(source);
     quad.look(t, work.cell, 1, first + ROWS, end);
     for (i64 begin = first; begin < end; begin += ROWS, turn ^= 1) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_all_copies();
         bool large = quad.add(t, source, stages + turn * STAGE_BYTES, turn, begin, end);
         publish();
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -449,7 +449,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
         quad.look(t, work.cell, turn, begin + 2 * ROWS, end);
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    await_all_copies();
 #pragma unroll
     for (int i = 0; i < 96; i++) asm volatile("" : "+f"(sums[i])::"memory");
     add_to_share(p, sums, kept_item);

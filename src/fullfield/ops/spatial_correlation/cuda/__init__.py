@@ -66,7 +66,7 @@ def _read(columns: Columns) -> int:
 
 
 def _source(name: str, dtype: torch.dtype, wide: bool, columns: Columns, **macros: int) -> Source:
-    text = launching.read_source(launching.HALVES, launching.VALUES, _COMMON, _HERE / name)
+    text = launching.read_source(launching.HALVES, launching.VALUES, launching.COPIES, _COMMON, _HERE / name)
     common = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
     return Source.defining(text, **common, **macros)
 
@@ -120,9 +120,10 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
 @functools.cache
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
     """The forward kernel of 16-bit features."""
-    files = (launching.HALVES, launching.VALUES, launching.PRODUCTS, _COMMON, _HERE / "forward_half.cu")
+    shared = (launching.HALVES, launching.VALUES, launching.PRODUCTS, launching.COPIES)
+    text = launching.read_source(*shared, _COMMON, _HERE / "forward_half.cu")
     return Source.defining(
-        launching.read_source(*files), IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
+        text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
         CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
     )  # fmt: skip
 
@@ -151,12 +152,26 @@ def backward_threads(spread: tuple[int, int]) -> int:
     return _XG * _TILE[0] * spread[0] // spread[1]
 
 
-def rows_of(patch: int, columns: Columns, others: int) -> int:
-    """Rows of displacements of a block, where the other dimensions make so many blocks."""
+def rows_of(patch: int, columns: Columns, others: int, shared: int) -> int:
+    """Return the rows of displacements of a block.
+
+    Args:
+        others: number of blocks that the other dimensions make.
+        shared: most bytes of shared memory that a block may take.
+    """
     parts = -(-patch // max(_MOST_THREADS // (_XG * columns.groups * _TILE[0]), 1))
     if parts * others < _WANTED:
         parts = min(3 * parts, patch)
-    return -(-patch // parts)
+    rows = -(-patch // parts)
+    while forward_shared(columns, rows) > shared:
+        rows -= 1
+    return rows
+
+
+def spread_of(columns: Columns, others: int, channels: int, shared: int) -> tuple[int, int]:
+    """Return the channels of a block of the backward kernel, and of a thread; arguments as in :func:`rows_of`."""
+    many = others * -(-channels // SPREADS[0][0]) >= _WANTED
+    return SPREADS[0] if many and backward_shared(columns, SPREADS[0]) <= shared else SPREADS[1]
 
 
 def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
@@ -186,6 +201,9 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     out = fmap1.new_empty((batch, *window.patch, *out_size))
     if not out.numel() or not channels:
         return out.zero_()
+    device = launching.device_at(fmap1.get_device())
+    if fmap1.dtype == torch.bfloat16 and not device.multiplies_bfloat16:
+        return out.copy_(forward(fmap1.float(), fmap2.float(), window))
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
     tiles = _axes(p, window, (height, width), out_size) * batch
@@ -196,11 +214,11 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         source, name, threads, shared = half_source(fmap1.dtype, wide, half), "spatial_forward_half", 256, half.shared
     else:
         columns = columns_of(window.patch[1])
-        rows = rows_of(window.patch[0], columns, tiles * columns.blocks)
+        rows = rows_of(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(wide, columns, rows), "spatial_forward"
         threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
-    kernels = launching.kernels(LIBRARIES, source, fmap1.get_device())
+    kernels = launching.kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
 
@@ -225,15 +243,13 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     p.channels, p.second = channels, second
     columns = columns_of(window.patch[1])
     tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
-    large = tiles * -(-channels // SPREADS[0][0]) >= _WANTED
-    spread = SPREADS[0] if large else SPREADS[1]
+    device = launching.device_at(features.get_device())
+    spread = spread_of(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
     wide = _is_wide(window, width, (start,), features)
-    kernels = launching.kernels(
-        LIBRARIES, backward_source(features.dtype, wide, columns, spread), features.get_device()
-    )
+    kernels = launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), device.index)
     threads, shared = backward_threads(spread), backward_shared(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

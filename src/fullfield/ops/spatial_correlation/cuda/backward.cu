@@ -66,8 +66,7 @@ static __device__ __forceinline__ void fill(const BackwardParams &p, const Begin
         const i64 from = ((grads + i) * p.x.patch + (p.second ? p.x.patch - 1 - j : j)) * p.y.out + h;
         float *to = weights + (at * TH + t) * PITCH + column;
 #if IN == 0
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)),
-                     "l"(inside ? p.grad + from * p.x.out + w : p.grad), "r"(inside ? 4 : 0));
+        copy_async<4>(shared_address(to), inside ? p.grad + from * p.x.out + w : p.grad, inside);
 #else
         *to = inside ? widened(p.grad[from * p.x.out + w]) : 0.f;
 #endif

@@ -1,5 +1,5 @@
 // What the forward and the backward kernel share: the lattices they walk, loads, and stores of whole rows.
-// Built behind halves.cuh and values.cuh. No system headers (NVRTC).
+// Built behind halves.cuh, values.cuh and copies.cuh. No system headers (NVRTC).
 //
 // Where the step between displacements is d and the stride s divides it, the problem falls apart into (d / s)² classes: the
 // outputs (q + a·d/s) read fmap1 at s·q − padding + a·d and fmap2 at the same place minus the radius plus i·d. Each class
@@ -42,13 +42,7 @@ static __device__ __forceinline__ Place place_of(u32 &number, const Axis &axis) 
 // VEC features from memory to as many floats in shared memory, or zeros. float32 comes asynchronously.
 static __device__ __forceinline__ void fetch(float *to, const Value *from, bool inside, const Value *anywhere) {
 #if IN == 0
-    const u32 at = (u32)__cvta_generic_to_shared(to), bytes = inside ? 4 * VEC : 0;
-    from = inside ? from : anywhere;
-#if VEC == 4
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
-#else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes));
-#endif
+    copy_async<4 * VEC>(shared_address(to), inside ? from : anywhere, inside);
 #elif VEC == 4
     uint2 v = make_uint2(0, 0);
     if (inside) v = *(const uint2 *)from;
@@ -59,7 +53,7 @@ static __device__ __forceinline__ void fetch(float *to, const Value *from, bool 
 }
 static __device__ __forceinline__ void arrived() {
 #if IN == 0
-    asm volatile("cp.async.wait_all;");
+    await_all_copies();
 #endif
     __syncthreads();
 }

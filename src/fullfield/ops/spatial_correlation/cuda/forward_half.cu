@@ -25,7 +25,7 @@ struct ForwardParams {
 
 static __device__ __forceinline__ void fetch_half(u16 *to, const u16 *from, bool inside, const u16 *anywhere) {
 #if VEC == 4
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(inside ? from : anywhere), "r"(inside ? 8 : 0));
+    copy_async<8>(shared_address(to), inside ? from : anywhere, inside);
 #else
     *to = inside ? *from : (u16)0;
 #endif
@@ -46,7 +46,7 @@ static __device__ __forceinline__ void fill_half(u16 *to, int stride, int pitch,
 static __device__ __forceinline__ void turned(u32 (&r)[4], const u16 *at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"((u32)__cvta_generic_to_shared(at)));
+                 : "r"(shared_address(at)));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) spatial_forward_half(const __grid_constant__ ForwardParams p) {
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) spatial_forward_half(co
     fill_half(shared + CC * STRIDE2, STRIDE1, TW, p.fmap1, map, 0, y1, x1, TH, TW, p);
     for (int first = 0, turn = 0; first < p.channels; first += CC, turn ^= 1) {
 #if VEC == 4
-        asm volatile("cp.async.wait_all;");
+        await_all_copies();
 #endif
         __syncthreads();
         if (first + CC < p.channels) {

@@ -7,7 +7,6 @@ and the latency of a row pipeline cost more than that: on small and middle level
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,18 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops.launching import Device, Kernels, Launch, address, read_source, several, structures
+from fullfield.ops.launching import (
+    COPIES,
+    HALVES,
+    WARPS,
+    Device,
+    Kernels,
+    Launch,
+    address,
+    read_source,
+    several,
+    structures,
+)
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.passes import Planes
@@ -155,11 +165,6 @@ def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Devi
     return several(passes.LIBRARIES, [source(config, cut, dtype) for cut, config, dtype in kernels], device.index)
 
 
-def _capability(device: Device) -> int:
-    """Compute capability times 10."""
-    return int(re.sub(r"\D", "", device.arch))
-
-
 def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
     """What an H200 takes for a warp of a level. Of its 132 multiprocessors blocks of larger clusters reach 120."""
     shape = cut.shape
@@ -175,7 +180,7 @@ def best(batch: int, height: int, width: int, config: TVL1Config, device: Device
     """The fastest tiling of a level by what an H200 took, or None where warps are faster pass by pass."""
     found: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
-        if shape.shared > device.shared or (shape.cluster > 1 and _capability(device) < CLUSTERS_FROM):
+        if shape.shared > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
             continue
         cut = tiling(height, width, config, shape)
         if cut is not None:
@@ -189,8 +194,8 @@ def best(batch: int, height: int, width: int, config: TVL1Config, device: Device
 
 @functools.cache
 def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) -> Source:
-    names = ("images.cuh", "iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
-    text = read_source(*(_FOLDER / name for name in names))
+    names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
+    text = read_source(HALVES, COPIES, WARPS, *(_FOLDER / name for name in names))
     return Source.defining(
         text, HALF=0, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept, CLUSTER=shape.cluster,
         RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=reach, NARROW=narrow,
@@ -234,5 +239,5 @@ def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: 
     params.tiles_x, params.tiles_y = cut.across, cut.down
     blocks = cut.across * cut.down * level.batch * cut.shape.cluster
     (kernels,) = load([(cut, config, level.dtype)], device)
-    early = _capability(device) >= 90
+    early = device.capability >= 90
     return Launch(kernels, "fused_warp", blocks, 32 * cut.shape.groups, params, cut.shape.shared, early=early)

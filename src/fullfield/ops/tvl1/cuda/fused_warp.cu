@@ -5,8 +5,8 @@
 // one ends: two warps wait for one another, nobody else.
 //
 // A region never leaves the frame where the frame is at least as large (SMALL = 0): then the frame's border is the
-// region's, and needs no tests inside. Arithmetic is float32, whatever the level is stored in. Follows images.cuh,
-// iterate_common.cuh (HALF = 0), sampling.cuh and medians.cuh.
+// region's, and needs no tests inside. Arithmetic is float32, whatever the level is stored in. Follows halves.cuh,
+// copies.cuh, warps.cuh, iterate_common.cuh (HALF = 0), sampling.cuh and medians.cuh.
 //
 // Macros set by the launcher:
 //   GROUPS, ROWS, EACH   as said; EACH is 1, 2 or 4
@@ -83,9 +83,18 @@ static __device__ __forceinline__ void store(T *at, const Cells &a) {
 #endif
 }
 
-// One warp says that something is there for another, which waits for that; `barrier`: an mbarrier of 32 arrivals.
-static __device__ __forceinline__ void tell(const i64 *barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(barrier)) : "memory");
+// One warp says that something is there for another, which waits for that; `barrier`: an mbarrier of 32 arrivals. Before
+// sm_80, which has none, it is a count of arrivals.
+static __device__ __forceinline__ void make(i64 *barrier, int arrivals) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+#else
+    *(volatile u32 *)barrier = 0;
+#endif
+}
+#if __CUDA_ARCH__ >= 800
+static __device__ __forceinline__ void tell(i64 *barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 #if __CUDA_ARCH__ >= 900
 #define WAIT "try_wait"
@@ -96,14 +105,25 @@ static __device__ __forceinline__ void await(const i64 *barrier, u32 parity) {
     u32 done = 0;
     while (!done)
         asm volatile("{\n.reg .pred p;\nmbarrier." WAIT ".parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done) : "r"((u32)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
+                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
 }
+#else
+static __device__ __forceinline__ void tell(i64 *barrier) {
+    __threadfence_block();
+    atomicAdd((u32 *)barrier, 1u);
+}
+static __device__ __forceinline__ void await(const i64 *barrier, u32 parity) {
+    const volatile u32 *count = (const volatile u32 *)barrier;
+    while ((*count >> 5 & 1) == parity) {}
+    __threadfence_block();
+}
+#endif
 
 #if CLUSTER > 1
 // The same between blocks. Addresses of shared memory: an own one as it is in block `part`.
 static __device__ __forceinline__ u32 in_part(const void *own, int part) {
     u32 at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(own)), "r"(part));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(own)), "r"(part));
     return at;
 }
 static __device__ __forceinline__ void give(u32 at, const Cells &a) {
@@ -127,7 +147,7 @@ static __device__ __forceinline__ void send(u32 at, const Cells &a, u32 barrier)
 #endif
 }
 static __device__ __forceinline__ void expect(const i64 *barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 #endif
 
@@ -158,9 +178,6 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
     block /= p.tiles_x;
     const int tile_y = block % p.tiles_y;
     const i64 item = block / p.tiles_y;
-    const auto make = [](const i64 *barrier, int arrivals) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(arrivals) : "memory");
-    };
     const bool across = CLUSTER > 1 && (threadIdx.x == 0 || threadIdx.x == 2 * GROUPS - 1);  // bytes from another block
     if (threadIdx.x < 2 * GROUPS) make(from_above + threadIdx.x, across ? 1 : 32);
 #if CLUSTER > 1
@@ -200,24 +217,22 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
 #if CLUSTER > 1
             for (int r = group * 32 + lane; r < high && group < end; r += end * 32) {
                 const float *from = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch + from_x;
-                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"((u32)__cvta_generic_to_shared(to + r * FLOATS)),
-                             "l"(from), "r"(4 * FLOATS), "r"((u32)__cvta_generic_to_shared(arrived)) : "memory");
+                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to + r * FLOATS)),
+                             "l"(from), "r"(4 * FLOATS), "r"(shared_address(arrived)) : "memory");
             }
             return 4 * FLOATS * high;
 #else
             for (int n = threadIdx.x; n < high * FOURS; n += THREADS) {
                 const int r = n / FOURS, c = n % FOURS * 4;
                 const float *from = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch + from_x + c;
-                const u32 at = (u32)__cvta_generic_to_shared(to + r * FLOATS + c);
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+                copy_async<16>(shared_address(to + r * FLOATS + c), from, true);
             }
 #endif
         } else {
             for (int r = group; r < high; r += GROUPS) {
                 const float *line = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch;
-                const u32 at = (u32)__cvta_generic_to_shared(to + r * FLOATS);
-                for (int c = lane; c < wide; c += 32)
-                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * c), "l"(line + min(max(from_x + c, 0), p.width - 1)), "r"(4) : "memory");
+                const u32 at = shared_address(to + r * FLOATS);
+                for (int c = lane; c < wide; c += 32) copy_async<4>(at + 4 * c, line + min(max(from_x + c, 0), p.width - 1), true);
             }
         }
         return 0;
@@ -242,13 +257,13 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
                 low_x = min(low_x, dx), high_x = max(high_x, dx), low_y = min(low_y, dy), high_y = max(high_y, dy);
             }
         }
-    low_x = __reduce_min_sync(~0u, low_x), high_x = __reduce_max_sync(~0u, high_x);
-    low_y = __reduce_min_sync(~0u, low_y), high_y = __reduce_max_sync(~0u, high_y);
+    low_x = warp_min(low_x), high_x = warp_max(high_x);
+    low_y = warp_min(low_y), high_y = warp_max(high_y);
     if (lane == 0) boxes[group] = make_int4(low_x, high_x, low_y, high_y);
     __syncthreads();
     const int4 box = boxes[lane % GROUPS];
-    low_x = __reduce_min_sync(~0u, box.x), high_x = __reduce_max_sync(~0u, box.y);
-    low_y = __reduce_min_sync(~0u, box.z), high_y = __reduce_max_sync(~0u, box.w);
+    low_x = warp_min(box.x), high_x = warp_max(box.y);
+    low_y = warp_min(box.z), high_y = warp_max(box.w);
     const bool narrow = high_x - low_x <= SPAN && high_y - low_y <= SPAN;
     const int patch_x = left + low_x - 2 & -4, patch_y = top + low_y - 2;
     const bool any = narrow && high_x >= low_x;
@@ -267,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
     if (still_bytes == 0 || any && patch_bytes == 0)
 #endif
     {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_all_copies();
         __syncthreads();
     }
 

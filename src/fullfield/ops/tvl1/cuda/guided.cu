@@ -1,4 +1,4 @@
-// The guided refinement: what guided_reference.py computes. Follows images.cuh, sampling.cuh, medians.cuh and median.cu.
+// The guided refinement: what guided_reference.py computes. Follows halves.cuh, sampling.cuh, medians.cuh and median.cu.
 //
 // Macros set by the launcher:
 //   WARPS, ROWS, BLOCKS   of `guided_iterate`: warps of a block, rows that each of them holds, blocks of a multiprocessor

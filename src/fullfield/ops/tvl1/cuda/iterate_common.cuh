@@ -1,6 +1,7 @@
 // Arithmetic of one inner iteration on words: a float, or two half-precision numbers. The scheme: see the README beside.
+// Follows halves.cuh.
 #if HALF
-typedef unsigned word;  // two pixels: the low half and the high half
+typedef u32 word;  // two pixels: the low half and the high half
 #else
 typedef float word;
 #endif
@@ -34,9 +35,7 @@ INLINE float reciprocal_root(float x) {
 TWO(add, "add")
 TWO(sub, "sub")
 TWO(mul, "mul")
-TWO(smaller, "min")
 TWO(mul_to_one, "mul.sat")  // between 0 and 1, not a number: 0
-TWO(larger, "max")
 INLINE word negative(word a) {
     word r;
     asm("neg.f16x2 %0, %1;" : "=r"(r) : "r"(a));
@@ -47,18 +46,17 @@ INLINE word fma(word a, word b, word c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
     return r;
 }
-INLINE float low(word a) {
-    float r;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"((unsigned short)a));
-    return r;
-}
+INLINE float low(word a) { return from_f16((u16)a); }
 INLINE float high(word a) { return low(a >> 16); }
-INLINE word pack(float a, float b) {
-    word r;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-    return r;
-}
+INLINE word pack(float a, float b) { return pair_f16(a, b); }
 INLINE word splat(float a) { return pack(a, a); }
+#if __CUDA_ARCH__ >= 800
+TWO(smaller, "min")
+TWO(larger, "max")
+#else
+INLINE word smaller(word a, word b) { return pack(fminf(low(a), low(b)), fminf(high(a), high(b))); }
+INLINE word larger(word a, word b) { return pack(fmaxf(low(a), low(b)), fmaxf(high(a), high(b))); }
+#endif
 #else
 INLINE word add(word a, word b) { return a + b; }
 INLINE word sub(word a, word b) { return a - b; }

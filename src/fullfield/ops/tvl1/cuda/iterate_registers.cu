@@ -198,14 +198,6 @@ INLINE void stage(Row &row, Row &above, const word *data, const word *origin, co
 
 // ---- rows from and to global memory
 
-INLINE void copy(unsigned to, const void *from, int valid) {
-    if (CHUNK * BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
-    else if (CHUNK * BYTES == 8)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
-}
 #if HALF
 INLINE unsigned bits(word a) { return a; }
 #else
@@ -223,7 +215,7 @@ INLINE void store8_if(void *to, unsigned a, unsigned b, unsigned yes) {
 struct Fetch {
     const char *flow, *dual, *data, *origin;
     long long plane, pitch;  // bytes
-    int valid[COPIES];       // bytes of each copy, none beside the plane
+    bool valid[COPIES];      // whether each copy is not beside the plane
     unsigned to;
 };
 
@@ -236,9 +228,9 @@ INLINE Fetch fetching(const IterateParams &p, int item, int y, const Geometry &g
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
         int x = g.x0 + (g.lane + 32 * i) * CHUNK;
-        f.valid[i] = x < p.pitch ? CHUNK * BYTES : 0;
+        f.valid[i] = x < p.pitch;
     }
-    f.to = (unsigned)__cvta_generic_to_shared(slots) + g.lane * (CHUNK * BYTES);
+    f.to = shared_address(slots) + g.lane * (CHUNK * BYTES);
     return f;
 }
 
@@ -250,7 +242,7 @@ INLINE void fetch_planes(const Fetch &f, const char *&from, int first, int count
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
             int offset = i * 32 * CHUNK * BYTES;
-            copy(to + (first + n) * WIDE * 4 + offset, plane + offset, zero ? 0 : f.valid[i]);
+            copy_async<CHUNK * BYTES>(to + (first + n) * WIDE * 4 + offset, plane + offset, f.valid[i] && !zero);
         }
     from += f.pitch;
 }
@@ -401,11 +393,11 @@ template <bool FETCHES> struct March {
 
     // Reads row t, once it is there, and asks for one to come. Beyond the last it is any row; nobody needs those.
     INLINE void receive(Came &came, int t) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+        await_copies<AHEAD - 1>();
         __syncwarp();
         read(came, slots + slot * PLANES * WIDE, before(), g.lane);
         if (t + AHEAD < end) fetch(f, p, slot + AHEAD < SLOTS ? slot + AHEAD : slot + AHEAD - SLOTS);
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     }
     INLINE void pass_on(Came &came, int t) {
         digest(came, ring + newest * KEPT * WIDE, before(), handed + (t & 1) * 6 * WIDE, p.bound, g);
@@ -453,7 +445,7 @@ template <bool FETCHES> struct March {
 #pragma unroll 1
             for (int i = 0; i < AHEAD; i++) {
                 if (begin + i < end) fetch(f, p, i);
-                asm volatile("cp.async.commit_group;" ::: "memory");
+                commit_copies();
             }
         const int delay = 1 + group * LAG, first = group * PER_WARP;
         const int begins = max(begin, g.y0 - DEPTH + first + delay), ends = g.y1 + DEPTH - first + delay;

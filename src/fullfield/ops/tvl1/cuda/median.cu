@@ -1,4 +1,4 @@
-// The flow after a warp: median of both components, or as it is. Follows images.cuh and medians.cuh.
+// The flow after a warp: median of both components, or as it is. Follows halves.cuh and medians.cuh.
 //
 // Macros set by the launcher:
 //   HALF   whether the level is float16

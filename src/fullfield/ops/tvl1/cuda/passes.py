@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import FRAMES, Launch, address, read_source, structures
+from fullfield.ops.launching import FRAMES, HALVES, Launch, address, read_source, structures
 from fullfield.ops.tvl1._pyramid import Window, gaussian_window, linear_window
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
@@ -37,7 +37,7 @@ _DECLARED = structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.cu", "m
 
 
 def _read(*names: str) -> str:
-    return read_source(*(_FOLDER / name for name in ("images.cuh", *names)))
+    return read_source(HALVES, *(_FOLDER / name for name in names))
 
 
 def pyramid_source() -> Source:

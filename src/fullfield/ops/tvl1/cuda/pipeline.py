@@ -11,7 +11,7 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
-from fullfield.ops.launching import Device, Launch, read_source, structures
+from fullfield.ops.launching import COPIES, HALVES, Device, Launch, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.state import Level
@@ -42,7 +42,7 @@ class Shape:
     """Blocks that a multiprocessor is to run at once."""
 
 
-# The fastest on an H200; they run on every GPU since Ampere.
+# The fastest on an H200.
 SHAPES = {torch.float32: Shape(128, 10, words=4, blocks=3), torch.float16: Shape(128, 10, words=2, blocks=4)}
 
 
@@ -74,7 +74,7 @@ class Pass(NamedTuple):
 
 @functools.cache
 def _source(half: bool, **options: int) -> Source:
-    return Source.defining(read_source(COMMON, _FILE), HALF=half, **options)
+    return Source.defining(read_source(HALVES, COPIES, COMMON, _FILE), HALF=half, **options)
 
 
 def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:

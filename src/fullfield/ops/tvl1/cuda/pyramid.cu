@@ -1,4 +1,4 @@
-// Frames made grey, and separable resampling between the levels of a pyramid. Follows images.cuh.
+// Frames made grey, and separable resampling between the levels of a pyramid. Follows halves.cuh.
 
 // ---- frames of any layout to grey planes of 0 ... 255
 
@@ -18,7 +18,7 @@ struct GreyParams {
 static __device__ __forceinline__ float frame_value(const void *data, i64 at, int kind) {
     if (kind == 0) return ((const float *)data)[at];
     if (kind == 1) return from_f16(((const u16 *)data)[at]);
-    if (kind == 2) return __uint_as_float((u32)((const u16 *)data)[at] << 16);
+    if (kind == 2) return from_bf16(((const u16 *)data)[at]);
     return (float)((const unsigned char *)data)[at];
 }
 

@@ -1,4 +1,4 @@
-// Every pixel's data term, linearised at the flow. Follows images.cuh and sampling.cuh.
+// Every pixel's data term, linearised at the flow. Follows halves.cuh and sampling.cuh.
 //
 // Macros set by the launcher:
 //   HALF    whether the level is float16
