@@ -30,7 +30,7 @@ from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
 from fullfield.ops.correlation import backends, correlation_lookup
 
 _TOLERANCE = 1e-4  # of the largest value; float32
-# Output and warning filters belong to the process: were two threads to change them in turns, they would not come back.
+# Output and warning filters belong to the process; two threads must not change them at the same time.
 _ALONE = threading.RLock()
 
 ALL_PAIRS = "the all-pairs lookup"
@@ -40,14 +40,14 @@ PYRAMID = "fullfield's CorrelationPyramid"
 LEAN_BYTES = 64 << 20
 _LEVELS = ("num_levels", "corr_levels", "levels")
 _RADIUS = ("radius", "corr_radius", "corr_range")
-# Chooses between blocks that all compute the same.
+# Parameters that choose between blocks which all compute the same.
 _IMPLEMENTATION = ("alternate_corr",)
 # Height and width of the maps that blocks are tried on, with 3 levels of radius 2: the second is so small that some
 # blocks stop pooling.
 _TRIALS = ((24, 20), (8, 9))
 Lookup: TypeAlias = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
-"""Of fmap1, fmap2, coords, levels and radius."""
-# Blocks that need a compiled extension and cannot be tried; they take the place of one that was.
+"""Lookup as a function of fmap1, fmap2, coords, levels and radius."""
+# Blocks that need a compiled extension and cannot be tried; they are alternatives to one that was.
 _ALTERNATE = r"^(Alternate|OL)CorrBlock$"
 
 
@@ -68,7 +68,7 @@ def check(what: str, kind: type | None, known: str, trial: Callable[[], tuple[Te
 
 
 def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
-    """How their result of a trial differs from ours; None where it does not."""
+    """Return how their result of a trial differs from ours; None if it does not."""
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
         try:
             theirs, ours = trial()
@@ -81,35 +81,35 @@ def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
 
 
 def refused(what: str, kind: type | None, known: str, why: str) -> InputError:
-    """``what`` is not ``known``, an operator of ours; ``kind`` is its class, where that helps to find it."""
+    """Return the error that ``what``, an instance of ``kind``, is not ``known``, an operator of ours."""
     of = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
     return InputError(f"model: {what}{of} is not {known}: {why}")
 
 
 class Pair(NamedTuple):
-    """What a block is asked for."""
+    """Pair that a block is built for."""
 
     fmap1: Tensor
     fmap2: Tensor
     levels: int
     radius: int
     on_demand: bool
-    """Whether by an argument that chooses the implementation without a volume."""
+    """Whether an argument chooses the implementation without a volume."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The parameters of a block's constructor, or of a function that returns one."""
+    """Parameters of a block's constructor, or of a function that returns one."""
 
     names: tuple[str, ...]
     defaults: dict[str, Any]
     levels: str | None
     radius: str | None
     arguments: str | None
-    """Holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``) where the two are no parameters."""
+    """Parameter that holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``), if the two are no parameters."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
-        """What a call asks for."""
+        """Return the pair that a call requests."""
         given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
             len(args) > len(self.names)
@@ -129,7 +129,7 @@ class Form:
 
 
 def form_of(block: Callable[..., Any]) -> Form | str:
-    """The form, or why it is none we know."""
+    """Return the form, or why it is not a known one."""
     parameters = list(inspect.signature(block).parameters.values())
     names = tuple(p.name for p in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -146,7 +146,7 @@ def form_of(block: Callable[..., Any]) -> Form | str:
 
 
 def try_block(block: Callable[..., Any], form: Form) -> bool | str:
-    """Whether the block stops pooling once a map's shorter side is at most the window's; or how it differs."""
+    """Return whether the block stops pooling once a map's shorter side is at most the window's, or how it differs."""
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         given: dict[str, Any] = {form.names[0]: fmap1, form.names[1]: fmap2}
@@ -161,7 +161,7 @@ def try_block(block: Callable[..., Any], form: Form) -> bool | str:
 
 
 def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
-    """As :func:`try_block`, for a function that makes a block and looks up in it."""
+    """Try a function that builds a block and looks up in it; see :func:`try_block`."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
@@ -176,7 +176,7 @@ def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
 def check_lookup(
     what: str, kind: type | None, theirs: Lookup, *, may_stop: bool = False, levels: int = 3, known: str = ALL_PAIRS
 ) -> bool:
-    """What :func:`try_lookup` found. Raises InputError for another operator, or one that stops where it may not."""
+    """Return the result of :func:`try_lookup`; InputError for another operator, or one that stops but may not."""
     stops = try_lookup(theirs, levels)
     if isinstance(stops, str):
         raise refused(what, kind, known, stops)
@@ -301,7 +301,7 @@ class StoppingBlock:
 
 
 class Builder:
-    """Called as the original class or function is; returns our block."""
+    """Callable with the original's signature that returns our block."""
 
     def __init__(self, original: Any, form: Form, stops: bool, on_demand: bool, backend: str | None) -> None:
         self._form = form
@@ -347,4 +347,4 @@ RECOGNISERS: dict[str, Recogniser] = {
     r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognise,
     _ALTERNATE: _recognise,
 }
-"""What to make of the names under which methods reach blocks. Those that can be tried come first."""
+"""Recognisers by the names under which methods reach blocks. Blocks that can be tried come first."""

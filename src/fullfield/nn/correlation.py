@@ -1,4 +1,4 @@
-"""The correlation lookup, prepared once per pair of feature maps."""
+"""Correlation lookup, prepared once per pair of feature maps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fullfield.ops.correlation.protocol import (
 
 
 class CorrelationPyramid:
-    """All levels of a pair, ready to be looked up once per update: the CorrBlock of RAFT-style networks.
+    """Prepared pair of feature maps, looked up once per update: the CorrBlock of RAFT-style networks.
 
     ::
 
@@ -75,7 +75,7 @@ class CorrelationPyramid:
 
     @property
     def backend(self) -> str | None:
-        """The backend in use; None in compiled code that left it open."""
+        """Backend in use; None in compiled code that left it open."""
         return self._lookups.backend
 
     def __call__(

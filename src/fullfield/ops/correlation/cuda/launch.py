@@ -30,9 +30,9 @@ from fullfield.ops.correlation.cuda.structs import (
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
-# Below this many tiles every level is an item of its own, above only the finest is apart.
+# Below this many tiles every level is a separate item, above only the finest.
 FEW_TILES = 1200
-# Of a persistent lookup, every level of the last tiles, so many for four teams, is an item of its own.
+# In a persistent lookup every level of the last tiles, this many for four teams, is a separate item.
 SMALL_ITEMS = 9
 
 
@@ -116,7 +116,7 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
             kernels.launch("magnitude", 1024, 256, params)
     for params in launches:
         blocks = r.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
-        deep = None  # room for level 3 in float32, from which the further levels are pooled
+        deep = None  # level 3 in float32, from which the further levels are pooled
         if params.levels > 4 and params.f2:
             deep = f1.new_empty(
                 (r.batch * params.level_h[3] * params.level_w[3] * config.channels,), dtype=torch.float32
@@ -164,7 +164,7 @@ def first_sources(request: Request) -> list[Source]:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
-    """Lay out a pair; what is not compiled yet is compiled."""
+    """Lay out a pair, after compiling its kernels where needed."""
     device = launching.device_of(request.device)
     with torch.cuda.device(device.index):
         launching.several(LIBRARIES, first_sources(request), device.index)
@@ -198,15 +198,15 @@ class _LookupLaunch:
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items
-        beside: list[int] = []
+        extra: list[int] = []
         if config.hopper:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
-            self.maps, *beside = tensor_maps(state[1].data_ptr(), *key)
+            self.maps, *extra = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.crew = blocks * config.teams
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
-        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
+        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
 
@@ -246,6 +246,7 @@ class Cuda(Prepared):
         return made
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Launch one lookup on the current stream."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):
@@ -278,10 +279,12 @@ class Cuda(Prepared):
         return self._features
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+        """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
             return self._feature_gradients().sums(fmap1, levels)
 
     def gradients(self, grads: Gradients) -> Gradients:
+        """Multiply out what a pass has left."""
         if not isinstance(grads, Sums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
@@ -289,6 +292,7 @@ class Cuda(Prepared):
             return self._feature_gradients().finish(grads)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+        """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):

@@ -91,9 +91,9 @@ def tensor_maps(
 #
 # A lookup finds its counters, which tell which block takes which tile, at zero and leaves them at zero. So lookups that
 # run one after another can share them, and those that may run at the same time must not. Eager lookups of one stream
-# share a slot. A captured graph has slots of its own, one per captured stream, that nothing else uses: replays need
-# nothing from the host and may overlap with other work. Slots are not given back; when they run out, a lookup takes
-# zeroed memory of its own.
+# share a slot. A captured graph has separate slots, one per captured stream, that nothing else uses: replays need
+# nothing from the host and may overlap with other work. Slots are not returned; when they run out, a lookup allocates
+# zeroed memory.
 
 SLOT = 16  # bytes, of which the kernel uses eight
 COUNT = 4096
