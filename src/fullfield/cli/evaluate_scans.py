@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     paths.check_new_folder(os.fspath(folder), "--output")
     counts = told.get("samples", (_SAMPLES,))
     results = {}
-    with Progress("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
+    with ProgressBar("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
         for at, samples in enumerate(counts):
             setting = Setting(share=share, progress=progress.part(at / len(counts), (at + 1) / len(counts)))
             place = folder / f"samples-{samples}"
