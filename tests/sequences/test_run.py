@@ -454,7 +454,7 @@ def test_progress_is_what_a_farm_reads(flow: Cli) -> None:
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 is there"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-"), "--frames: expected frames such as"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz: only for one pair"),
-        (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: runs on one device"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: runs on"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "nine:1"), "--devices: expected a device"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--st-map", "mv.####.exr"), "is also written by --output"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--window", "data", "--warm-start"), "--warm-start: expected frames"),
