@@ -83,13 +83,15 @@ def sparsification(confidence: Tensor, error: Tensor) -> float:
 
 def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
     """How large the error is at each confidence."""
-    edges, parts, gap = [0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0], [], 0.0
+    edges = (0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+    parts: list[dict[str, Any]] = []
+    gap = 0.0
     right = (error < RIGHT).double()
     for low, high in pairwise(edges):
         inside = (confidence >= low) & ((confidence < high) | (high == 1.0))
         if not bool(inside.any()):
             continue
-        part = {
+        part: dict[str, Any] = {
             "between": [low, high],
             "share": float(inside.double().mean()),
             "confidence": float(confidence[inside].mean()),

@@ -66,7 +66,8 @@ def groups(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
 
 def options(verb: str, parser: argparse.ArgumentParser, shared: dict[str, list[str]]) -> str:
     """The options of a verb as tables; groups that ``flow`` has too lead there."""
-    lines, elsewhere = [], []
+    lines: list[str] = []
+    elsewhere: list[str] = []
     for title, rows in groups(parser).items():
         if verb != FULL and title.startswith("Parameters of"):
             elsewhere = [*dict.fromkeys([*elsewhere, "the parameters of the methods"])]

@@ -85,8 +85,8 @@ CHANGES: dict[str, Change] = {
 
 def shared(name: str) -> Shared:
     folder, source, target, truth, near, unit = PAIRS[name]
-    clouds = (read_point_cloud(DATA / folder / file).points.astype(np.float64) for file in (source, target))
-    return Shared(*clouds, read_pose(DATA / folder / truth), near, unit)
+    moved, fixed = (read_point_cloud(DATA / folder / file).points.astype(np.float64) for file in (source, target))
+    return Shared(moved, fixed, read_pose(DATA / folder / truth), near, unit)
 
 
 def turned(points: Floats, draw: np.random.Generator) -> tuple[Floats, Floats]:
@@ -151,7 +151,8 @@ def main() -> int:
     parser.add_argument("--poses", type=int, default=3, metavar="N", help="random poses of each [3]")
     parser.add_argument("--json", metavar="FILE", help="write every number")
     args = parser.parse_args()
-    methods = {"FPFH": None, "learned": LearnedDescriptor.load(args.weights)}
+    learned = LearnedDescriptor.load(args.weights)
+    methods = {"FPFH": None, "learned": learned}
     pairs = {name: shared(name) for name in PAIRS}
     for descriptor in methods.values():
         measured(pairs["demo"], CHANGES["10 % of it"], 0, descriptor)  # compiles
@@ -179,7 +180,7 @@ def main() -> int:
     }
     print(f"of {len(UNLIKE)} pairs of different scenes accepted: {accepted}")
     if args.json:
-        content = {"rows": rows, "unseen": totals, "unlike": accepted, "config": methods["learned"].config.as_dict()}
+        content = {"rows": rows, "unseen": totals, "unlike": accepted, "config": learned.config.as_dict()}
         with atomic_path(args.json) as temporary:
             temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     if not totals:

@@ -44,9 +44,9 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     target = Path(arguments[0]) if arguments else ROOT / "docs" / "images"
-    plates = [FRAMES / f"frame_000{number}.png" for number in (2, 3)]
-    first, second = (read_frame(path) for path in plates)
-    flow = estimate(*plates, "fullfield-s", refine=True)
+    plate, next_plate = (FRAMES / f"frame_000{number}.png" for number in (2, 3))
+    first, second = read_frame(plate), read_frame(next_plate)
+    flow = estimate(plate, next_plate, "fullfield-s", refine=True)
     with tempfile.TemporaryDirectory() as folder:
         vectors, mapped = Path(folder) / "mv.exr", Path(folder) / "st.exr"
         write_flow(vectors, flow.flow)

@@ -117,7 +117,9 @@ def grass(draw: np.random.Generator) -> list[Shape]:
 
 def hills(draw: np.random.Generator, level: float, colour: tuple[int, int, int]) -> list[Shape]:
     xs = np.linspace(-200, WIDTH + 200, 160)
-    waves = sum(draw.uniform(10, 60) * np.sin(xs / draw.uniform(150, 700) + draw.uniform(0, 6)) for _ in range(5))
+    waves = np.zeros_like(xs)
+    for _ in range(5):
+        waves += draw.uniform(10, 60) * np.sin(xs / draw.uniform(150, 700) + draw.uniform(0, 6))
     ridge = [(float(x), float(level + y)) for x, y in zip(xs, waves, strict=True)]
     return [([*ridge, (WIDTH + 200.0, HEIGHT + 200.0), (-200.0, HEIGHT + 200.0)], colour)]
 
@@ -178,11 +180,9 @@ def scene() -> tuple[Tensor, Tensor, Tensor]:
 
 def shortcut(estimate: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
     """The flow of smaller frames, enlarged to the frames' size."""
-    small = [
-        torch.from_numpy(np.array(picture(frame).reduce(SHORTCUT))).permute(2, 0, 1).contiguous()
-        for frame in (first, second)
-    ]
-    flow = SHORTCUT * estimate(*small, "tvl1")[None]
+    reduced = (np.array(picture(frame).reduce(SHORTCUT)) for frame in (first, second))
+    small = [torch.from_numpy(frame).permute(2, 0, 1).contiguous() for frame in reduced]
+    flow = SHORTCUT * estimate(*small)[None]
     return interpolate(flow, (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[0]
 
 
@@ -232,7 +232,7 @@ def main(arguments: list[str]) -> int:
 
     first, second, truth = scene()
     found = {
-        "fullfield": estimate(first, second, "tvl1"),
+        "fullfield": estimate(first, second),
         f"at {WIDTH // SHORTCUT} x {HEIGHT // SHORTCUT}, enlarged": shortcut(estimate, first, second),
     }
     with atomic_path(target) as temporary:

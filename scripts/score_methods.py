@@ -56,8 +56,8 @@ def pairs() -> dict[str, tuple[Path, Path, Path]]:
         found[f"sintel {name}"] = (folder / "frame_0001.png", folder / "frame_0002.png", folder / "frame_0001.flo")
     for number in ("0000000", "0000003", "0000006"):
         folder = flow / "flyingchairs"
-        files = (folder / f"{number}-{name}" for name in ("img0.ppm", "img1.ppm", "gt.flo"))
-        found[f"flyingchairs {number}"] = tuple(files)
+        first, second, chairs = (folder / f"{number}-{name}" for name in ("img0.ppm", "img1.ppm", "gt.flo"))
+        found[f"flyingchairs {number}"] = (first, second, chairs)
     return found
 
 
@@ -88,12 +88,12 @@ def main(wanted: list[str]) -> int:
             print(f"{method}: {name} {errors[method][name]:.3f} px, {seconds:.1f} s", flush=True)
         versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
         made[method] = {"versions": versions, "date": time.strftime("%Y-%m-%d")}
-        told = {"what": "mean end-point error in px, default settings, on the CPU"}
+        report: dict[str, Any] = {"what": "mean end-point error in px, default settings, on the CPU"}
         order = [name for name in METHODS if name in errors]
         for key, by_method in (("errors", errors), ("made", made)):
-            told[key] = {name: by_method[name] for name in order}
+            report[key] = {name: by_method[name] for name in order}
         with atomic_path(RESULT) as part:
-            part.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+            part.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     if not {"auto", "tvl1"} <= errors.keys():
         return 0
     lost = [name for name, error in errors["auto"].items() if error > errors["tvl1"][name]]

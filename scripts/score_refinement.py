@@ -32,7 +32,10 @@ from fullfield.ops.tvl1 import RefinementConfig, refine_flow
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.scene import SceneStyle
 
-NETWORKS = {**{name: RAFT[name] for name in ("raft-sintel", "raft-small")}, "fullfield-s": {"method": "fullfield-s"}}
+NETWORKS: dict[str, dict[str, Any]] = {
+    **{name: RAFT[name] for name in ("raft-sintel", "raft-small")},
+    "fullfield-s": {"method": "fullfield-s"},
+}
 SIZE = (368, 496)
 STYLES = {
     "usual": SceneStyle(),

@@ -57,7 +57,7 @@ def table() -> str:
     versions = environment["versions"]
 
     def mean(preset: str) -> float:
-        errors = [row["epe"] for row in presets["rows"] if row["preset"] == preset]
+        errors: list[float] = [row["epe"] for row in presets["rows"] if row["preset"] == preset]
         return sum(errors) / len(errors)
 
     columns = ("fullfield fast", "fullfield default", "opencv defaults", "scikit-image defaults")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from benchmarks.paper.matching import Runs
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if plots:
             missing = _no_matplotlib()
             figures = figures if missing is None else [name for name in figures if name in SHEETS]
-        with Progress("reproduce", quiet=args.quiet) as progress:
+        with ProgressBar("reproduce", quiet=args.quiet) as progress:
             for count, name in enumerate(figures):
                 progress(count / len(figures), name)
                 path = folder / f"{name}.png"

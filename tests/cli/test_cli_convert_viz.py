@@ -46,7 +46,7 @@ def test_both_layers_of_an_exr(cli: Any, made: Scene) -> None:
     assert cli("convert", "both.exr", "copy.exr", "--compression", "zips").code == 0
     assert torch.equal(read_flow("copy.exr", layer="backward").flow, -made.flow)
     ran = cli("convert", "both.exr", "one.flo")
-    assert "holds the forward layer only" in ran.err
+    assert "holds only the forward layer" in ran.err
     assert torch.equal(read_flow("one.flo").flow, made.flow)
     assert cli("convert", "both.exr", "back.flo", "--layer", "backward").err == ""
     assert torch.equal(read_flow("back.flo").flow, -made.flow)
@@ -83,7 +83,7 @@ def test_the_scale_can_be_fixed_and_is_printed(cli: Any, made: Scene) -> None:
     assert ran.json["max_motion"] == 12
     assert torch.equal((read_frame("v.png") * 255).round().byte(), flow_to_image(made.flow, max_motion=12))
     longest = float(torch.hypot(*made.flow).max())
-    assert f"full colour at {longest:.4g} px of motion" in cli("viz", "truth.flo", "-o", "v.png").out
+    assert f"colour scale: 0 to {longest:.4g} px" in cli("viz", "truth.flo", "-o", "v.png").out
 
 
 def test_still_and_unknown_flow_can_be_drawn(cli: Any) -> None:
@@ -110,8 +110,8 @@ def test_a_layer_of_an_exr_is_drawn(cli: Any, made: Scene) -> None:
 def test_only_the_scale_of_what_is_drawn_is_told(cli: Any, kind: str, motion: bool, error: float | None) -> None:
     needed = {"error": ("--truth", "truth.flo"), "warped": ("--frame2", "b.png")}.get(kind, ())
     ran = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *needed)
-    assert ("full colour at" in ran.out) is motion
-    assert ("the scale of the error ends at 16 px" in ran.out) is (error is not None)
+    assert ("colour scale: 0 to" in ran.out) is motion
+    assert ("error scale: 0 to 16 px" in ran.out) is (error is not None)
     report = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *needed, "--json").json
     assert (report["max_motion"] is not None) is motion
     assert report["max_error"] == error

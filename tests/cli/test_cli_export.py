@@ -62,7 +62,7 @@ def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -
     [
         (("-o", "flow.pth"), "flow.pth: unknown suffix '.pth'; -o takes .onnx, .pt2"),
         (("-o", "absent/flow.onnx"), "folder absent does not exist"),
-        (("-o", "flow.pt2", "--lookup", "dense"), "--lookup: belongs to .onnx"),
+        (("-o", "flow.pt2", "--lookup", "dense"), "--lookup: only .onnx has a choice"),
         (("-o", "flow.onnx", "--method", "tvl1"), "argument --method: invalid choice: 'tvl1'"),
         (("-o", "flow.onnx", "--weights", "absent.pth"), "--weights: absent.pth: no such file"),
         (("-o", "flow.onnx", "--weights", "random", "--updates", "0"), "--updates: expected an integer >= 1"),

@@ -206,7 +206,7 @@ def test_pictures(cli: Any, kind: str) -> None:
     scale = () if kind == "warped" else ("--max-motion", "7")
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "v.png", *chosen, *scale, *FAST)
     assert ran.code == 0, ran.err
-    assert (f"v.png: {kind}, full colour at 7 px of motion" in ran.out) is bool(scale)
+    assert (f"v.png: {kind}, colour scale: 0 to 7 px" in ran.out) is bool(scale)
     picture = read_frame("v.png")
     if kind == "sheet":
         assert picture.shape[-1] > 3 * 64

@@ -82,7 +82,7 @@ def test_interrupted_before_the_first_picture_nothing_is_lost(
     assert not old or (scene / "old.mp4").read_bytes() == old
     assert not [path for path in scene.iterdir() if ".part" in path.name]
     out = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4").out
-    assert "old.mp4: not written, no picture came" in out
+    assert "old.mp4: not written, there was no flow" in out
 
 
 @pytest.mark.parametrize("stop", [InputError("film.mp4: broken"), KeyboardInterrupt()])
@@ -277,10 +277,10 @@ def test_mistakes(refused: Callable[..., str], film: str, monkeypatch: pytest.Mo
         (("live", film, "--input-transfer", "linear"), "unrecognized arguments: --input-transfer"),
         (("live", film, "--viz", "x.png"), "--viz takes .mp4"),
         (("live", film, "--viz", film), "is also an input"),
-        (("live", film, "--max-motion", "3"), "--max-motion: describes the pictures"),
-        (("live", "camera:0", "--rate", "max"), "--rate: camera:0 comes at its own rate"),
+        (("live", film, "--max-motion", "3"), "--max-motion: applies to --viz"),
+        (("live", "camera:0", "--rate", "max"), "--rate: camera:0 has its own rate"),
         (("live", "camera:x"), "expected camera:NUMBER"),
-        (("flow", "--live", film), "--live: is a verb of its own: fullfield live film.mp4"),
+        (("flow", "--live", film), "--live: not an option; run fullfield live film.mp4"),
         (("flow", "a.png", "b.png", "-o", "x.flo", "--rate", "max"), "unrecognized arguments: --rate"),
     ):
         assert word in refused(*arguments), arguments

@@ -61,15 +61,15 @@ FLOW = [
     (("a.png", "b.png", "-o", "b.png"), "--output b.png: is also an input"),
     (("a.png", "b.png", "-o", "./folder/../b.png"), "is also an input"),
     (("a.png", "b.png", "-o", "out.exr", "--st-map", "out.exr"), "--st-map out.exr: is also written by --output"),
-    (("a.png", "b.png", "-o", "out.flo", "--previous", "b.png"), "--previous: only .exr holds both"),
+    (("a.png", "b.png", "-o", "out.flo", "--previous", "b.png"), "--previous: expected an .exr output"),
     (("a.png", "b.png", "-o", "out.exr", "--previous", "none.png"), "none.png: no such file"),
     (("a.png", "b.png", "-o", "out.exr", "--previous", "small.png"), "small.png: is 64x40, but a.png is 64x48"),
     (("a.png", "b.png", "-o", "out.exr", "--backward"), "unrecognized arguments: --backward"),
     (("a.png", "b.png", "-o", "out.flo", "--half"), "--half: is for .exr"),
     (("a.png", "b.png", "-o", "out.flo", "--compression", "zip"), "--compression zip: is for .exr and .flo5"),
     (("a.png", "b.png", "-o", "out.flo5", "--compression", "dwaa"), "--compression dwaa: .flo5 takes gzip, none"),
-    (("a.png", "b.png", "-o", "out.flo", "--viz-kind", "flow"), "--viz-kind: describes the picture of --viz"),
-    (("a.png", "b.png", "-o", "out.flo", "--max-motion", "5"), "--max-motion: describes the picture of --viz"),
+    (("a.png", "b.png", "-o", "out.flo", "--viz-kind", "flow"), "--viz-kind: applies to the picture of --viz"),
+    (("a.png", "b.png", "-o", "out.flo", "--max-motion", "5"), "--max-motion: applies to the picture of --viz"),
     (("a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--max-motion", "0"), "--max-motion"),
     (("a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--max-motion", "nan"), "--max-motion"),
     (
@@ -151,10 +151,10 @@ OTHERS = [
     (("score", "truth.flo", "other.flo"), "truth.flo: is 64x48, but other.flo is 12x10"),
     (("score", "truth.flo", "missing.flo"), "missing.flo: no such file"),
     (("score", "truth.flo", "a.txt"), "a.txt: no such file"),
-    (("score", "folder", "truth.flo"), "truth.flo: is no folder"),
-    (("score", "folder", "folder"), "folder: holds no flow"),
-    (("score", "truth.flo", "truth.flo", "--averaging", "pooled"), "--averaging: is for two folders"),
-    (("score", "truth.flo", "truth.flo", "--max-error", "3"), "--max-error: is the scale of --error-map"),
+    (("score", "folder", "truth.flo"), "truth.flo: expected a folder"),
+    (("score", "folder", "folder"), "folder: expected files of flow"),
+    (("score", "truth.flo", "truth.flo", "--averaging", "pooled"), "--averaging: only two folders"),
+    (("score", "truth.flo", "truth.flo", "--max-error", "3"), "--max-error: applies to --error-map"),
     (("score", "truth.flo", "truth.flo", "--truth-scale", "0"), "--truth-scale"),
     (("score", "truth.flo", "truth.flo", "--max-epe", "nan"), "--max-epe"),
     (("score", "truth.flo", "truth.flo", "--valid", "small.png"), "--valid small.png: is 64x40"),
@@ -168,13 +168,13 @@ OTHERS = [
     (("convert", "truth.flo", "st.exr", "--st-map", "--half"), "an ST map is always float"),
     (("convert", "a.png", "out.flo"), "a.png: expected flow in a 16-bit RGB PNG"),
     (("convert", "truth.flo", "out.flo", "--layer", "backward"), "truth.flo: only OpenEXR files have a layer"),
-    (("viz", "truth.flo", "-o", "v.png", "--kind", "overlay"), "--kind overlay: needs --frame"),
+    (("viz", "truth.flo", "-o", "v.png", "--kind", "overlay"), "--kind overlay: requires --frame"),
     (("viz", "truth.flo", "-o", "v.png", "--frame", "a.png"), "--frame: is not used by --kind flow"),
     (("viz", "truth.flo", "-o", "v.png", "--kind", "overlay", "--frame", "small.png"), "small.png: is 64x40"),
-    (("viz", "truth.flo", "-o", "v.png", "--max-error", "3"), "--max-error: is the scale of the error"),
-    (("viz", "truth.flo", "-o", "v.png", "--input-transfer", "slog3"), "--input-transfer: says how frames are read"),
-    (("viz", "truth.flo", "-o", "v.png", "--alpha", "ignore"), "--alpha: says how frames are read"),
-    (("viz", "truth.flo", "-o", "v.png", "--part", "3"), "--part: says how frames are read"),
+    (("viz", "truth.flo", "-o", "v.png", "--max-error", "3"), "--max-error: applies to the error"),
+    (("viz", "truth.flo", "-o", "v.png", "--input-transfer", "slog3"), "--input-transfer: applies to frames"),
+    (("viz", "truth.flo", "-o", "v.png", "--alpha", "ignore"), "--alpha: applies to frames"),
+    (("viz", "truth.flo", "-o", "v.png", "--part", "3"), "--part: applies to frames"),
     (("viz", "truth.flo", "-o", "v.png", "--truth-part", "3"), "--truth-part: describes --truth, which is absent"),
     (("viz", "truth.flo", "-o", "v.png", "--four-values"), "--four-values: describes --truth, which is absent"),
     (("demo", "--seed", "99999999999999999999999"), "--seed: expected a whole number"),
@@ -263,7 +263,7 @@ def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(os.name == "nt", reason="links")
 def test_a_link_to_itself(refused: Refused, scene: Path) -> None:
     (scene / "loop.flo").symlink_to("loop.flo")
-    assert "loop.flo: is a link that leads back to itself" in refused("flow", "a.png", "b.png", "-o", "loop.flo")
+    assert "loop.flo: is a link to itself" in refused("flow", "a.png", "b.png", "-o", "loop.flo")
     assert (scene / "loop.flo").is_symlink()
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from fullfield.cli import progress as module
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 
 class Stream(io.StringIO):
@@ -32,7 +32,7 @@ def _run(
 ) -> str:
     stream = Stream(live)
     monkeypatch.setattr("sys.stderr", stream)
-    with Progress("flow", quiet=quiet) as progress:
+    with ProgressBar("flow", quiet=quiet) as progress:
         part = progress.part(0.0, 1.0)
         for step in range(101):
             part(step / 100, "level 1")
@@ -72,7 +72,7 @@ def test_a_terminal_is_drawn_in_place_and_left_clean(monkeypatch: pytest.MonkeyP
 def test_parts_share_the_bar(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     stream = Stream(False)
     monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress("flow")
+    progress = ProgressBar("flow")
     clock[0] += 10
     second = progress.part(0.5, 1.0)
     clock[0] += 10

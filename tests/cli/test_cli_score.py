@@ -79,7 +79,7 @@ def test_truth_of_twice_the_size_has_four_values(cli: Any, made: Scene) -> None:
     ran = cli("score", "close.flo", "fine.flo5", "--json")
     assert ran.json["epe"] == pytest.approx(0, abs=1e-6)
     assert ran.json["truth_values"] == 4
-    assert ran.err.startswith("fullfield: note: fine.flo5: is twice the size, so four true values for each pixel")
+    assert ran.err.startswith("fullfield: note: fine.flo5: has twice the size, so four true values for each pixel")
     assert cli("score", "close.flo", "truth.flo", "--json").json["truth_values"] == 1
     write_flow("finer.flo5", 2 * fine)
     ran = cli("score", "close.flo", "finer.flo5", "--truth-scale", "0.5", "--json")
@@ -92,7 +92,7 @@ def test_other_truth_of_twice_the_size_must_be_said_to_have_four_values(cli: Any
         files = ("close.flo", *(() if verb == ("score",) else ("--truth",)), "fine.flo")
         line = refused(*verb, *files)
         assert "close.flo: is 64x48, but fine.flo is 128x96; they must have the same size" in line
-        assert "say --four-values" in line
+        assert "use --four-values" in line
         ran = cli(*verb, *files, "--four-values", "--json")
         assert (ran.code, ran.err) == (0, "")
         assert ran.json["truth_values"] == 4
@@ -126,7 +126,7 @@ def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene)
     (scene / "masks" / "two.png").unlink()
     assert "has no mask for two" in refused("score", "pred", "truth", "--valid", "masks")
     (scene / "truth" / "two.flo").unlink()
-    assert "pred/two.npy: has no partner in truth" in refused("score", "pred", "truth")
+    assert "pred/two.npy: has no counterpart in truth" in refused("score", "pred", "truth")
     (scene / "pred" / "one.flo").touch()
     assert "one.flo has the same name" in refused("score", "pred", "truth")
 

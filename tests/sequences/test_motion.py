@@ -154,7 +154,7 @@ def test_neighbours_are_pulled_onto_their_frames(call: Call) -> None:
     stored(1, 3, -2.0)
     code, out, err = call("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
     assert code == 0, "every frame that has a neighbour is made"
-    assert "note: nothing is made of 3: the shot ends there" in err
+    assert "note: no picture for 3: the shot ends there" in err
     assert "2 frames written" in out
     torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], read_frame("p.1.png")[:, :, 2:], atol=1e-6, rtol=0)
     assert read_raw("w.1.png").form == "uint8"
@@ -258,7 +258,7 @@ def test_a_run_that_was_stopped_goes_on(call: Call, verb: str, monkeypatch: pyte
     code, out, err = call(*command, "o.%04d.png")
     assert code == 0
     assert f"{len(whole) - 2} frames written" in out
-    assert f"2 of {len(whole)} frames are there already" in err
+    assert f"2 of {len(whole)} frames exist" in err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     assert {path.name: path.read_bytes() for path in Path().glob("o.*.png")} == whole
     code, out, _ = call(*command, "o.%04d.png")
@@ -303,12 +303,12 @@ def test_a_warped_picture_in_an_exr_keeps_its_floats(call: Call) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("warp", "p.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "say by --reference"),
+        (("warp", "p.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "its frame with --reference"),
         (("warp", "no.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "no.png: no such file"),
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.exr"), "expected a pattern"),
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.jpg"), "--output takes .exr"),
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.exr", "--direction", "forward"),
-         "--direction: is for neighbours"),
+         "--direction: not used with --reference"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "0", "-o", "o.%d.exr"), "--factor: expected"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "p.%d.png"), "is also an input"),
     ],

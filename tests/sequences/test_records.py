@@ -70,7 +70,7 @@ def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: Cli) -> Non
     told = json.loads(out)
     assert (told["written"], told["there_before"]) == ("14-18", 3)
     assert told["made_again"] == {"made with other settings": "14-18"}
-    assert "note: 5 of 8 frames are made again: 5 (made with other settings)" in err
+    assert "note: 5 of 8 frames are recomputed: 5 (made with other settings)" in err
     assert all(layers(number) == {"forward", "backward"} for number in range(11, 19))
     assert {name: stamps()[name] for name in part if name < "mv.0014"} == {
         n: s for n, s in part.items() if n < "mv.0014"
@@ -83,7 +83,7 @@ def test_overwriting_chunks_of_a_farm_end_with_one_setting(cli: Cli) -> None:
         assert cli(*SHOT, "--direction", "backward", "--frames", frames, "--overwrite")[0] == 0
     code, out, _ = cli(*SHOT, "--direction", "backward")
     assert code == 0
-    assert "2 frames written, 6 there before" in out
+    assert "2 frames written, 6 kept" in out
     assert all(layers(number) == {"backward"} for number in range(11, 19))
 
 
@@ -92,18 +92,18 @@ def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: Cli, shot
     write_image("plate.0014.png", torch.rand(3, HEIGHT, WIDTH))
     code, out, err = cli(*SHOT)
     assert code == 0
-    assert "2 frames written, 6 there before" in out
-    assert "2 of 8 frames are made again: 2 (inputs changed)" in err
+    assert "2 frames written, 6 kept" in out
+    assert "2 of 8 frames are recomputed: 2 (inputs changed)" in err
     (shot / "other").mkdir()
     for number, frame in enumerate(moving(8, seed=9), 11):
         write_image(f"other/plate.{number:04d}.png", frame)
     code, out, _ = cli("flow", "other/plate.%04d.png", *SHOT[2:])
     assert code == 0
-    assert "8 frames written, 0 there before" in out
+    assert "8 frames written, 0 kept" in out
     (shot / "copy").mkdir()
     for path in (shot / "other").iterdir():
         shutil.copyfile(path, shot / "copy" / path.name)
-    assert "0 frames written, 8 there before" in cli("flow", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
+    assert "0 frames written, 8 kept" in cli("flow", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
 
 
 def test_a_shot_that_grew_makes_its_old_end_again(cli: Cli) -> None:
@@ -111,7 +111,7 @@ def test_a_shot_that_grew_makes_its_old_end_again(cli: Cli) -> None:
     write_image("plate.0019.png", moving(9)[8])
     code, out, _ = cli(*SHOT)
     assert code == 0
-    assert "2 frames written, 7 there before" in out
+    assert "2 frames written, 7 kept" in out
 
 
 def test_another_version_or_other_weights_are_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +120,9 @@ def test_another_version_or_other_weights_are_told(cli: Cli, monkeypatch: pytest
         patch.setattr(outputs, "__version__", "99.0")
         code, out, _ = cli(*SHOT)
         assert code == 0
-        assert "8 frames written, 0 there before" in out
+        assert "8 frames written, 0 kept" in out
     _, _, err = cli(*SHOT)
-    assert "8 of 8 frames are made again: 8 (made by fullfield 99.0)" in err
+    assert "8 of 8 frames are recomputed: 8 (made by fullfield 99.0)" in err
     real = Work.settings
 
     def other(self: Work, estimator: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_another_version_or_other_weights_are_told(cli: Cli, monkeypatch: pytest
 
     monkeypatch.setattr(Work, "settings", other)
     _, out, err = cli(*SHOT)
-    assert "8 of 8 frames are made again: 8 (made with other weights)" in err
+    assert "8 of 8 frames are recomputed: 8 (made with other weights)" in err
     assert Work("x", outputs.Output("x.%d.exr")).method == "auto"
 
 
@@ -157,7 +157,7 @@ def test_pictures_follow_their_flow(cli: Cli, verb: str) -> None:
     assert cli(*make)[0] == 0
     code, out, err = cli(*pull)
     assert code == 0
-    assert "are made again" in err
+    assert "are recomputed" in err
     assert " 0 frames written" not in out
     made = {path.name: path.read_bytes() for path in Path().glob("s.*.png")}
     assert made_here(*make, pattern="nothing") == {}
@@ -189,13 +189,13 @@ def test_a_pair_does_not_replace_what_it_did_not_write(cli: Cli) -> None:
     plate = Path("plate.0013.png").read_bytes()
     code, _, err = cli(*pair, "plate.0013.png", *QUICK)
     assert code == 2
-    assert "--output plate.0013.png: is there already, and 'fullfield flow' did not write it; use --overwrite" in err
+    assert "--output plate.0013.png: already exists and was not written by 'fullfield flow'; use --overwrite" in err
     assert Path("plate.0013.png").read_bytes() == plate
     assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0
     assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0, "its own earlier output"
     code, _, err = cli(*pair, "b.flo", "--viz", "plate.0013.png", *QUICK)
     assert (code, Path("plate.0013.png").read_bytes()) == (2, plate)
-    assert "--viz plate.0013.png: is there already" in err
+    assert "--viz plate.0013.png: already exists" in err
     assert cli(*pair, "plate.0013.png", "--overwrite", *QUICK)[0] == 0
 
 
@@ -266,7 +266,7 @@ def test_damaged_records_count_as_none(cli: Cli) -> None:
     (notes,) = Path("mv.exr.fullfield").glob("*.jsonl")
     good = notes.read_bytes()
     notes.write_bytes(b"[" * 100_000 + b"\n{}\n3\n\xff\n" + good + b'{"name": "mv.0011.exr", "sta')
-    assert "0 frames written, 8 there before" in cli(*SHOT)[1]
+    assert "0 frames written, 8 kept" in cli(*SHOT)[1]
     notes.write_bytes(b"")
     assert Records(Path("mv.exr.fullfield")).of("mv.0011.exr") == []
     assert "was not written by fullfield" in cli(*SHOT)[2]
@@ -296,7 +296,7 @@ def test_neighbours_of_a_complete_shot_end_well(cli: Cli) -> None:
     code, out, err = cli("warp", "plate.%04d.png", "--flow", "mv.%04d.exr", "-o", "next.%04d.png")
     assert code == 0, err
     assert "7 frames written" in out
-    assert "note: nothing is made of 18: the shot ends there" in err
+    assert "note: no picture for 18: the shot ends there" in err
 
 
 def test_plates_in_place_of_flow_get_advice_that_helps(cli: Cli) -> None:

@@ -142,8 +142,8 @@ def test_nothing_is_made_twice_and_nothing_overwritten(flow: Cli) -> None:
     first = {path: path.stat().st_mtime_ns for path in Path().glob("mv.*.exr")}
     code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
     assert code == 0
-    assert "5 frames written, 3 there before" in out
-    assert "note: 3 of 8 frames are there already" in err
+    assert "5 frames written, 3 kept" in out
+    assert "note: 3 of 8 frames exist" in err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--median", "3")
     assert code == 2
@@ -244,13 +244,13 @@ def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: Cli, s
     assert code == 2
     assert "plate.0014.png: truncated PNG file" in err
     assert err.count("plate.0014.png") == 1
-    assert "1 not made (14), 2 lack a direction (13,15)" in out
+    assert "1 not written (14), 2 with only one direction (13,15)" in out
     assert not read_flow("mv.0013.exr").flow.any()
     assert read_flow("mv.0013.exr", layer="backward").flow.any()
     (shot / "plate.0014.png").write_bytes(good)
     code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
     assert code == 0
-    assert "3 frames written, 5 there before" in out
+    assert "3 frames written, 5 kept" in out
     once = loaded(shot)
     assert flow("plate.%04d.png", "-o", "other.%04d.exr", "--direction", "both")[0] == 0
     assert_same(once, {name.replace("other", "mv"): parts for name, parts in loaded(shot, "other.*.exr").items()})
@@ -275,7 +275,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(flow: Cli, monkeypatch: pyt
     assert "plate.00" not in err
     code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr")
     assert code == 0
-    assert "5 frames written, 3 there before" in out
+    assert "5 frames written, 3 kept" in out
 
 
 def test_a_disk_that_is_really_full(flow: Cli, shot: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_plate_that_is_replaced_while_the_run_goes_on_is_named(
         code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
     assert code == 2
     assert "plate.0014.png: was replaced while it was worked on" in err
-    assert "not made (13-14)" in out
+    assert "not written (13-14)" in out
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr")[0] == 0
     alone = estimate("plate.0013.png", "plate.0014.png", "tvl1", preset="fast", iterations=4, warps=2)
     assert torch.equal(read_flow("mv.0013.exr").flow, alone.flow)
@@ -447,19 +447,19 @@ def test_progress_is_what_a_farm_reads(flow: Cli) -> None:
     ("arguments", "word"),
     [
         (("plate.%04d.png", "-o", "x.flo"), "expected a pattern for the files"),
-        (("plate.%04d.png", "-o", "plate.%04d.png"), "names the plates themselves"),
-        (("plate.%04d.png", "-o", "mv.%04d.flo", "--direction", "both"), "--direction both: only .exr holds it"),
-        (("plate.%04d.png", "-o", "mv.%04d.flo", "--occlusion"), "--occlusion: only .exr holds it"),
+        (("plate.%04d.png", "-o", "plate.%04d.png"), "names the plates"),
+        (("plate.%04d.png", "-o", "mv.%04d.flo", "--direction", "both"), "--direction both: expected an .exr output"),
+        (("plate.%04d.png", "-o", "mv.%04d.flo", "--occlusion"), "--occlusion: expected an .exr output"),
         (("plate.%04d.png", "-o", "no/mv.%04d.exr"), "folder no does not exist"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 is there"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-"), "--frames: expected frames such as"),
-        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz: is for one pair"),
-        (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: goes from"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz: only for one pair"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: runs on"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "nine:1"), "--devices: expected a device"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--st-map", "mv.####.exr"), "is also written by --output"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--window", "data", "--warm-start"), "--warm-start: expected frames"),
-        (("plate.0011.png", "-o", "mv.%04d.exr"), "is one frame; give the second one, or a sequence"),
-        (("plate.0011.png", "plate.0012.png", "-o", "x.flo", "--frames", "1-3"), "--frames: is for a whole shot"),
+        (("plate.0011.png", "-o", "mv.%04d.exr"), "is one frame; give the second frame, or a sequence"),
+        (("plate.0011.png", "plate.0012.png", "-o", "x.flo", "--frames", "1-3"), "--frames: only for a whole shot"),
         (("no.%04d.png", "-o", "mv.%04d.exr"), "no.%04d.png: no such file"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 OWN_SCENE = "own"
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     shot = Shot(None if own else args.scene, first, last, args.width, args.samples, seed=args.seed or 0, gpu=args.gpu)
     watch = report.Stopwatch()
-    with Progress("render", quiet=args.quiet) as progress:
+    with ProgressBar("render", quiet=args.quiet) as progress:
         flows = render_shot(shot, target, Blender(args.blender or "blender", args.python), progress=progress)
     watch.lap("render")
     seconds = watch.seconds()

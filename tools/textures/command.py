@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 HELP = "build the pack of pictures for synthetic pairs"
 DESCRIPTION = (
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         for candidate in own_pictures(Path(folder), args.licence, args.author, cutout=option == "--cutouts")
     ]
     watch = report.Stopwatch()
-    with Progress("textures", quiet=args.quiet) as progress:
+    with ProgressBar("textures", quiet=args.quiet) as progress:
         pack = build_pack(
             args.output,
             packages=() if args.no_packages else PACKAGES,

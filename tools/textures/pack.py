@@ -46,7 +46,6 @@ _MOST_PIECES = 2
 _NOT_SHOWN = ("sunwheel",)  # parts of the names of offensive symbols
 _MOST_PIXELS = 64 << 20
 _DATE = (1980, 1, 1, 0, 0, 0)
-Progress = Callable[[float, str], None]
 
 
 def named_as_map(stem: str) -> bool:
@@ -174,7 +173,7 @@ def build_pack(
     archives: str | Path | None = None,
     own: Iterable[Candidate] = (),
     most_shapes: int = 3000,
-    progress: Progress | None = None,
+    progress: Callable[[float, str], None] | None = None,
 ) -> Pack:
     """Fetch the packages, select pictures by licence and content, and write them with a licence list by file.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             recordings = [between(recorded, args.updates) for recorded in recordings]
     found: list[list[Share]] = []
     files = []
-    with Progress("analyze", quiet=args.quiet) as progress:
+    with ProgressBar("analyze", quiet=args.quiet) as progress:
         steps = len(recordings) * len(blocks)
         for number, (path, offsets) in enumerate(zip(args.files, recordings, strict=True)):
             coords = recorded_positions(offsets)

@@ -1,4 +1,4 @@
-"""``fullfield convert IN OUT``: flow from one format to another, saying what is lost."""
+"""Verb ``fullfield convert``: convert flow to another format and report what is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield convert``."""
+    """Add the options of ``fullfield convert``."""
     parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, write, compare what was written with what was read."""
+    """Read the flow, write it, and compare the written file with the flow."""
     paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
     out = ("OUT of --st-map", args.output, (".exr",)) if args.st_map else ("OUT", args.output, FLOW_WRITE_SUFFIXES)
     paths.check_files([("IN", args.input)], [out])
@@ -77,13 +77,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Loss(NamedTuple):
-    """What the new file does not say any more."""
+    """Information that the new file has lost."""
 
     largest_px: float
     mean_px: float
     unknown_lost: int
 
     def lines(self, *, st_map: bool) -> list[str]:
+        """Return one sentence for each kind of loss."""
         found = []
         if self.largest_px > 0:
             found.append(f"vectors are rounded by {self.mean_px:.3g} px on average, at most {self.largest_px:.3g} px")
@@ -100,7 +101,7 @@ def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _L
 
 
 def _window(args: argparse.Namespace) -> FrameWindow | None:
-    """The windows that stay: of an EXR that becomes one. Elsewhere the display window is converted."""
+    """Return the windows to keep, from one EXR to another; None if only the display window is converted."""
     from fullfield.io import flow_window
 
     if not all(is_exr(path) for path in (args.input, args.output)):
@@ -109,7 +110,7 @@ def _window(args: argparse.Namespace) -> FrameWindow | None:
 
 
 def _backward(args: argparse.Namespace) -> Tensor | None:
-    """The second layer of an EXR that holds both directions: kept in another EXR, and missed elsewhere."""
+    """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
     from fullfield.io import read_flow
     from fullfield.io.oiio import layers, opened
 
@@ -117,11 +118,11 @@ def _backward(args: argparse.Namespace) -> Tensor | None:
         return None
     with opened(Path(args.input)) as source:
         parts = [source.part(args.part)] if args.part is not None else list(source.parts())
-        there = any({"u", "v"} <= layers(part.channels).get("backward", {}).keys() for part in parts)
-    if not there:
+        found = any({"u", "v"} <= layers(part.channels).get("backward", {}).keys() for part in parts)
+    if not found:
         return None
     if args.st_map or not is_exr(args.output):
-        report.note(f"{args.output}: holds the forward layer only; --layer backward converts the other")
+        report.note(f"{args.output}: holds only the forward layer; use --layer backward to convert the other")
         return None
     flow, valid = read_flow(args.input, layer="backward", part=args.part, window="data")
     return flow.masked_fill(~valid, float("nan"))

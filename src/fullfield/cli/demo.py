@@ -1,4 +1,4 @@
-"""``fullfield demo``: estimate, score and draw a synthetic scene with known motion; needs no data."""
+"""Verb ``fullfield demo``: estimate, score and draw a synthetic scene with known motion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.cli.score import table
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     height, width = args.size
     methods.use_threads(args.threads)
     words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
-    with Progress("demo", quiet=args.quiet) as progress, naming(**words):
+    with ProgressBar("demo", quiet=args.quiet) as progress, naming(**words):
         progress(0.0, "generating the scene")
         made = textured_scene(height, width, seed=args.seed)
         frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)

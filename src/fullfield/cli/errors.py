@@ -1,4 +1,4 @@
-"""Errors in the user's words: files and options instead of the names of arguments."""
+"""Errors that name files and options of the command line instead of arguments of functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fullfield evaluate MODEL NAME:FOLDER``: a method on a data set, its predictions stored and scored."""
+"""Verb ``fullfield evaluate``: run a method on a data set, store its predictions and score them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.cli.score import gate, table
 from fullfield.estimators.registry import DEFAULT_PRESET
 
@@ -25,9 +25,9 @@ _ESTIMATE = (0.02, 1.0)
 
 HELP = "run a method on a data set and score it"
 DESCRIPTION = (
-    "Estimate the flow of every pair of a data set, or with MODEL fpfh or learned the pose of every "
-    "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
-    "does not mix with it."
+    "Estimate the flow of every pair of a data set (with MODEL fpfh or learned: the pose of every pair of point "
+    "clouds), store the results and score them. Stored results are not estimated again. A run with another "
+    "configuration is refused."
 )
 EPILOG = """\
 examples:
@@ -39,12 +39,12 @@ examples:
   fullfield evaluate learned 3dmatch:/data/3dmatch --weights runs/descriptor/weights.safetensors
   torchrun --nproc-per-node 4 -m fullfield evaluate ptlflow:dpflow spring:/data/spring --device cuda
 
-A run that was stopped goes on where it was.
+A run that was stopped continues with the same command.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield evaluate``."""
+    """Add the options of ``fullfield evaluate``."""
     methods.add_method_options(parser, positional=True, others=evaluate_scans.METHODS)
     parser.add_argument(
         "dataset",
@@ -57,13 +57,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL, and -1of4 with --scale 1/4]"
     )
     running.add_argument(
-        "--scale", default="1", metavar="1/N", help="reduce the frames to this part of their sides first"
+        "--scale", default="1", metavar="1/N", help="first reduce the sides of the frames to this fraction"
     )
     running.add_argument(
-        "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the one before"
+        "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the previous pair"
     )
     running.add_argument(
-        "--alone", action="store_true", help="nothing beside the estimation, for times that nothing disturbs"
+        "--alone",
+        action="store_true",
+        help="run nothing alongside the estimation, to measure undisturbed times",
     )
     running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
     scoring = parser.add_argument_group("scoring")
@@ -72,7 +74,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     scoring.add_argument("--max-epe", type=argtypes.positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     scoring.add_argument(
-        "--submission", metavar="FOLDER", help="write the predictions as the sites of Sintel, KITTI, Spring want them"
+        "--submission",
+        metavar="FOLDER",
+        help="write the predictions in the format that the sites of Sintel, KITTI and Spring require",
     )
     evaluate_scans.add_options(parser)
     report.add_report_options(parser, progress=True)
@@ -80,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, estimate what is missing, score, report."""
+    """Check the arguments, estimate missing predictions, score and report."""
     methods.use_threads(args.threads)
 
     from fullfield.evaluation.sharing import leave, this_share
@@ -118,26 +122,26 @@ def _run(args: argparse.Namespace, share: Share) -> int:
     with naming(scale="--scale"):
         scale = read_scale(args.scale)
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
-        raise InputError(f"--max-epe: {dataset.name} has no truth to score against")
+        raise InputError(f"--max-epe: {dataset.name} has no truth")
     if args.submission is not None:
         check_submission(dataset)
         paths.check_new_folder(args.submission, "--submission")
     folder = Path(args.output or default_folder(dataset, args.method, scale))
     paths.check_new_folder(os.fspath(folder), "--output")
     if not args.score_only:
-        Run.check_folder(folder)  # before weights are fetched and kernels compiled
+        Run.check_folder(folder)  # before weights are downloaded and kernels compiled
 
     first = share.rank == 0
     quiet = args.quiet or not first
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
-    with Progress("evaluate", quiet=quiet) as progress, naming(**words):
+    with ProgressBar("evaluate", quiet=quiet) as progress, naming(**words):
         setting = Setting(device=_device(args.device), warm_start=args.warm_start, alone=args.alone, share=share)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
         else:
             chosen = replace(chosen, device=setting.device)
             if not first:
-                wait_for_all(share)  # the first one fetches the weights and compiles for all
+                wait_for_all(share)  # the first process downloads the weights and compiles for all
             estimator = chosen.estimator if scale == 1 else AtScale(chosen.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with noting_shortage(estimator, dataset, folder, setting):
@@ -155,8 +159,8 @@ def _run(args: argparse.Namespace, share: Share) -> int:
 
 
 def _flow_options(args: argparse.Namespace) -> list[str]:
-    """The options on the command line that are about flow."""
-    told = {
+    """Return the options on the command line that only flow has."""
+    used = {
         "--preset": args.preset != DEFAULT_PRESET,
         "--backend": args.backend is not None,
         "--scale": args.scale != "1",
@@ -166,11 +170,11 @@ def _flow_options(args: argparse.Namespace) -> list[str]:
         "--max-epe": args.max_epe is not None,
         "--submission": args.submission is not None,
     }
-    return [*methods.given(args), *(option for option, is_told in told.items() if is_told)]
+    return [*methods.given(args), *(option for option, is_used in used.items() if is_used)]
 
 
 def opened(word: str, option: str) -> FlowDataset:
-    """The data set that ``NAME:FOLDER`` stands for."""
+    """Open the data set ``NAME:FOLDER``."""
     from fullfield.datasets import DATASETS, SCANS, open_dataset
 
     name, colon, folder = word.partition(":")
@@ -186,13 +190,13 @@ def opened(word: str, option: str) -> FlowDataset:
 
 
 def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
-    """Where a run goes: another data set, method or scale goes elsewhere."""
+    """Return the default folder of a run, by data set, method and scale."""
     tail = "" if scale == 1 else f"-{scale.numerator}of{scale.denominator}"
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
 
 
 def _device(name: str) -> str:
-    """Of several processes each takes the GPU of its number."""
+    """Return the device; for ``cuda``, each of several processes takes the GPU of its number."""
     local = os.environ.get("LOCAL_RANK")
     if name != "cuda" or local is None:
         return name
@@ -206,16 +210,16 @@ def _device(name: str) -> str:
 
 
 def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
-    """The run to score again, which must be of this method; how it estimated is not said again."""
+    """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
     from fullfield.evaluation import Run
     from fullfield.evaluation.run import CONFIG, check_entries
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
-    said = [*methods.given(args), *(option for option, value in estimation if value)]
-    if said:
-        raise InputError(f"{said[0]}: nothing is estimated with --score-only; leave it out")
+    given = [*methods.given(args), *(option for option, value in estimation if value)]
+    if given:
+        raise InputError(f"{given[0]}: nothing is estimated with --score-only; leave it out")
     if not folder.is_dir():
-        raise InputError(f"--score-only: there is no run in {folder}; name it with --output")
+        raise InputError(f"--score-only: {folder} holds no run; name its folder with --output")
     run = Run.load(folder)
     check_entries(run.folder / CONFIG, run.config, method="text", parameters="object", dataset="object")
     stored = (run.config["method"], str(run.config["parameters"].get("scale", 1)))

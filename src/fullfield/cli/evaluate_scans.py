@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     paths.check_new_folder(os.fspath(folder), "--output")
     settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
-    with Progress("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
+    with ProgressBar("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
         if protocol is None:
             counts = settings.pop("samples", (_SAMPLES,))
             registrars = [Registrar(samples=samples, weights=weights, **settings) for samples in counts]

@@ -1,4 +1,4 @@
-"""``fullfield export -o OUT``: a network as a graph for other runtimes."""
+"""Verb ``fullfield export``: write a network as a graph for other runtimes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.methods import fetching
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.estimators.registry import ALIASES, AUTO_NETWORK
 from fullfield.models.weights import DEFAULTS
 
@@ -35,7 +35,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield export``."""
-    parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"what to write: {', '.join(SUFFIXES)}")
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"file to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--method", type=_method, metavar="NAME", default=AUTO_NETWORK, help="network")
     parser.add_argument("--weights", metavar="FILE|NAME", help="file, entry of the list, or random [the method's]")
     parser.add_argument("--size", type=argtypes.size, required=True, help="size of the frames")
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     suffix = paths.check_suffix(args.output, "-o", SUFFIXES)
     paths.check_output(args.output, "-o")
     if suffix == ".pt2" and args.lookup is not None:
-        raise InputError("--lookup: belongs to .onnx, a program keeps the lookup as an operator; leave it out")
+        raise InputError("--lookup: only .onnx has a choice, a program keeps the lookup as an operator; leave it out")
     watch = report.Stopwatch()
 
     from fullfield.models.export import export_onnx, export_program, require_onnx
@@ -112,5 +112,5 @@ def _network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
 
     with naming(weights="--weights"):
         origin = origin_of(args.method, args.weights)
-    with Progress("export", quiet=args.quiet) as progress:
+    with ProgressBar("export", quiet=args.quiet) as progress:
         return load_weights(args.method, origin, fetching(progress, origin.name)), origin.name

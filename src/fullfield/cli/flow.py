@@ -1,4 +1,4 @@
-"""``fullfield flow A B -o OUT``: the flow from one frame to the next, or of a whole shot."""
+"""Verb ``fullfield flow``: estimate the flow of a pair of frames, or of a whole shot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fullfield.cli.options import (
     flow_choice,
     packing_arguments,
 )
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
@@ -27,18 +27,20 @@ if TYPE_CHECKING:
     from fullfield.io import FrameWindow
 
 MAPS = ("occlusion", "confidence")
-IN_OUTPUT = ""  # of an option of MAPS without a file
-"""What can be written beside the flow."""
+"""Maps that can be written with the flow."""
+
+IN_OUTPUT = ""
+"""Value of an option of MAPS without a file: write the map into the output."""
 
 KINDS = ("sheet", "flow", "overlay", "warped")
 """Pictures of ``--viz``, the default first."""
 
 _FETCH = (0.0, 0.02)
-_ESTIMATE = (0.02, 0.95)  # its part of the progress bar, between reading and writing
+_ESTIMATE = (0.02, 0.95)  # part of the progress bar
 
 HELP = "estimate the flow between two frames, or of a whole shot"
 DESCRIPTION = (
-    "Estimate the flow from frame A to frame B, or that of every frame of a shot. The suffix of OUT picks the format."
+    "Estimate the flow from frame A to frame B, or of every frame of a shot. The suffix of OUT selects the format."
 )
 EPILOG = """\
 examples:
@@ -56,7 +58,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="first frame, the flow belongs to its pixels; or a shot: plate.%%04d.exr, a video, ...",
     )
-    parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size; absent for a shot")
+    parser.add_argument(
+        "frame2", metavar="B", nargs="?", help="second frame, of the same size; leave it out for a shot"
+    )
 
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -64,30 +68,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         required=True,
-        help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI); of a shot a pattern such as mv.%%04d.exr",
+        help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI); for a shot a pattern such as mv.%%04d.exr",
     )
     output.add_argument(
         "--previous",
         metavar="FRAME",
-        help="the frame before A: estimate A to FRAME as well, as the layer backward; OUT must be .exr",
+        help="frame before A: also estimate the flow from A to FRAME, as the layer backward; OUT must be .exr",
     )
-    output.add_argument("--st-map", metavar="FILE", help="write the flow as an ST map too (.exr)")
+    output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
     add_packing_options(output)
     for name, meaning in (
         ("occlusion", "white where a pixel is hidden in B"),
-        ("confidence", "white where the flow is sure"),
+        ("confidence", "white where the flow is reliable"),
     ):
         output.add_argument(
             f"--{name}",
             metavar="FILE",
             nargs="?",
             const=IN_OUTPUT,
-            help=f"estimate it for every pixel: channels of OUT (.exr), and with a FILE a picture, {meaning}",
+            help=f"estimate the {name} of every pixel as channels of OUT (.exr); FILE: write a picture too, {meaning}",
         )
 
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
-    picture.add_argument("--viz-kind", choices=KINDS, help="what it shows [sheet]")
+    picture.add_argument("--viz-kind", choices=KINDS, help="kind of the picture [sheet]")
     pictures.add_max_motion(picture)
 
     sequence.add_options(parser)
@@ -96,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     estimation.add_argument(
         "--initial-flow",
         metavar="FILE",
-        help="start from this flow, of the frames' size; in a cascade it starts the smallest size",
+        help="start from this flow of the frames' size; a cascade starts its smallest size from it",
     )
     add_flow_choice(estimation, "initial", "--initial-flow")
     estimation.add_argument(
@@ -110,15 +114,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Live(argparse.Action):
-    """Refusal of ``--live``, which became a verb."""
+    """Refusal of ``--live``, which is a verb now."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         del parser, namespace, option
-        raise InputError(f"--live: is a verb of its own: fullfield live {values}")
+        raise InputError(f"--live: not an option; run fullfield live {values}")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything that can be checked, read, estimate, write, report."""
+    """Check the arguments, read, estimate, write, report."""
     if args.frame2 is None:  # a whole shot
         return sequence.run(args)
     watch = report.Stopwatch()
@@ -131,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
     words = {**methods.words(args.method), **READING_WORDS, **names}
-    with Progress("flow", quiet=args.quiet) as progress, naming(**words):
+    with ProgressBar("flow", quiet=args.quiet) as progress, naming(**words):
         progress(0.0, "reading")
         listed = [args.frame1, args.frame2, args.previous]
         (frame1, frame2, *previous), window = read_frames(args, [path for path in listed if path is not None])
@@ -144,20 +148,20 @@ def run(args: argparse.Namespace) -> int:
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
         wanted = {"refine": args.refine, "reliability": args.occlusion is not None or args.confidence is not None}
-        told = progress.part(start, middle)
-        flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=told, **wanted)
-        told = progress.part(middle, end)
-        backward = [chosen.estimate(frame1, frame, progress=told, refine=args.refine) for frame in previous]
+        part = progress.part(start, middle)
+        flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=part, **wanted)
+        part = progress.part(middle, end)
+        backward = [chosen.estimate(frame1, frame, progress=part, refine=args.refine) for frame in previous]
         watch.lap("estimate")
 
         progress(end, "writing")
         scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name) is not None}
-        beside = {"backward": backward[0].flow if backward else None, "planes": maps}
-        outcome = _write(args, scene, beside, window)
+        layers = {"backward": backward[0].flow if backward else None, "planes": maps}
+        outcome = _write(args, scene, layers, window)
         watch.lap("write")
     if not args.quiet:
-        _say_levels(chosen, frame1)
+        _note_levels(chosen, frame1)
     _report(args, chosen, [flow, *backward], scene, outcome, watch.seconds())
     return 0 if outcome.problem is None else 2
 
@@ -166,17 +170,15 @@ def _check_files(args: argparse.Namespace) -> None:
     suffix = paths.check_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
     packing_arguments(args)
     if args.previous is not None and suffix != ".exr":
-        raise InputError(f"--previous: only .exr holds both directions, and the output is {args.output}")
+        raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
     check_flow_choice(args, "initial", args.initial_flow, "--initial-flow")
     for name in MAPS:
         if getattr(args, name) == IN_OUTPUT and suffix != ".exr":
-            raise InputError(
-                f"--{name}: only .exr holds it beside the flow, and the output is {args.output}; name a file"
-            )
+            raise InputError(f"--{name}: expected an .exr output, got {args.output}; or give --{name} a FILE")
     if args.viz is None:
         for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):
             if value is not None:
-                raise InputError(f"{option}: describes the picture of --viz, which is absent")
+                raise InputError(f"{option}: applies to the picture of --viz, which is absent")
     if args.max_motion is not None and args.viz_kind == "warped":
         raise InputError("--max-motion: is not used by --viz-kind warped; leave it out")
     inputs = [
@@ -209,32 +211,32 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow |
     return flow
 
 
-def _say_levels(chosen: methods.Chosen, frame: Tensor) -> None:
-    """Print a note where the frames are too small for the requested levels."""
-    asked, factor = (getattr(chosen.config, name, None) for name in ("scales", "scale_factor"))
-    if asked is None or factor is None:
+def _note_levels(chosen: methods.Chosen, frame: Tensor) -> None:
+    """Print a note if the frames are too small for the requested levels."""
+    requested, factor = (getattr(chosen.config, name, None) for name in ("scales", "scale_factor"))
+    if requested is None or factor is None:
         return
     from fullfield.ops.tvl1._pyramid import level_sizes
 
     height, width = frame.shape[-2:]
-    used = len(level_sizes(height, width, asked, factor))
-    if used < asked:
-        report.note(f"--scales {asked}: {width}x{height} has {used} levels; a side of the next would be under 16")
+    used = len(level_sizes(height, width, requested, factor))
+    if used < requested:
+        report.note(f"--scales {requested}: {width}x{height} has {used} levels; a side of the next would be under 16")
 
 
 class _Outcome(NamedTuple):
-    """File of the flow, and why it is not the requested one."""
+    """File of the flow, and the reason if it is not the requested one."""
 
     path: str
     problem: str | None = None
 
 
 def _write(
-    args: argparse.Namespace, scene: pictures.Scene, beside: dict[str, Any], window: FrameWindow | None
+    args: argparse.Namespace, scene: pictures.Scene, layers: dict[str, Any], window: FrameWindow | None
 ) -> _Outcome:
     from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
 
-    kept: dict[str, Any] = {"window": window, **beside} if is_exr(args.output) else {}
+    kept: dict[str, Any] = {"window": window, **layers} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
         with paths.noting(args.output):
@@ -249,7 +251,7 @@ def _write(
     if args.st_map is not None:
         with paths.noting(args.st_map):
             write_st_map(args.st_map, scene.flow, window=window)
-    for name, plane in beside["planes"].items():
+    for name, plane in layers["planes"].items():
         if getattr(args, name):
             with paths.noting(getattr(args, name)):
                 write_image(getattr(args, name), plane)

@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 def read_frames(
     args: argparse.Namespace, frames: Sequence[str], area: Box | None = None
 ) -> tuple[list[Tensor], FrameWindow | None]:
-    """Return the frames, all of one size, and the window of the first, with the data window that was read of all.
+    """Read frames of one size; return them and the window of the first, with the data window that was read.
 
-    With ``--window data`` that is ``area`` or else the smallest box that holds every data window, so that a pixel is
-    at one place in all of them wherever the files' windows begin. Without, the window is None unless the first frame
-    is an EXR.
+    With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
+    same position in all frames. Otherwise the window is None unless the first frame is an EXR.
     """
     from fullfield.estimators.frames import warn_of_range
     from fullfield.io import frame_window, read_frame
@@ -49,16 +48,16 @@ def read_frames(
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
-        warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # said once is enough
+        warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return read, window
 
 
 def add_four_values(group: Any) -> None:
-    """Add ``--four-values``, for truth of twice the size."""
+    """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
         "--four-values",
         action="store_true",
-        help="truth of twice the size holds four values a pixel; known of .flo5 (Spring), must be said of others",
+        help="truth of twice the size holds four values a pixel; implied for .flo5 (Spring)",
     )
 
 
@@ -73,8 +72,8 @@ def read_truth(
 ) -> tuple[Tensor, Tensor]:
     """Return the truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
 
-    ``[2, H, W]``, or ``[4, 2, H, W]`` where the file has twice the size and is Spring's .flo5, or ``four`` says so.
-    ``choice`` goes to ``read_flow``. InputError where the sizes do not fit.
+    The truth is ``[2, H, W]``, or ``[4, 2, H, W]`` if the file has twice the size and is a .flo5 or ``four`` is set.
+    ``choice`` goes to ``read_flow``. InputError names both files if their sizes do not fit.
     """
     from fullfield.io import read_flow
     from fullfield.metrics import four_values
@@ -92,7 +91,7 @@ def read_truth(
             f"--four-values: {path} is {size(truth)}, expected twice the size of {pred_path}, {size(pred)}"
         )
     if truth.shape[-2:] != pred.shape[-2:]:
-        hint = "; if it holds four values a pixel, say --four-values" if twice else ""
+        hint = "; if it holds four values a pixel, use --four-values" if twice else ""
         raise InputError(
             f"{pred_path}: is {size(pred)}, but {path} is {size(truth)}; they must have the same size{hint}"
         )
@@ -100,9 +99,9 @@ def read_truth(
 
 
 def truth_values(truth: Tensor) -> int:
-    """Return how many values the truth has for a pixel."""
+    """Return the number of values that the truth has for a pixel."""
     return 4 if truth.ndim == 4 else 1
 
 
-FOUR_VALUES = "is twice the size, so four true values for each pixel (Spring); the nearest one counts"
-"""Said of a truth whose format, not the user, told that it has four values."""
+FOUR_VALUES = "has twice the size, so four true values for each pixel (Spring); the nearest one counts"
+"""Note on truth whose four values follow from its format, not from ``--four-values``."""

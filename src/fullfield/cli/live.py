@@ -1,4 +1,4 @@
-"""``fullfield live SOURCE``: flow of a camera, a stream or a video while its frames arrive."""
+"""Verb ``fullfield live``: estimate the flow of a camera, a stream or a video while its frames arrive."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def _rate(text: str) -> str | float:
 
 def _check(args: argparse.Namespace) -> None:
     if args.max_motion is not None and args.viz is None and not args.preview:
-        raise InputError("--max-motion: describes the pictures of --viz or --preview, which are absent")
+        raise InputError("--max-motion: applies to --viz or --preview, which are absent")
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
     if not is_file and args.rate not in (None, "source"):
-        raise InputError(f"--rate: {args.source} comes at its own rate; leave it out")
+        raise InputError(f"--rate: {args.source} has its own rate; leave it out")
     paths.check_files([("SOURCE", args.source if is_file else None)], [("--viz", args.viz, VIDEO_WRITE_SUFFIXES)])
 
 
@@ -230,7 +230,7 @@ class _Status:
         self._source, self._last = source, time.monotonic()
         self._drawn = False
 
-    def tell(self, statistics: LiveStatistics) -> None:
+    def update(self, statistics: LiveStatistics) -> None:
         now = time.monotonic()
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
@@ -301,9 +301,9 @@ def _play(
     interrupted = False
     try:
         while (done := results.take()) is not None:
-            going_on = screen.show(done)
-            status.tell(statistics)
-            if not going_on:
+            is_open = screen.show(done)
+            status.update(statistics)
+            if not is_open:
                 break
     except KeyboardInterrupt:
         interrupted = True
@@ -345,7 +345,7 @@ def _report(
     text = f"{report.printable(args.source)}: {what}: {summary(statistics)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
-        text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}"
+        text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, there was no flow'}"
     facts = {
         "source": args.source,
         "size": {"width": source.width, "height": source.height},

@@ -96,8 +96,8 @@ class _Help(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        told = isinstance(action.default, (str, int, float)) and not isinstance(action.default, bool)
-        return text if "[" in text or not told or action.default == argparse.SUPPRESS else f"{text} [%(default)s]"
+        has_value = isinstance(action.default, (str, int, float)) and not isinstance(action.default, bool)
+        return text if "[" in text or not has_value or action.default == argparse.SUPPRESS else f"{text} [%(default)s]"
 
 
 class _HelpWithExamples(_Help, argparse.RawDescriptionHelpFormatter):
@@ -117,6 +117,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(epilog=epilog, formatter_class=form, allow_abbrev=False, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Remember the words for error messages, and parse them."""
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
@@ -129,6 +130,7 @@ class Parser(argparse.ArgumentParser):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     def error(self, message: str) -> NoReturn:
+        """Raise InputError with the nearest known name."""
         hints = [nearest(word.lower() if word.lower() in known else word, known) for word, known in _choices(message)]
         if not self._verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._given if word.startswith("--") and len(word) > 2]
@@ -137,6 +139,7 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
 
     def format_help(self) -> str:
+        """Return the help, with the example on top."""
         return self.example + super().format_help()
 
     def _verbs(self) -> dict[str, Any]:

@@ -61,15 +61,15 @@ class Chosen:
         return f"{self.method} {self.preset}" + (", random weights" if random else "")
 
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
-        """Check the device, download missing weights, and load or compile what frames of this size run on."""
-        place = _check.device(self.device, "--device")
-        estimator = self.estimator  # refuses what does not fit before any download
+        """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
+        device = _check.device(self.device, "--device")
+        estimator = self.estimator  # refuses unsuitable settings before any download
         if not hasattr(self.config, "weights"):
-            estimator.prepare(place, size)
+            estimator.prepare(device, size)
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             note(f"downloading the weights {self.origin.name}")
-        estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
+        estimator.prepare(device, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
@@ -136,7 +136,7 @@ def parameters(method: str) -> Mapping[str, Parameter]:
     return _parameters_of(method_of(method).load())
 
 
-@cache  # the parsers ask a thousand times
+@cache  # the parsers call it a thousand times
 def _parameters_of(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
     found = {}
@@ -299,14 +299,14 @@ def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
 
 def _values(owners: tuple[str, ...], parameter: Parameter) -> str:
     """Return the presets' values for the help: one, or one per preset and method if they differ."""
-    told: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for name in owners:
-        told.setdefault(_preset_values(METHODS[name], parameter.field), []).append(name)
-    if parameter.is_switch and told.keys() == {_show(None)}:
+        values.setdefault(_preset_values(METHODS[name], parameter.field), []).append(name)
+    if parameter.is_switch and values.keys() == {_show(None)}:
         return ""  # not a value of the command line
-    if len(told) == 1:
-        return f" [{next(iter(told))}]"
-    return " [" + "; ".join(f"{', '.join(names)}: {values}" for values, names in told.items()) + "]"
+    if len(values) == 1:
+        return f" [{next(iter(values))}]"
+    return " [" + "; ".join(f"{', '.join(names)}: {value}" for value, names in values.items()) + "]"
 
 
 def _preset_values(method: Method, field: str) -> str:

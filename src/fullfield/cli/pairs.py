@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 HELP = "write made-up pairs with exact flow"
 DESCRIPTION = (
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    with Progress("pairs", quiet=args.quiet) as progress, naming(size="--size", device="--device", style="--style"):
+    with ProgressBar("pairs", quiet=args.quiet) as progress, naming(size="--size", device="--device", style="--style"):
         style = SceneStyle.preset(args.style)
         progress(0.0, "reading pictures")
         pictures = load_pictures(args.textures)

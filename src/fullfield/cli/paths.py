@@ -1,4 +1,4 @@
-"""Checks of files before any work."""
+"""Checks of the files that a command reads and writes, before its work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fullfield._check import InputError
+from fullfield.sequences.names import Pattern, is_pattern
 
 
 def check_input(path: str, what: str) -> None:
@@ -25,8 +26,8 @@ def check_suffix(path: str, what: str, suffixes: Collection[str]) -> str:
     """Return the lower-case suffix of ``path``; raise InputError unless it is one of ``suffixes``."""
     suffix = Path(path).suffix.lower()
     if suffix not in suffixes:
-        came = f"unknown suffix {suffix!r}" if suffix else "no suffix"
-        raise InputError(f"{path}: {came}; {what} takes {', '.join(suffixes)}")
+        found = f"unknown suffix {suffix!r}" if suffix else "no suffix"
+        raise InputError(f"{path}: {found}; {what} takes {', '.join(suffixes)}")
     return suffix
 
 
@@ -35,7 +36,7 @@ def check_output(path: str, what: str) -> None:
     _check_name(path, what)
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise InputError(f"{path}: is a link that leads back to itself; {what} takes the name of a file")
+        raise InputError(f"{path}: is a link to itself; {what} takes the name of a file")
     if target.is_dir():
         raise InputError(f"{path}: is a folder; {what} takes the name of a file")
     check_folder(target.parent if Path(path).is_symlink() else Path(path).parent, f"{what} {path}")
@@ -64,19 +65,28 @@ def check_folder(folder: Path, what: str) -> None:
         raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
 
 
+def check_pattern(text: str, option: str, suffix: str) -> Pattern:
+    """Return the pattern of files that can be created, such as ``mv.%04d.exr``."""
+    if not is_pattern(text):
+        raise InputError(f"{option} {text}: expected a pattern for the files, such as mv.%04d{suffix}")
+    pattern = Pattern.parse(text)
+    check_folder(Path(pattern.before).parent, f"{option} {text}")
+    return pattern
+
+
 def check_new_folder(name: str, option: str) -> None:
     """Check that folder ``name`` exists, or can be created, and is writable."""
     folder = Path(name)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     check_folder(existing, f"{option} {folder}")
 
 
 def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
-    """Raise InputError where an output would replace a file that :func:`noting` has not seen.
+    """Raise InputError if an output would replace a file that :func:`noting` has not recorded.
 
-    Outputs are (option, path); None stands for an absent one. Empty files are replaced.
+    Outputs are (option, path); the path of an absent one is None. Empty files may be replaced.
     """
     for option, path in outputs:
         if path is None or not Path(path).is_file() or Path(path).stat().st_size == 0:
@@ -85,13 +95,13 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
 
         if not Records(_notes(path)).of(os.path.realpath(path)):
             raise InputError(
-                f"{option} {path}: is there already, and 'fullfield flow' did not write it; use --overwrite, or "
+                f"{option} {path}: already exists and was not written by 'fullfield flow'; use --overwrite or "
                 "another name"
             )
 
 
 def noting(path: str) -> AbstractContextManager[None]:
-    """Note a file that is written inside, in the hidden folder ``.fullfield`` beside it."""
+    """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
     from fullfield.sequences.records import Journal
 
@@ -103,7 +113,7 @@ def _notes(path: str) -> Path:
 
 
 def free_name(path: str, suffix: str) -> str:
-    """Return ``path`` with ``suffix``, numbered where something of that name is there."""
+    """Return ``path`` with ``suffix``, with a number if that name exists."""
     numbers = itertools.chain([""], (f".{n}" for n in itertools.count(1)))
     names = (f"{path}{number}{suffix}" for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
@@ -112,9 +122,9 @@ def free_name(path: str, suffix: str) -> str:
 def check_files(
     inputs: Collection[tuple[str, str | None]], outputs: Collection[tuple[str, str | None, Collection[str]]]
 ) -> None:
-    """Check that inputs are there, and that outputs have a known suffix, can be created and are all distinct.
+    """Check that inputs exist, and that outputs have a known suffix, can be created and are distinct.
 
-    Each with its option; None stands for an absent file.
+    Each file comes with its option; the path of an absent file is None.
     """
     for option, path, suffixes in outputs:
         if path is not None:
@@ -129,7 +139,7 @@ def check_files(
 
 
 def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
-    """Check that no output is an input or another output. Outputs are (option, path); None stands for an absent one."""
+    """Check that no output is an input or another output; outputs are (option, path), None for an absent path."""
     taken = {_identity(path): "an input" for path in inputs if path is not None}
     for option, path in outputs:
         if path is None:

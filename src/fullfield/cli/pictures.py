@@ -20,21 +20,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "error": ("truth",),
     "sheet": (),
 }
-"""Kinds of picture, and what each must have beside the flow. A sheet shows whatever there is."""
+"""Kinds of picture, and what each requires besides the flow. A sheet shows everything that is given."""
 
 _GAIN = 4
 
 
 def add_max_motion(group: Any) -> None:
-    """``--max-motion``: the scale of the colours."""
+    """Add ``--max-motion``, the end of the colour scale."""
     group.add_argument(
-        "--max-motion", type=positive, metavar="PX", help="motion that gets the full colour [the longest]"
+        "--max-motion", type=positive, metavar="PX", help="motion at the end of the colour scale [the longest]"
     )
 
 
 @dataclass
 class Scene:
-    """A flow and what is known beside it. Tensors on the CPU, all of one height and width."""
+    """Flow with its frames and truth, as far as they are given; tensors on the CPU, all of one size."""
 
     flow: Tensor  # [2, H, W]
     valid: Tensor  # bool [H, W]
@@ -47,13 +47,13 @@ class Scene:
 
     @cached_property
     def scale(self) -> float:
-        """The motion that gets the full colour, px."""
+        """Motion at the end of the colour scale, px."""
         from fullfield.viz import flow_scale
 
         return flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
     def scales(self, kind: str) -> dict[str, float | None]:
-        """The ends of the scales in the picture of that kind, px: ``max_motion`` and ``max_error``, None if absent."""
+        """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
         from fullfield.viz.errors import DEFAULT_MAX_ERROR
 
         moving = kind in ("flow", "overlay", "sheet")
@@ -64,17 +64,17 @@ class Scene:
         }
 
     def legend(self, kind: str) -> str:
-        """What the picture of that kind shows, and to what scale."""
+        """Return the kind of the picture and its scales as text."""
         scales = self.scales(kind)
         words = [kind]
         if scales["max_motion"] is not None:
-            words.append(f"full colour at {scales['max_motion']:.4g} px of motion")
+            words.append(f"colour scale: 0 to {scales['max_motion']:.4g} px")
         if scales["max_error"] is not None:
-            words.append(f"the scale of the error ends at {scales['max_error']:.4g} px")
+            words.append(f"error scale: 0 to {scales['max_error']:.4g} px")
         return ", ".join(words)
 
     def draw(self, kind: str) -> Tensor:
-        """The picture of that kind, uint8 ``[3, H', W']``."""
+        """Return the picture of that kind, uint8 ``[3, H', W']``."""
         drawn: Tensor = {
             "flow": self._flow,
             "overlay": self._overlay,
@@ -84,10 +84,10 @@ class Scene:
         }[kind]()
         return drawn
 
-    def _need(self, name: str) -> Tensor:
+    def _required(self, name: str) -> Tensor:
         value = getattr(self, name)
         if value is None:
-            raise InputError(f"{name}: this picture needs it")
+            raise InputError(f"{name}: required for this picture")
         found: Tensor = value
         return found
 
@@ -99,34 +99,34 @@ class Scene:
     def _overlay(self) -> Tensor:
         from fullfield.viz import overlay
 
-        return overlay(self.flow, self._need("frame1"), valid=self.valid, max_motion=self.scale or None)
+        return overlay(self.flow, self._required("frame1"), valid=self.valid, max_motion=self.scale or None)
 
-    def _pulled_back(self) -> tuple[Tensor, Tensor]:
+    def _warped_frame(self) -> tuple[Tensor, Tensor]:
         from fullfield.viz import warp
 
-        return warp(self._need("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
+        return warp(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
     def light(self, kind: str, path: str) -> Tensor:
-        """:meth:`draw`; of kind ``warped`` into an EXR the frame's own floats, highlights and all."""
-        return self._pulled_back()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
+        """Return :meth:`draw`, or the frame's own floats for the kind ``warped`` in an EXR."""
+        return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
 
     def _warped(self) -> Tensor:
         from fullfield.viz import frame_to_image
 
-        return frame_to_image(self._pulled_back()[0])
+        return frame_to_image(self._warped_frame()[0])
 
     def _difference(self) -> Tensor:
-        """|first frame - warped second frame| made brighter, black where the motion leaves the frame."""
+        """Return |first frame - warped second frame|, brightened; black where the motion leaves the frame."""
         from fullfield.viz import frame_to_image
 
-        warped, inside = self._pulled_back()
-        return frame_to_image((self._need("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
+        warped, inside = self._warped_frame()
+        return frame_to_image((self._required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
 
     def _error(self) -> Tensor:
         from fullfield.viz import error_map
 
         known = self.valid if self.known is None else self.valid & self.known
-        return error_map(self.flow, self._need("truth"), known, max_error=self.max_error)
+        return error_map(self.flow, self._required("truth"), known, max_error=self.max_error)
 
     def _sheet(self) -> Tensor:
         from fullfield.viz import error_legend, frame_to_image, sheet, wheel_legend

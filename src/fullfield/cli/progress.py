@@ -1,4 +1,4 @@
-"""Progress bar on stderr: in place on a terminal, a line at each tenth elsewhere, nothing for short work."""
+"""Progress bar on stderr: redrawn on a terminal, a line at each tenth elsewhere, nothing for short work."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fullfield.cli.report import printable, say
 _SILENT_SECONDS = 1.0
 _REDRAW_SECONDS = 0.1
 _BAR = 24
-_ENOUGH = 0.02  # part of the work that tells the speed
+_ENOUGH = 0.02  # fraction of the work after which the speed is known
 
 
-class Progress:
-    """Context manager and ``progress(fraction, text)`` callback; clears the terminal's line when it ends."""
+class ProgressBar:
+    """Context manager and ``progress(fraction, text)`` callback; clears the terminal's line at the end."""
 
     def __init__(self, label: str, *, quiet: bool = False) -> None:
         self._label = label
         self._stream = None if quiet else sys.stderr
         self._live = self._stream is not None and self._stream.isatty()
         self._start = self._last = time.monotonic()
-        self._origin = (self._start, 0.0)  # when, at what fraction, the speed is measured from
+        self._origin = (self._start, 0.0)  # time and fraction from which the speed is measured
         self._tenth = 0
         self._drawn = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,6 +35,7 @@ class Progress:
             self._draw("")
 
     def __call__(self, fraction: float, text: str = "") -> None:
+        """Show the ``fraction`` of the work that is done, and what it does now."""
         now = time.monotonic()
         wait = _REDRAW_SECONDS if self._live else _SILENT_SECONDS
         if self._stream is None or now - self._start < _SILENT_SECONDS or now - self._last < wait:
@@ -50,7 +51,7 @@ class Progress:
         self._tenth, self._last = tenth, now
 
     def part(self, start: float, end: float) -> Callable[[float, str], None]:
-        """Return a callback for a part of the work: its 0 to 1 is ``start`` to ``end`` of the whole."""
+        """Return a callback whose 0 to 1 is ``start`` to ``end`` of the whole work."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
-    with Progress("register", quiet=args.quiet) as progress:
+    with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
         clouds = [read_point_cloud(path) for path in (args.source, args.target)]
         for path, cloud in zip((args.source, args.target), clouds, strict=True):

@@ -20,7 +20,7 @@ from fullfield import __version__
 if TYPE_CHECKING:
     from fullfield.sequences.outputs import Plan
 
-_DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
+_BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they reorder the text that follows
 
 
 def note(text: str, *, kind: str = "note") -> None:
@@ -29,40 +29,42 @@ def note(text: str, *, kind: str = "note") -> None:
 
 
 def note_plan(numbers: Sequence[int], plan: Plan) -> None:
-    """Print how many frames of a run are kept, and how many are made again and why."""
+    """Print how many frames of a run are kept, how many are recomputed, and why."""
     kept = len(numbers) - len(plan.left)
     if kept:
-        note(f"{kept} of {len(numbers)} frames {'is' if kept == 1 else 'are'} there already")
+        note(f"{kept} of {len(numbers)} frames {'exists' if kept == 1 else 'exist'}")
     if plan.again:
         count = sum(map(len, plan.again.values()))
-        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} made again: {plan.told()}")
+        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.told()}")
 
 
 def printable(text: object, kept: str = "") -> str:
-    r"""Return ``text`` with control characters, which could forge a line, written as ``\x1b`` and the like.
+    r"""Return ``text`` with control characters escaped, as in ``\x1b``, so that it cannot forge a line of output.
 
-    File names may have any, and so may what files hold. ``kept`` are characters to leave.
+    Names and contents of files may have such characters. Those in ``kept`` stay.
     """
-    return "".join(ascii(c)[1:-1] if _steers(c) and c not in kept else c for c in str(text))
+    return "".join(ascii(c)[1:-1] if _is_control(c) and c not in kept else c for c in str(text))
 
 
-def _steers(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(character) in _DIRECTIONS
+def _is_control(character: str) -> bool:
+    return (
+        unicodedata.category(character) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(character) in _BIDIRECTIONAL
+    )
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print to stderr. One that is full or gone changes neither the work nor its exit code."""
+    """Print to stderr; a stderr that is closed or full changes neither the work nor its exit code."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 
 
 def print_json(report: Mapping[str, object]) -> None:
-    """Print the one JSON object of ``--json``: ASCII, numbers that are not finite as null."""
+    """Print the JSON object of ``--json``, in ASCII, with null for numbers that are not finite."""
     print(json.dumps(_plain(report), indent=2, allow_nan=False))
 
 
 def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
-    """Print the report of a verb: with ``--json`` facts, versions and the ``memory`` it took, else the text."""
+    """Print the report of a verb: its text, or with ``--json`` its facts, versions and, if wanted, peak ``memory``."""
     if args.json:
         taken = {"peak_memory_bytes": peak_memory_bytes()} if memory else {}
         print_json({**report, **taken, "versions": versions()})
@@ -132,13 +134,14 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Stopwatch:
-    """Seconds of the named stages of a verb; ``lap(name)`` adds the time since the last lap to that stage."""
+    """Stopwatch for the stages of a verb."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._stages: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
+        """Add the time since the last lap to ``stage``."""
         now = time.perf_counter()
         self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
         self._last = now

@@ -1,4 +1,4 @@
-"""``fullfield retime PLATES --flow FLOW --factor F -o OUT``: a shot at another speed."""
+"""Verb ``fullfield retime``: make a shot slower or faster."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from fullfield.sequences.changes import Small
     from fullfield.sequences.records import Checksums
 
-HELP = "make a shot slower or faster, with frames in between by stored flow"
+HELP = "make a shot slower or faster, with frames in between from stored flow"
 DESCRIPTION = (
-    "Output frames count on from the first one; between two plates they are made from both, along "
-    "forward and backward flow, and what only one of the two shows is taken from it alone."
+    "Output frames are numbered from the first plate. A frame between two plates is interpolated from both along "
+    "forward and backward flow; regions that only one of them shows come from that one."
 )
 EPILOG = """\
 examples:
@@ -39,13 +39,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield retime``."""
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument(
-        "--factor", type=argtypes.positive, metavar="F", required=True, help="2: half the speed; 0.5: twice the speed"
+        "--factor",
+        type=argtypes.positive,
+        metavar="F",
+        required=True,
+        help="number of output frames per plate; 2: half the speed, 0.5: twice the speed",
     )
     vectors.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, make, write, report."""
+    """Check the arguments, interpolate and write the frames, report."""
     shot = vectors.find_shot(args.plates)
     sources = choose(shot, args.frames)
     flow = vectors.Vectors(args.flow)
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     factor = Fraction(args.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
     if sources != list(range(first, last + 1)):
-        raise InputError("--frames: expected frames that follow each other")
+        raise InputError("--frames: expected consecutive frames")
     if (last - first) * factor > _MOST:
         raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
@@ -81,9 +85,9 @@ def run(args: argparse.Namespace) -> int:
     written, problems = vectors.write_all(args, "retime", job, pictures, inputs)
     if not args.quiet:
         for a, b in reader.cuts:
-            report.note(f"the shot changes between the frames {a} and {b}; nothing is made from both")
+            report.note(f"the shot changes between the frames {a} and {b}; no frame is interpolated across them")
     more = {"there_before": len(numbers) - len(job.plan.left), "cuts": [list(pair) for pair in reader.cuts]}
-    return vectors.tell(args, written, problems, factor=float(factor), **more)
+    return vectors.finish(args, written, problems, factor=float(factor), **more)
 
 
 class _Reader:
@@ -111,7 +115,7 @@ class _Reader:
         """Pairs of frames across which the shot changes."""
 
     def at(self, time: Fraction) -> Raw:
-        """Return the picture of that time."""
+        """Return the picture at that time."""
         from fullfield.sequences.motion import between
 
         number = int(time // 1)
@@ -131,7 +135,7 @@ class _Reader:
         return nearer._replace(pixels=picture)
 
     def _is_cut(self, number: int) -> bool:
-        """Return whether a cut follows that frame, as ``fullfield flow`` detects it: on display-referred pictures."""
+        """Return whether a cut follows that frame; it is detected on display-referred pictures, as in ``flow``."""
         from fullfield.sequences.changes import is_cut
         from fullfield.sequences.records import stamp_of
 
@@ -140,7 +144,7 @@ class _Reader:
         if key not in self._checked:
             try:
                 self._checked[key] = is_cut(self._small(number), self._small(number + 1))
-            except InputError:  # nothing that a display shows: depth, masks
+            except InputError:  # not a picture in colour: depth, masks
                 self._checked[key] = False
             if self._checked[key] and pair not in self.cuts:
                 self.cuts.append(pair)

@@ -1,4 +1,4 @@
-"""``fullfield score PRED TRUTH``: how far a flow is from the truth."""
+"""Verb ``fullfield score``: compare flow with the truth."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _LINES = (
 )
 
 
-class Pair(NamedTuple):
-    """Files of one image; None where there is no such mask."""
+class ImageFiles(NamedTuple):
+    """Files of one image: flow, truth and masks; None for an absent mask."""
 
     pred: str
     truth: str
@@ -59,12 +59,12 @@ class Pair(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield score``."""
-    parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder of them")
-    parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder of them")
+    """Add the options of ``fullfield score``."""
+    parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder")
+    parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder")
     for prefix in ("pred", "truth"):
         add_flow_choice(parser, prefix, prefix.upper())
-    masks = parser.add_argument_group("masks (files, or folders beside folders of flow)")
+    masks = parser.add_argument_group("masks (files, or folders if PRED and TRUTH are folders)")
     masks.add_argument("--occlusion", metavar="MAP", help="not black where a pixel has no match in the second frame")
     masks.add_argument("--valid", metavar="MASK", help="score only pixels that are not black here")
     masks.add_argument("--invalid", metavar="MASK", help="score only pixels that are black here (Sintel's maps)")
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--skip-missing", action="store_true", help="leave out pixels without a prediction instead of refusing them"
     )
     scoring = parser.add_argument_group("scoring")
-    scoring.add_argument("--truth-scale", type=positive, default=1.0, help="multiply the true vectors by X [1]")
+    scoring.add_argument("--truth-scale", type=positive, default=1.0, help="multiply the true vectors by X")
     add_four_values(scoring)
     scoring.add_argument(
         "--averaging", choices=("pooled", "per_image"), help="folders: mean over all pixels, or over images [pooled]"
@@ -80,13 +80,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     scoring.add_argument("--max-epe", type=positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     output = parser.add_argument_group("report")
     output.add_argument("--error-map", metavar="FILE", help="write a picture of the end-point error (two files only)")
-    output.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of its scale")
+    output.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of its scale [16]")
     report.add_report_options(output)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, report, and hold the gate."""
-    pairs = _pairs(args)
+    """Score, report, and check ``--max-epe``."""
+    images = _images(args)
     _check_options(args, folders=Path(args.pred).is_dir())
 
     from fullfield.metrics import FlowMetrics
@@ -94,21 +94,23 @@ def run(args: argparse.Namespace) -> int:
     metrics = FlowMetrics(averaging=args.averaging or "pooled")
     missing = 0
     values_each = 0
-    for pair in pairs:
-        pred, truth, valid, occluded, absent = _load(pair, args)
+    for files in images:
+        pred, truth, valid, occluded, absent = _load(files, args)
         missing += absent
         if values_each and truth_values(truth) != values_each:
-            raise InputError(f"{pair.truth}: holds {truth_values(truth)} values a pixel, those before {values_each}")
+            raise InputError(f"{files.truth}: holds {truth_values(truth)} values a pixel, previous files {values_each}")
         if not values_each and truth_values(truth) == 4 and not args.four_values:
-            report.note(f"{pair.truth}: {FOUR_VALUES}")
+            report.note(f"{files.truth}: {FOUR_VALUES}")
         values_each = truth_values(truth)
-        with naming(pred=pair.pred, truth=pair.truth, occluded=pair.occlusion or ""):
+        with naming(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
             metrics.update(pred, truth, valid, occluded)
         if args.error_map is not None:
             _write_error_map(args, pred, truth, valid)
     values = metrics.compute()
     if not values["pixels"]:
-        report.note("no pixel is scored: the truth is unknown everywhere, or the masks leave nothing", kind="warning")
+        report.note(
+            "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
+        )
     facts = {
         "pred": args.pred,
         "truth": args.truth,
@@ -124,13 +126,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
     if args.averaging is not None and not folders:
-        raise InputError("--averaging: is for two folders; one pair has only one average")
+        raise InputError("--averaging: only two folders have a choice; leave it out")
     if args.error_map is None:
         if args.max_error is not None:
-            raise InputError("--max-error: is the scale of --error-map, which is absent")
+            raise InputError("--max-error: applies to --error-map, which is absent")
         return
     if folders:
-        raise InputError("--error-map: is for two files, got two folders")
+        raise InputError("--error-map: expected two files, got two folders")
     inputs = [("PRED", args.pred), ("TRUTH", args.truth), *_masks(args)]
     paths.check_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
@@ -139,29 +141,30 @@ def _masks(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     return [("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid)]
 
 
-def _pairs(args: argparse.Namespace) -> list[Pair]:
-    """The files to compare, in the order of their names."""
+def _images(args: argparse.Namespace) -> list[ImageFiles]:
+    """Return the files to compare, sorted by name."""
     pred, truth = Path(args.pred), Path(args.truth)
     masks = _masks(args)
     if not pred.is_dir():
         for what, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
             if path is not None:
                 paths.check_input(path, what)
-        return [Pair(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
+        return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
     if not truth.is_dir():
-        raise InputError(f"{args.truth}: is no folder but {args.pred} is one; give two files or two folders")
+        raise InputError(f"{args.truth}: expected a folder, as {args.pred} is one; give two files or two folders")
     predicted, true = _by_stem(pred, FLOW_SUFFIXES), _by_stem(truth, FLOW_SUFFIXES)
     if not predicted:
-        raise InputError(f"{args.pred}: holds no flow ({', '.join(FLOW_SUFFIXES)})")
+        raise InputError(f"{args.pred}: expected files of flow ({', '.join(FLOW_SUFFIXES)}), found none")
     stray = sorted(predicted.keys() ^ true.keys())
     if stray:
         other = truth if stray[0] in predicted else pred
         more = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
         path = (predicted | true)[stray[0]]
-        raise InputError(f"{path}: has no partner in {other}{more}; both folders must hold the same names")
+        raise InputError(f"{path}: has no counterpart in {other}{more}; both folders must hold the same names")
     found = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
     return [
-        Pair(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found)) for stem in sorted(predicted)
+        ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found))
+        for stem in sorted(predicted)
     ]
 
 
@@ -169,11 +172,11 @@ def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, 
     if folder is None:
         return {}
     if not Path(folder).is_dir():
-        raise InputError(f"{option} {folder}: is no folder; beside folders of flow it must be one")
+        raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
     files = _by_stem(Path(folder), None)
-    lacking = [stem for stem in stems if stem not in files]
-    if lacking:
-        raise InputError(f"{option} {folder}: has no mask for {lacking[0]}")
+    missing = [stem for stem in stems if stem not in files]
+    if missing:
+        raise InputError(f"{option} {folder}: has no mask for {missing[0]}")
     return {stem: str(files[stem]) for stem in stems}
 
 
@@ -188,23 +191,23 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
     return found
 
 
-def _load(pair: Pair, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
-    """Prediction, truth, pixels to score, occluded pixels, and how many known pixels have no prediction."""
+def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
+    """Return prediction, truth, pixels to score, occluded pixels, and the number of known pixels without prediction."""
     from fullfield.io import read_flow
 
     choice: dict[str, Any] = flow_choice(args, "pred")
-    pred, predicted = read_flow(pair.pred, **choice)
+    pred, predicted = read_flow(files.pred, **choice)
     choice = {"scale": args.truth_scale, "four": args.four_values, **flow_choice(args, "truth")}
-    truth, known = read_truth(pair.truth, pred, pair.pred, **choice)
-    for option, path, wanted in (("--valid", pair.valid, True), ("--invalid", pair.invalid, False)):
+    truth, known = read_truth(files.truth, pred, files.pred, **choice)
+    for option, path, wanted in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
         if path is not None:
             known = known & (_read_mask(option, path, pred) == wanted)
-    occluded = None if pair.occlusion is None else _read_mask("--occlusion", pair.occlusion, pred)
+    occluded = None if files.occlusion is None else _read_mask("--occlusion", files.occlusion, pred)
     absent = int((known & ~predicted).sum())
     if absent and not args.skip_missing:
         raise InputError(
-            f"{pair.pred}: has no vector at {absent} of {int(known.sum())} pixels to score; "
-            f"--skip-missing leaves them out{_swapped(bool(predicted.all()), bool(known.all()))}"
+            f"{files.pred}: has no vector at {absent} of {int(known.sum())} pixels to score; "
+            f"use --skip-missing to leave them out{_swapped(bool(predicted.all()), bool(known.all()))}"
         )
     return pred, truth, known & predicted, occluded, absent
 
@@ -215,7 +218,7 @@ def _swapped(predicted: bool, known: bool) -> str:
 
 
 def _read_mask(option: str, path: str, flow: Tensor) -> Tensor:
-    """Bool ``[H, W]``: where the picture is not black."""
+    """Return where the picture is not black, bool ``[H, W]``."""
     from fullfield.io import read_frame
 
     mask = read_frame(path, transfer="srgb")
@@ -232,7 +235,7 @@ def _write_error_map(args: argparse.Namespace, pred: Tensor, truth: Tensor, vali
 
 
 def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[str]:
-    """The metrics that are over any pixels, for a person."""
+    """Return the lines of a text table, without metrics that cover no pixel."""
     lines = [
         f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}"
         for key, meaning, unit in _LINES
@@ -245,8 +248,8 @@ def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[st
 
 
 def gate(epe: float, limit: float | None, kind: str = "score") -> int:
-    """The exit code that ``--max-epe`` asks for."""
+    """Return the exit code for ``--max-epe``; print an error that exceeds it."""
     if limit is None or epe <= limit:
         return 0
-    report.note(f"gate failed: epe {epe:.6g} is not at most {limit:g} px (--max-epe)", kind=kind)
+    report.note(f"the error exceeded --max-epe: expected at most {limit:g} px, got {epe:.6g} px", kind=kind)
     return 1

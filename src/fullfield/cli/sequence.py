@@ -1,4 +1,4 @@
-"""``fullfield flow SEQUENCE -o PATTERN``: motion vectors of a whole shot."""
+"""Motion vectors of a whole shot, for ``fullfield flow SEQUENCE -o PATTERN``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
-from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_pattern, is_sequence
+from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_sequence
 from fullfield.sequences.ranges import format_frames
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fullfield.sequences.outputs import Plan
 
 _MANY = 3  # missing plates that are reported in one line
-_WAYS = ("forward", "backward", "both")
-# Of the verb's options, those about one pair.
+_DIRECTIONS = ("forward", "backward", "both")
+# Options of ``flow`` for one pair only.
 _REFUSED = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
 _OWN = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray", "farm")
 
@@ -36,26 +36,26 @@ _OWN = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray",
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a whole shot to the parser of ``flow``."""
     group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
-    group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that are there]")
-    group.add_argument("--direction", choices=_WAYS, help="flow to the frame after, before, or both (.exr) [forward]")
+    group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     group.add_argument(
-        "--step", type=argtypes.count, metavar="K", help="frames from one frame of a pair to the other [1]"
+        "--direction", choices=_DIRECTIONS, help="flow to the next frame, the previous one, or both (.exr) [forward]"
     )
-    group.add_argument("--warm-start", action="store_true", help="start from the flow of the frame before")
-    group.add_argument("--y-axis", choices=("up", "down"), help=".exr: where y points; Nuke's is up [up]")
+    group.add_argument("--step", type=argtypes.count, metavar="K", help="distance between the frames of a pair [1]")
+    group.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
+    group.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
     group.add_argument(
-        "--overwrite", action="store_true", help="make files again that are there; of a pair: replace any file"
+        "--overwrite", action="store_true", help="recompute existing files; for one pair: replace any file"
     )
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
     group.add_argument(
-        "--ray", metavar="ADDRESS", help="a Ray cluster: an actor for each GPU (pip install 'fullfield[ray]')"
+        "--ray", metavar="ADDRESS", help="Ray cluster; one actor for each GPU (pip install 'fullfield[ray]')"
     )
-    group.add_argument("--farm", choices=("openjd",), help="progress on stdout as a render farm reads it")
+    group.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
 
 
 def check_absent(args: argparse.Namespace) -> None:
-    """Raise InputError where a pair has options of a shot."""
-    _refuse(args, _OWN, "is for a whole shot (one pattern, folder or video in place of A and B)")
+    """Raise InputError if options of a shot are given for one pair."""
+    _refuse(args, _OWN, "only for a whole shot (a pattern, folder or video in place of A and B); leave it out")
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
@@ -65,7 +65,7 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, prepare, estimate what is not there yet, report."""
+    """Check the arguments, prepare, estimate missing frames, report."""
     chosen = methods.chosen(args)
     found, output = _check(args)
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     devices = _devices(args)
     reading = reading_arguments(args)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
-    with naming(**words), Progress("flow", quiet=args.quiet) as progress:
+    with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
         work = Work(
             args.frame1,
             output,
@@ -117,9 +117,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> tuple[Found, Any]:
-    _refuse(args, _REFUSED, "is for one pair of frames; leave it out")
+    _refuse(args, _REFUSED, "only for one pair of frames; leave it out")
     if not is_sequence(args.frame1) and Path(args.frame1).is_file():
-        raise InputError(f"{args.frame1}: is one frame; give the second one, or a sequence such as plate.%04d.exr")
+        raise InputError(f"{args.frame1}: is one frame; give the second frame, or a sequence such as plate.%04d.exr")
     found = find_frames(args.frame1)
     output = _output_pattern(args.output, found)
     args.output = output
@@ -128,28 +128,28 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
     maps = [name for name in ("occlusion", "confidence") if getattr(args, name) is not None]
     for name in maps:
         if getattr(args, name):
-            raise InputError(f"--{name} {getattr(args, name)}: of a shot it lies in the output; leave the file out")
+            raise InputError(f"--{name} {getattr(args, name)}: for a shot the output holds it; leave the file out")
     several = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":
         several.insert(0, "--direction both")
     if several and suffix != ".exr":
-        raise InputError(f"{several[0]}: only .exr holds it, and the output is {output}")
+        raise InputError(f"{several[0]}: expected an .exr output, got {output}")
     if args.warm_start and suffix == ".png":
-        raise InputError("--warm-start: KITTI's .png rounds, and a run could not go on from it; choose another format")
+        raise InputError(
+            "--warm-start: KITTI's .png rounds the flow, so a run could not continue from it; choose another format"
+        )
     if args.warm_start and args.devices:
-        raise InputError("--warm-start: goes from frame to frame on one device; leave --devices out")
+        raise InputError("--warm-start: runs on one device, from frame to frame; leave --devices out")
     if args.ray and (args.devices or args.warm_start):
-        raise InputError(f"--ray: takes no {'--devices' if args.devices else '--warm-start'}; leave it out")
+        raise InputError(f"{'--devices' if args.devices else '--warm-start'}: not used with --ray; leave it out")
     if args.devices and args.device != "cpu":
-        raise InputError(f"--device {args.device}: is given by --devices; leave it out")
+        raise InputError(f"--device {args.device}: not used with --devices; leave it out")
     for option, pattern in (("--output", output), ("--st-map", args.st_map)):
         if pattern is None:
             continue
         if option == "--st-map":
             paths.check_suffix(pattern, option, (".exr",))
-        if not is_pattern(pattern):
-            raise InputError(f"{option} {pattern}: expected a pattern for the files, such as mv.%04d{suffix}")
-        paths.check_folder(Path(Pattern.parse(pattern).before).parent, f"{option} {pattern}")
+        paths.check_pattern(pattern, option, suffix)
     _check_distinct(args, found)
 
     from fullfield.sequences.outputs import Output
@@ -158,14 +158,14 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
 
 
 def _check_distinct(args: argparse.Namespace, found: Found) -> None:
-    """Raise InputError where an output pattern names a plate, or the files of the other one."""
+    """Raise InputError if an output pattern names a plate or a file of the other pattern."""
     plates = {os.path.realpath(path) for path in found.files.values()}
     number = next(iter(found.files), 1)
     names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
     for option, pattern in names:
         made = Pattern.parse(pattern)
         if plates & {os.path.realpath(made.path(n)) for n in found.files or [number]}:
-            raise InputError(f"{option} {pattern}: names the plates themselves; choose another name")
+            raise InputError(f"{option} {pattern}: names the plates; choose another name")
     if len({os.path.realpath(Pattern.parse(pattern).path(number)) for _, pattern in names}) < len(names):
         raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
 
@@ -188,9 +188,9 @@ def _output_pattern(text: str, found: Found) -> str:
 def _setting(args: argparse.Namespace, device: str) -> Any:
     from fullfield.sequences import Setting
 
-    way = args.direction or "forward"
-    occlusion, confidence = (asked is not None for asked in (args.occlusion, args.confidence))
-    return Setting(way, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine)
+    direction = args.direction or "forward"
+    occlusion, confidence = (value is not None for value in (args.occlusion, args.confidence))
+    return Setting(direction, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine)
 
 
 def _devices(args: argparse.Namespace) -> list[str]:
@@ -201,7 +201,7 @@ def _devices(args: argparse.Namespace) -> list[str]:
 
         count = torch.cuda.device_count()
         if count == 0:
-            raise InputError("--devices all: expected GPUs, and PyTorch finds none here")
+            raise InputError("--devices all: expected GPUs, PyTorch finds none")
         return [f"cuda:{index}" for index in range(count)]
     from fullfield import _check as check
 
@@ -219,7 +219,7 @@ def _on_cluster(
     patterns = {"pattern": work.output.pattern, "st_map": work.output.st_map}
     absolute: dict[str, Any] = {name: text and str(Path(text).absolute()) for name, text in patterns.items()}
     whole = replace(work, source=str(Path(work.source).absolute()), output=replace(work.output, **absolute))
-    with contextlib.redirect_stdout(sys.stderr):  # where Ray's own words belong
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its own messages
         return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)
 
 
@@ -235,7 +235,7 @@ def _size(plates: Plates) -> tuple[int, int] | None:
 
 
 def _missing(args: argparse.Namespace, plates: Plates, plan: Plan) -> list[int]:
-    """Return the frames whose plates are missing, and report them at once where there are more than a few."""
+    """Return the frames whose plates are missing and report them in one line, if there are more than a few."""
     missing = [number for number in plan.left if plates.has(number) is False]
     if len(missing) < _MANY:
         return []
@@ -248,7 +248,7 @@ def _missing_words(missing: Sequence[int]) -> str:
 
 
 def _teller(
-    args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int], plan: Plan
+    args: argparse.Namespace, progress: ProgressBar, numbers: Sequence[int], left: Sequence[int], plan: Plan
 ) -> Callable[[int], None]:
     """Return a callback that counts finished frames, from any thread."""
     lock, count, stdout = threading.Lock(), [0], sys.stdout
@@ -276,11 +276,11 @@ def _report(
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
-            report.note(f"the shot changes between the frames {a} and {b}; the vectors across mean nothing")
+            report.note(f"the shot changes between the frames {a} and {b}; the vectors across the cut have no meaning")
         for a, b in outcome.held:
             report.note(f"the frames {a} and {b} are the same picture")
     if outcome.stopped is not None:
-        report.note(f"stopped: {outcome.stopped}; run the same command again to go on", kind="error")
+        report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
     unmade = sorted(set(plan.left) - set(outcome.written))
     refined = work.setting.refine or chosen.estimator.parameters.get("refinement") is not None
     facts = {
@@ -306,8 +306,8 @@ def _report(
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
     }
-    told = f"{len(outcome.written)} frames written, {len(numbers) - len(plan.left)} there before"
-    for frames, what in ((unmade, "not made"), (outcome.incomplete, "lack a direction")):
-        told += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
-    told += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
-    report.tell(args, facts, f"{args.output}: {told}", memory=True)
+    summary = f"{len(outcome.written)} frames written, {len(numbers) - len(plan.left)} kept"
+    for frames, what in ((unmade, "not written"), (outcome.incomplete, "with only one direction")):
+        summary += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
+    summary += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
+    report.tell(args, facts, f"{args.output}: {summary}", memory=True)

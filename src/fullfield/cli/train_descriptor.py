@@ -6,7 +6,7 @@ import argparse
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import POINT_SUFFIXES
 
 HELP = "a descriptor of points, for fullfield register"
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     options = ("channels", "layers", "steps", "pairs", "block", "reuse", "cells", "synthetic", "device")
     with (
-        Progress("train", quiet=args.quiet) as progress,
+        ProgressBar("train", quiet=args.quiet) as progress,
         naming(learning_rate="--learning-rate", **{name: f"--{name}" for name in options}),
     ):
         numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")

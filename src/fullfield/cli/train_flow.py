@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +217,7 @@ def run(args: argparse.Namespace) -> int:
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _validation(args, maker, fixed)
     with ranks(device) as team:
-        with Progress("train", quiet=args.quiet or not team.first) as progress, naming(**words):
+        with ProgressBar("train", quiet=args.quiet or not team.first) as progress, naming(**words):
             trained = train_flow(
                 args.output, model, source, training, run=settings, validation=validation, progress=progress
             )

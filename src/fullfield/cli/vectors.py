@@ -1,4 +1,4 @@
-"""Stored flow and pictures, for the verbs that pull pictures along it."""
+"""Stored flow, and the pictures that ``warp`` and ``retime`` make from it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
-from fullfield.sequences.names import Found, Pattern, find_frames, is_pattern
+from fullfield.sequences.names import Found, find_frames, is_pattern
 from fullfield.sequences.ranges import format_frames
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that both verbs take."""
     parser.add_argument("--flow", metavar="FLOW", required=True, help="stored flow: mv.%%04d.exr, or one file")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"pictures: {' '.join(SUFFIXES)}")
-    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that are there]")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     report.add_report_options(parser, progress=True)
 
 
@@ -55,21 +55,21 @@ class Vectors:
 
     @property
     def paths(self) -> list[str]:
-        """The names of all files."""
+        """Names of all files."""
         return [self._path(number) for number in self.numbers]
 
     def path(self, number: int) -> str | None:
-        """Return the name of a frame's file; None where there is none."""
+        """Return the name of a frame's file; None if it does not exist."""
         return self._path(number) if number in self._known else None
 
     def check_unchanged(self) -> None:
-        """Raise InputError where a file was replaced since it was read; each is checked once."""
+        """Raise InputError if a file was replaced since it was read; each is checked once."""
         from fullfield.sequences.records import stamp_of
 
         while self._stamps:
             number, stamp = self._stamps.popitem()
             if stamp_of(self._path(number)) != stamp:
-                raise InputError(f"{self._path(number)}: was replaced while it was worked on; run the command again")
+                raise InputError(f"{self._path(number)}: was replaced during the run; run the command again")
 
     def field(self, direction: str, *, hide: bool = False) -> Callable[[int], Tensor]:
         """Return a reader of flow in that direction; unknown vectors, and with ``hide`` hidden ones, are NaN."""
@@ -103,13 +103,13 @@ class Vectors:
 
 
 class Job(NamedTuple):
-    """Pictures that a verb makes: their names, those that are left, and what their records say."""
+    """Pictures of a verb: their names, the missing ones, and the contents of their records."""
 
     name: Callable[[int], str]
     plan: Plan
     made_by: dict[str, Any]
     journal: Journal | None = None
-    """None for one picture that is no frame of a shot."""
+    """None for a single picture."""
 
 
 def check_output(
@@ -119,18 +119,18 @@ def check_output(
     settings: dict[str, Any],
     inputs: Inputs,
 ) -> Job:
-    """Return the pictures of ``numbers`` that are to be made.
+    """Return the pictures of ``numbers`` that have to be made.
 
     Args:
-        args: of the command line.
+        args: arguments of the command line.
         numbers: the frames.
         read: all files that may be read; none of them is written.
-        settings: what decides the contents of the pictures.
-        inputs: what each picture is made from.
+        settings: settings that decide the contents of the pictures.
+        inputs: callback for the inputs of a picture.
 
     Raises:
-        InputError: pictures are there that were begun with other settings, or that fullfield did not write, and
-            ``--overwrite`` is absent; or an output is an input.
+        InputError: existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is
+            absent; or an output is an input.
     """
     from fullfield.sequences.outputs import Output, Plan
 
@@ -139,12 +139,9 @@ def check_output(
         paths.check_output(args.output, "--output")
         paths.check_distinct([("--output", args.output)], read)
         if Path(args.output).exists() and not args.overwrite:
-            raise InputError(f"{args.output}: is there already; use --overwrite, or another name")
+            raise InputError(f"{args.output}: already exists; use --overwrite or another name")
         return Job(lambda _: str(args.output), Plan(list(numbers)), {})
-    if not is_pattern(args.output):
-        raise InputError(f"--output {args.output}: expected a pattern for the files, such as out.%04d.exr")
-    pattern = Pattern.parse(args.output)
-    paths.check_folder(Path(pattern.before).parent, f"--output {args.output}")
+    pattern = paths.check_pattern(args.output, "--output", ".exr")
     protected = {str(Path(path).resolve()) for path in read}
     taken = [pattern.path(n) for n in numbers if str(Path(pattern.path(n)).resolve()) in protected]
     if taken:
@@ -171,9 +168,9 @@ def write_all(
     pictures: Iterable[tuple[int, Callable[[], Raw]]],
     inputs: Inputs,
 ) -> tuple[list[int], list[str]]:
-    """Make and write the pictures of ``job``; return which are written, and every problem once.
+    """Make and write the pictures of ``job``; return the written frames, and every problem once.
 
-    The run ends where no further file can be written, such as on a full disk.
+    The run ends when no further file can be written, such as on a full disk.
     """
     from fullfield.io.raw import write_raw
     from fullfield.sequences.records import Checksums
@@ -182,14 +179,14 @@ def write_all(
     written: list[int] = []
     problems: dict[str, None] = {}
     checksums, left = Checksums(), job.plan.left
-    with Progress(verb, quiet=args.quiet) as progress:
+    with ProgressBar(verb, quiet=args.quiet) as progress:
         for done, (number, picture) in enumerate(pictures):
             progress(done / len(left), f"frame {number}")
             try:
                 before = inputs(number, checksums)
                 made = picture()
                 if inputs(number, checksums) != before:
-                    raise InputError(f"frame {number}: an input was replaced while it was worked on")
+                    raise InputError(f"frame {number}: an input was replaced during the run")
                 if job.journal is None:
                     write_raw(job.name(number), made)
                 else:
@@ -201,14 +198,14 @@ def write_all(
             except OSError as error:
                 problems[str(error)] = None
                 if ends_writing(error):
-                    problems[f"stopped: {error.strerror}; run the same command again to go on"] = None
+                    problems[f"stopped: {error.strerror}; run the same command again to continue"] = None
                     break
             except InputError as error:
                 problems[str(error)] = None
     return sorted(written), list(problems)
 
 
-def tell(args: argparse.Namespace, written: Sequence[int], problems: Sequence[str], **more: Any) -> int:
+def finish(args: argparse.Namespace, written: Sequence[int], problems: Sequence[str], **more: Any) -> int:
     """Print problems and the report, and return the exit code."""
     for problem in problems:
         report.note(problem, kind="error")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_pattern
 from fullfield.sequences.ranges import format_frames
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")
     problems: list[str] = []
-    with Progress("view", quiet=args.quiet) as progress:
+    with ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
         shot = _shown(found, numbers, plates, problems, progress)
         text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
@@ -86,7 +86,7 @@ def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
 
     source = args.plates or Output(str(Pattern.parse(args.flow))).source()
     if source is None:
-        return None, "no notes next to the flow name them"
+        return None, "no records next to the flow name them"
     try:
         return open_plates(source), ""
     except (InputError, OSError) as error:
@@ -111,7 +111,7 @@ def _scale(found: Found, numbers: Sequence[int]) -> float:
 
 
 def _shown(
-    found: Found, numbers: Sequence[int], plates: Plates | None, problems: list[str], progress: Progress
+    found: Found, numbers: Sequence[int], plates: Plates | None, problems: list[str], progress: ProgressBar
 ) -> Iterator[Shown]:
     """Yield the readable frames; append a message to ``problems`` for each file that is not."""
     from fullfield.io import read_vectors

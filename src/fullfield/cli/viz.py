@@ -1,4 +1,4 @@
-"""``fullfield viz FLOW -o OUT``: pictures of a flow."""
+"""Verb ``fullfield viz``: draw a flow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OPTIONS = {"frame1": "--frame", "frame2": "--frame2", "truth": "--truth"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield viz``."""
+    """Add the options of ``fullfield viz``."""
     parser.add_argument("flow", metavar="FLOW", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument(
         "-o", "--output", metavar="OUT", required=True, help=f"picture: {' '.join(IMAGE_WRITE_SUFFIXES)}"
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, read, draw."""
+    """Check the arguments, read the flow and draw it."""
     _check(args)
 
     from fullfield.io import flow_window, read_flow, write_image
@@ -88,7 +88,7 @@ def _check(args: argparse.Namespace) -> None:
     paths.check_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
     for name in pictures.NEEDS[args.kind]:
         if getattr(args, name) is None:
-            raise InputError(f"--kind {args.kind}: needs {_OPTIONS[name]}")
+            raise InputError(f"--kind {args.kind}: requires {_OPTIONS[name]}")
     if args.kind != "sheet":
         for name, option in _OPTIONS.items():
             if getattr(args, name) is not None and name not in pictures.NEEDS[args.kind]:
@@ -96,7 +96,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.max_motion is not None and args.kind in ("warped", "error"):
         raise InputError(f"--max-motion: is not used by --kind {args.kind}; leave it out")
     if args.max_error is not None and args.truth is None:
-        raise InputError("--max-error: is the scale of the error, which needs --truth")
+        raise InputError("--max-error: applies to the error, which requires --truth")
     check_flow_choice(args, "truth", args.truth, "--truth")
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
@@ -104,7 +104,7 @@ def _check(args: argparse.Namespace) -> None:
     if is_exr(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
-        raise InputError(f"{unused[0]}: says how frames are read, and none is given; leave it out")
+        raise InputError(f"{unused[0]}: applies to frames, and none is given; leave it out")
     inputs = [("FLOW", args.flow), ("--frame", args.frame1), ("--frame2", args.frame2), ("--truth", args.truth)]
     paths.check_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
@@ -122,7 +122,7 @@ def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Te
 
 
 def _frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
-    """First and second frame on the grid of the flow: ``area``, where the flow tells it."""
+    """Return the first and the second frame on the grid of the flow; ``area`` is its data window, if it has one."""
     from fullfield.cli.frames import read_frames
 
     given = [path for path in (args.frame1, args.frame2) if path is not None]

@@ -1,4 +1,4 @@
-"""``fullfield warp IMAGE --flow FLOW -o OUT``: pictures pulled along by stored flow."""
+"""Verb ``fullfield warp``: warp pictures along stored flow."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from fullfield.sequences.outputs import Inputs
     from fullfield.sequences.records import Checksums
 
-HELP = "pull a plate, a matte or a paint-over along by stored flow"
+HELP = "warp a plate, a matte or a paint-over along stored flow"
 DESCRIPTION = (
-    "With --reference: a picture made on that frame, pulled onto every frame by the flow on the way. "
-    "Without: each frame's neighbour pulled onto it. All channels, in float; 0 where nothing is known."
+    "With --reference, warp a picture of that frame onto every frame, along the flow in between. Without it, warp each "
+    "frame's neighbour onto the frame. All channels are warped, in float; unknown pixels are 0."
 )
 EPILOG = """\
 examples:
@@ -38,24 +38,30 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warp``."""
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
-    parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="the frame that IMAGE belongs to")
     parser.add_argument(
-        "--direction", choices=("forward", "backward"), help="which neighbour, without --reference [forward: the next]"
+        "--reference", type=argtypes.integer, metavar="FRAME", help="number of the frame that IMAGE belongs to"
     )
-    parser.add_argument("--hide-occluded", action="store_true", help="0 where the flow's occlusion layers say hidden")
+    parser.add_argument(
+        "--direction",
+        choices=("forward", "backward"),
+        help="neighbour to warp, without --reference [forward: the next frame]",
+    )
+    parser.add_argument(
+        "--hide-occluded", action="store_true", help="0 where the flow's occlusion layers mark a pixel as hidden"
+    )
     vectors.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, pull, write, report."""
+    """Check the arguments, warp and write the pictures, report."""
     shot = vectors.find_shot(args.image) if is_sequence(args.image) else None
     if shot is None:
         paths.check_input(args.image, "IMAGE")
     if args.reference is not None and args.direction is not None:
-        raise InputError("--direction: is for neighbours, without --reference; leave it out")
+        raise InputError("--direction: not used with --reference; leave it out")
     flow = vectors.Vectors(args.flow)
     if args.reference is None and shot is None and len(flow.numbers) > 1:
-        raise InputError(f"{args.image}: is one picture; say by --reference which frame it belongs to")
+        raise InputError(f"{args.image}: is one picture; give the number of its frame with --reference")
     numbers = _numbers(args, flow)
     plates = [args.image] if shot is None else [str(path) for path in shot.files.values()]
     made = {
@@ -70,28 +76,28 @@ def run(args: argparse.Namespace) -> int:
     left = job.plan.left
     ends: list[int] = []
     fields = _fields(args, flow, left, shot, ends) if left else ()
-    pictures = ((number, partial(_pulled, number, field, path, flow)) for number, path, field in fields)
+    pictures = ((number, partial(_warped, number, field, path, flow)) for number, path, field in fields)
     written, problems = vectors.write_all(args, "warp", job, pictures, inputs)
     if ends and not args.quiet:
-        report.note(f"nothing is made of {format_frames(ends)}: the shot ends there")
-    return vectors.tell(args, written, problems, there_before=len(numbers) - len(left), reference=args.reference)
+        report.note(f"no picture for {format_frames(ends)}: the shot ends there")
+    return vectors.finish(args, written, problems, there_before=len(numbers) - len(left), reference=args.reference)
 
 
 def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None) -> Inputs:
-    """Return a callback for the inputs of a frame: the picture, and the flow of every frame on the way."""
+    """Return a callback for the inputs of a frame: the picture, and the flow of every frame in between."""
     known: WeakKeyDictionary[Checksums, dict[int, str]] = WeakKeyDictionary()
 
     def along(number: int, checksums: Checksums) -> str:
-        """Return the digest of the flow of all frames between the reference and ``number``, each looked at once."""
+        """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
         from fullfield.sequences.records import digest
 
         totals = known.setdefault(checksums, {args.reference: ""})
-        way = 1 if number > args.reference else -1
+        step = 1 if number > args.reference else -1
         at = number
         while at not in totals:
-            at -= way
-        for n in range(at + way, number + way, way):
-            totals[n] = digest([totals[n - way], checksums.of(flow.path(n))])
+            at -= step
+        for n in range(at + step, number + step, step):
+            totals[n] = digest([totals[n - step], checksums.of(flow.path(n))])
         return totals[number]
 
     def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
@@ -105,7 +111,7 @@ def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None)
 
 
 def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
-    """Return the frames to make."""
+    """Return the numbers of the frames to warp."""
     if args.frames is None:
         every = flow.numbers
         return every if args.reference is None else sorted({*every, args.reference})
@@ -115,22 +121,22 @@ def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
 def _fields(
     args: argparse.Namespace, flow: vectors.Vectors, numbers: Sequence[int], shot: Found | None, ends: list[int]
 ) -> Iterator[tuple[int, str, Tensor | InputError | None]]:
-    """Return each frame, the picture to sample, and the positions to sample at: None for those of the picture itself.
+    """Yield each frame, the picture to sample, and the flow to sample along; None copies the picture.
 
-    Frames that have no neighbour are appended to ``ends``.
+    Frames without a neighbour are appended to ``ends``.
     """
     if args.reference is None:
-        way = -1 if args.direction == "backward" else 1
+        step = -1 if args.direction == "backward" else 1
         field = flow.field(args.direction or "forward", hide=args.hide_occluded)
         for number in numbers:
             try:
-                step: Tensor | InputError = field(number)
+                positions: Tensor | InputError = field(number)
             except vectors.ShotEndsError:
                 ends.append(number)
                 continue
             except (InputError, OSError) as error:
-                step = error if isinstance(error, InputError) else InputError(str(error))
-            yield number, args.image if shot is None else shot.path(number + way), step
+                positions = error if isinstance(error, InputError) else InputError(str(error))
+            yield number, args.image if shot is None else shot.path(number + step), positions
         return
     from fullfield.sequences.motion import accumulated
 
@@ -142,7 +148,7 @@ def _fields(
         yield number, path, total
 
 
-def _pulled(number: int, field: Tensor | InputError | None, path: str, flow: vectors.Vectors) -> Raw:
+def _warped(number: int, field: Tensor | InputError | None, path: str, flow: vectors.Vectors) -> Raw:
     from fullfield.io.raw import read_raw
     from fullfield.sequences.motion import pull
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fullfield._check import InputError
 from fullfield.cli import report
 from fullfield.cli.methods import fetching
-from fullfield.cli.progress import Progress
+from fullfield.cli.progress import ProgressBar
 
 if TYPE_CHECKING:
     from fullfield.models import WeightsEntry
@@ -81,7 +81,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
     entries = [_entry(name) for name in args.names]
     found = {}
-    with Progress("weights", quiet=args.quiet) as progress:
+    with ProgressBar("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
             part = progress.part(index / len(entries), (index + 1) / len(entries))
             path = fetch_weights(entry, fetching(part, entry.name))

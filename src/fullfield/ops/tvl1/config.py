@@ -28,7 +28,7 @@ class TVL1Config(Config):
     lambda_: float = parameter(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
     theta: float = parameter(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
     tau: float = parameter(0.25, "step of the dual update; stable up to 0.25")
-    scales: int | None = parameter(None, "pyramid levels; 'auto' goes on until a side would fall under 16 pixels")
+    scales: int | None = parameter(None, "pyramid levels; 'auto': down to a side of at least 16 pixels")
     scale_factor: float = parameter(0.9, "size of a pyramid level over the next finer one")
     warps: int = parameter(10, "linearisations of the data term per level")
     iterations: int = parameter(10, "inner iterations per warp")
