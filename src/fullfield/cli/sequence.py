@@ -310,4 +310,4 @@ def _report(
     for frames, what in ((unmade, "not made"), (outcome.incomplete, "lack a direction")):
         told += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
     told += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
-    report.tell(args, facts, f"{args.output}: {told}", memory=True)
+    report.tell(args, facts, f"{report.printable(args.output)}: {told}", memory=True)

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     }
     left_out = ", ".join(f"{n} {why}" for why, n in sorted(pack.left_out.items())) or "nothing"
     told = f"{pack.pictures} pictures, {pack.shapes} silhouettes, {pack.size / 1e6:.1f} MB"
-    report.tell(args, facts, f"{args.output}: {told}\nleft out: {left_out}")
+    report.tell(args, facts, f"{report.printable(args.output)}: {told}\nleft out: {left_out}")
     return 0
 
 
