@@ -27,7 +27,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),
     "ops": ({"_kernels", "_check", "numba", "llvmlite", *THIRD}, set()),
     "nn": ({"ops", "_check", *THIRD}, set()),
-    "models": ({"nn", "ops", "_kernels", "_check", *THIRD}, {"onnx", "safetensors"}),
+    "models": ({"nn", "ops", "_kernels", "_check", *THIRD}, {"io", "onnx", "safetensors"}),
     "estimators": ({"models", "ops", "_check", *THIRD}, {"io", "integrations", "ptlflow"}),
     "integrations": ({"nn", "ops", "_check", *THIRD}, set()),
     "io": ({"_check", *THIRD}, {"OpenImageIO", "h5py", "PIL", "laspy", "av", "cv2"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,26 @@ def test_a_program(cli: Any) -> None:
     with torch.no_grad():
         expected = load_weights("raft-small", "w.pth")(*frames, 1)
         torch.testing.assert_close(torch.export.load("flow.pt2").module()(*frames), expected)
+
+
+@pytest.mark.parametrize("name", ["flow.onnx", "flow.pt2"])
+def test_a_full_disk_leaves_what_was_there(cli: Any, name: str) -> None:
+    """The limit on a file's size stands for the full disk. What a killed run left goes."""
+    resource = pytest.importorskip("resource")
+    if name == "flow.onnx":
+        pytest.importorskip("onnxscript")
+    Path(name).write_bytes(b"before")
+    script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
+    subprocess.run([sys.executable, "-c", script, name], check=False)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        ran = cli(*SMALL, "-o", name, "--weights", "random", "--updates", "1", "-q")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (ran.code, ran.err) == (2, f"fullfield: error: {name}: cannot write: File too large\n")
+    assert Path(name).read_bytes() == b"before"
+    assert not list(Path().glob(".*"))
 
 
 def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,7 @@ SHOTS = (
     ("--direction", "both", "--occlusion", "--confidence", "--half"),
     ("--warm-start",),
     ("--direction", "both", "--devices", "cpu,cpu"),
+    ("--direction", "both", "--refine", "--confidence"),
 )
 """Options of ``flow`` with which shots are killed."""
 

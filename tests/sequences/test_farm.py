@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +56,33 @@ def test_the_tasks_of_a_farm_make_the_shot(shot: Path, capsys: pytest.CaptureFix
         (shot / name).unlink()
     assert main([*commands[1][1:], *CHANGED]) == 2, "a task that lacks anything fails"
     assert main([*commands[0][1:], *CHANGED]) == 0
+
+
+@pytest.mark.parametrize("folder", ["a \"b\" 'c'", "$(touch forged);{{Param.Frames}}", "a\nopenjd_fail: forged"])
+def test_names_reach_the_command_as_they_are(shot: Path, capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    (shot / folder).mkdir()
+    for path in shot.glob("plate.*.png"):
+        path.rename(shot / folder / path.name)
+    (command,) = tasks(Plates=f"{folder}/plate.%04d.png", Output=f"{folder}/mv.%04d.exr", Frames="11-12", Preset="fast")
+    assert main([*command[1:], *CHANGED]) == 0
+    assert len(list((shot / folder).glob("mv.*.exr"))) == 2
+    printed = capsys.readouterr().out.splitlines()
+    assert not [line for line in printed if line.startswith("openjd") and not line.startswith("openjd_progress: ")]
+    assert len([line for line in printed if "2 frames written" in line]) == 1
+    assert not (shot / "forged").exists()
+
+
+def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
+    begun = []
+    for frames in ("11-15", "13-18", "11-18"):
+        (command,) = tasks(Plates="plate.%04d.png", Output="mv.%04d.exr", Frames=frames, Preset="fast")
+        command = [sys.executable, "-m", *command, *CHANGED, "--threads", "1"]
+        begun.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    for process in begun:
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
+    for number in range(11, 19):
+        task, alone = (read_vectors(f"{name}.{number:04d}.exr") for name in ("mv", "one"))
+        assert all(torch.equal(task[layer], alone[layer]) for layer in alone)
+    assert not list(shot.glob(".*"))

@@ -211,7 +211,32 @@ def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
     host = files._host()
     far.rename(far.with_name(far.name.replace(host, "0" * 8)))
     remove_abandoned(tmp_path)
-    assert [path.name for path in tmp_path.glob(".*")] == [far.name.replace(host, "0" * 8)], "of another machine"
+    (far,) = tmp_path.glob(".*")
+    assert far.name == far.name.replace(host, "0" * 8), "of another machine"
+    week = time.time() - 7 * 24 * 3600
+    for age, count in ((week + 60, 1), (week - 60, 0)):
+        os.utime(far, (age, age))
+        remove_abandoned(tmp_path)
+        assert len(list(tmp_path.glob(".*"))) == count
+
+
+def test_notes_of_ended_processes_go_with_their_last_frame(cli: Cli) -> None:
+    notes = Path("mv.exr.fullfield")
+
+    def made(*flags: str) -> int:
+        out = cli(*SHOT, *flags)[1]
+        return int(out.partition(": ")[2].partition(" ")[0])
+
+    assert made() == 8
+    (mine,) = notes.glob("*.jsonl")
+    ended = mine.rename(notes / f"{files._host()}-9999999999-00000000.jsonl")
+    far = notes / "00000000-9999999999-00000000.jsonl"
+    far.write_bytes(ended.read_bytes())
+    assert (made(), ended.exists()) == (0, True), "its frames are there"
+    assert (made("--frames", "11-17", "--overwrite"), made(), ended.exists()) == (7, 0, True), "one of them is"
+    assert (made("--frames", "18", "--overwrite"), made(), ended.exists()) == (1, 0, False)
+    assert far.exists(), "of another machine"
+    assert made() == 0
 
 
 def test_long_names_are_cut_by_bytes(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
             from fullfield.io.files import atomic_path
 
-            program = export_program(model, height, width, **common)
+            program, data = export_program(model, height, width, **common), io.BytesIO()
+            torch.export.save(program, data)  # in memory: on a full disk it would end with a trace of PyTorch's
             with atomic_path(args.output) as path:
-                torch.export.save(program, path)
+                path.write_bytes(data.getbuffer())
     watch.lap("export")
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size

@@ -55,12 +55,15 @@ def _check_name(path: str, what: str) -> None:
 
 
 def check_folder(folder: Path, what: str) -> None:
-    """Check that ``folder`` exists and is writable."""
+    """Check that ``folder`` exists and is writable, and remove the temporary files of killed runs from it."""
     if not folder.is_dir():
         raise InputError(f"{what}: folder {folder} does not exist; make it first")
+    from fullfield.io.files import remove_abandoned
+
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
+        remove_abandoned(folder)
     except OSError as error:
         raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
 

@@ -310,4 +310,4 @@ def _report(
     for frames, what in ((unmade, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
     summary += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
-    report.tell(args, facts, f"{args.output}: {summary}", memory=True)
+    report.tell(args, facts, f"{report.printable(args.output)}: {summary}", memory=True)

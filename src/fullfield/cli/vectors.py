@@ -211,5 +211,5 @@ def finish(args: argparse.Namespace, written: Sequence[int], problems: Sequence[
         report.note(problem, kind="error")
     facts = {"output": args.output, "written": format_frames(written), "problems": list(problems), **more}
     lost = f", {len(problems)} problems" if problems else ""
-    report.tell(args, facts, f"{args.output}: {len(written)} frames written{lost}")
+    report.tell(args, facts, f"{report.printable(args.output)}: {len(written)} frames written{lost}")
     return 2 if problems else 0

@@ -10,6 +10,7 @@ import re
 import secrets
 import socket
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -25,7 +26,9 @@ _DEFLATE_RATIO = 1032
 _PIXELS_ALWAYS = 1 << 22
 _WINDOW_ALWAYS = 1 << 27
 _STEM_BYTES = 64
-_PIECE = re.compile(r"\..*\.([0-9a-f]{8})-([0-9]{1,10})-([0-9a-f]{8})-[0-9a-f]{8}\.part(\.[^.]*)?", re.DOTALL)
+_WRITER = re.compile(r"([0-9a-f]{8})-([0-9]{1,10})-([0-9a-f]{8})")
+_PIECE = re.compile(rf"\..*\.({_WRITER.pattern})-[0-9a-f]{{8}}\.part(\.[^.]*)?", re.DOTALL)
+_FORGOTTEN_S = 7 * 24 * 3600.0
 
 Finished: TypeAlias = Callable[[Path, Path], None]
 """A callback ``(temporary, target)`` for a file that is complete and about to take its name."""
@@ -162,13 +165,22 @@ def cut_bytes(text: str, most: int) -> str:
 
 
 def remove_abandoned(folder: PathLike) -> None:
-    """Remove the temporary files that processes of this machine left in ``folder`` when they were killed."""
-    mine = _host()
+    """Remove the temporary files that killed processes left in ``folder``.
+
+    They are those of processes of this machine that have ended, and those of other machines that have not changed for a
+    week.
+    """
     for entry in Path(folder).iterdir():
         match = _PIECE.fullmatch(entry.name)
-        if match is not None and match[1] == mine and not _is_running(int(match[2]), match[3]):
-            with suppress(OSError):
+        with suppress(OSError):
+            if match is not None and (has_ended(match[1]) or time.time() - entry.stat().st_mtime > _FORGOTTEN_S):
                 entry.unlink()
+
+
+def has_ended(name: str) -> bool:
+    """Return whether ``name``, from :func:`writer`, is a process of this machine that has ended; False in doubt."""
+    match = _WRITER.fullmatch(name)
+    return match is not None and match[1] == _host() and not _is_running(int(match[2]), match[3])
 
 
 def writer() -> str:

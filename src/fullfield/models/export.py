@@ -103,6 +103,8 @@ def export_onnx(
 
     import onnx
 
+    from fullfield.io.files import atomic_path
+
     whole = _assembled(_parts(model, frames, lookup, dynamic), count)
     whole.doc_string = f"{model.config.name}: RGB frames 0...1, display-referred; flow (u, v) in pixels from frame1"
     size: Sequence[int | str] = ("height", "width") if dynamic else (height, width)
@@ -110,12 +112,8 @@ def export_onnx(
         shape = (batch, channels, *size)
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, shape))
     onnx.checker.check_model(whole)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        onnx.save(whole, str(part))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_path(target) as temporary:
+        onnx.save(whole, str(temporary), format="protobuf")
     return target
 
 

@@ -210,13 +210,16 @@ class Output:
         if changed and not overwrite:
             told = f"was begun with other settings ({'; '.join(changed)})"
             raise InputError(f"{self.pattern}: {told}; use --overwrite, or another name")
-        plan = Plan(list(numbers)) if overwrite else self._compare(settings, numbers, inputs, start, noted or {})
+        records, plan = Records(self.notes), Plan(list(numbers))
+        if not overwrite:
+            plan = self._compare(settings, numbers, inputs, start, records, bool(noted and noted.get("records")))
         if before != wanted:
             facts = {"settings": wanted, "source": source, "records": True}
             with atomic_path(self.sidecar) as temporary:
                 temporary.write_text(json.dumps(facts, indent=1), "utf-8")
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             remove_abandoned(folder)
+        records.prune()
         return plan
 
     def _compare(
@@ -225,9 +228,10 @@ class Output:
         numbers: Sequence[int],
         inputs: Inputs,
         start: int | None,
-        noted: Mapping[str, Any],
+        records: Records,
+        is_recorded: bool,
     ) -> Plan:
-        made_by, records = self.made_by(settings), Records(self.notes)
+        made_by = self.made_by(settings)
         plan, kept, every = Plan(), dict[int, str](), set(numbers)
         for number in numbers:
             path = Path(self.path(number))
@@ -235,7 +239,7 @@ class Output:
                 plan.left.append(number)
                 continue
             found = records.of(str(path))
-            if not found and noted.get("records"):
+            if not found and is_recorded:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
                 )

@@ -12,11 +12,11 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullfield.io.files import calling_when_finished, writer
+from fullfield.io.files import calling_when_finished, has_ended, writer
 
 Stamp = tuple[int, int, int]
 """Size, modification time in nanoseconds and inode of a file."""
@@ -117,12 +117,16 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.checksums = Checksums()
+        self._folder = folder
         self._of: dict[str, list[Record]] = defaultdict(list)
+        self._noted: dict[Path, list[tuple[str, Record]]] = {}
         for notes in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-            for line in notes.read_bytes().splitlines():
-                self._take(line)
+            self._noted[notes] = noted = []
+            with suppress(FileNotFoundError):  # pruned by another run
+                for line in notes.read_bytes().splitlines():
+                    self._take(line, noted)
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, line: bytes, noted: list[tuple[str, Record]]) -> None:
         try:
             found = json.loads(line)
             size, changed, inode = (int(value) for value in found["stamp"])
@@ -130,7 +134,9 @@ class Records:
             if "input" in found:
                 self.checksums.add(str(found["input"]), identity)
             elif isinstance(found["made"], dict):
-                self._of[str(found["name"])].append(Record(identity, found["made"], found.get("beside")))
+                record = Record(identity, found["made"], found.get("beside"))
+                self._of[str(found["name"])].append(record)
+                noted.append((str(found["name"]), record))
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # the last line of a killed process
 
@@ -141,11 +147,17 @@ class Records:
         exact = [record for record in records if record.file.stamp == stamp]
         if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
             return exact
-        try:
-            checksum = checksum_of(path)
-        except OSError:
-            return []
+        checksum = self.checksums.of(path)
         return [record for record in records if record.file.checksum == checksum]
+
+    def prune(self) -> None:
+        """Remove the notes of ended processes of this machine whose frames have all been written again, or removed."""
+        ended = {notes: noted for notes, noted in self._noted.items() if has_ended(notes.stem)}
+        names = {name for noted in ended.values() for name, _ in noted}
+        used = {id(record) for name in names for record in self.of(str(self._folder.parent / name))}
+        for notes, noted in ended.items():
+            if not any(id(record) in used for _, record in noted):
+                notes.unlink(missing_ok=True)
 
 
 class Journal:
