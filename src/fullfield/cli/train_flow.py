@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from fullfield.models import RAFT, SEARAFT
-    from fullfield.ops.layered import PictureAtlas
     from fullfield.training.flow import FlowValidation, PairSource
+    from fullfield.training.flow.layered import PictureAtlas
     from fullfield.training.flow.pictures import PicturePack
     from fullfield.training.flow.scene import SceneStyle
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fullfield import InputError
-from fullfield.ops.layered import SQUARE, LayeredScenes, PictureAtlas
-from fullfield.ops.layered.scene import COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
 from fullfield.training.flow import scene
+from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
+from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import PRESETS, SceneStyle, draw_scenes

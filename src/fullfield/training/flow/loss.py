@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.convex_loss import convex_mixture_loss, mixture_surprise
 from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_surprise
 
 
 def counted_pixels(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
@@ -91,7 +91,7 @@ def coarse_mixture_loss(
     """:func:`laplace_mixture_loss` of predictions before their up-sampling, as
     :meth:`fullfield.models.SEARAFT.coarse_predictions` gives, and the mean end-point error of the last one.
 
-    On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.ops.convex_loss`.
+    On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.training.flow.convex_loss`.
 
     Raises:
         InputError: naming the argument that does not fit.

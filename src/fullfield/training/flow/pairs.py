@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.batch import Announced, Counts, FlowBatch
+from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PairMaker:
 
     Scenes are planar cards in space, before a camera that moves: silhouettes, boxes, rooms, grounds, with motion blur,
     fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. The style says how much of
-    what there is; it can add thin bars and jointed figures, which are off by default. See :mod:`fullfield.ops.layered`
+    what there is; it can add thin bars and jointed figures, which are off by default. See :mod:`fullfield.training.flow.layered`
     for what is rendered and why the flow is exact.
 
     Args:

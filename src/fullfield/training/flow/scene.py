@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.ops.layered import LayeredScenes
 from fullfield.training.flow.bodies import draw_bodies
+from fullfield.training.flow.layered import LayeredScenes
 from fullfield.training.flow.scene_draw import CARDS, LAYERS, Floats, SceneDraw, inverted
 from fullfield.training.flow.scene_geometry import SceneGeometry
 from fullfield.training.flow.scene_paint import exposed, filmed, painted

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.ops.layered import INFINITE, SQUARE
-from fullfield.ops.layered.scene import ELLIPSOID
 from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.layered import INFINITE, SQUARE
+from fullfield.training.flow.layered.scene import ELLIPSOID
 from fullfield.training.flow.scene_draw import (
     BACKDROP,
     BODY,

@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.ops.layered import INFINITE, SQUARE
-from fullfield.ops.layered.scene import (
+from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.layered import INFINITE, SQUARE
+from fullfield.training.flow.layered.scene import (
     BIAS,
     COLOURS,
     DEPTH_TEXTURE,
@@ -20,7 +21,6 @@ from fullfield.ops.layered.scene import (
     SOFTNESS,
     TEXTURE,
 )
-from fullfield.training.flow.bodies import Bodies
 from fullfield.training.flow.scene_draw import (
     BODIES,
     BODY,

@@ -33,7 +33,7 @@ def mixture_surprise(
 def loss(
     field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`fullfield.ops.convex_loss.convex_mixture_loss`."""
+    """As :func:`fullfield.training.flow.convex_loss.convex_mixture_loss`."""
     fine = convex_upsample(field, mask, factor)
     inside = counted[:, None]
     known = torch.where(inside, truth, 0.0)

@@ -10,7 +10,7 @@ import torch
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import structures
-from fullfield.ops.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
+from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
@@ -35,7 +35,7 @@ def source() -> Source:
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
-    """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
+    """As :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     height, width = size
     scenes = LayeredScenes(*(part.contiguous() for part in scenes))
     batch, _, matrices, layers = scenes.to_card.shape[:4]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.backends import usable
-from fullfield.ops.convex_loss import cuda, reference
+from fullfield.training.flow.convex_loss import cuda, reference
 
 
 def convex_mixture_loss(

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield.ops.layered.scene import (
+from fullfield.ops.positions import positions
+from fullfield.training.flow.layered.scene import (
     BIAS,
     COLOURS,
     DEPTH_TEXTURE,
@@ -24,7 +25,6 @@ from fullfield.ops.layered.scene import (
     PictureAtlas,
     RenderedPairs,
 )
-from fullfield.ops.positions import positions
 
 NEAREST = 1e-9  # of w
 GRAZING = 1e-3  # of the cosine at an ellipsoid's outline, where derivatives have no limit
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
-    """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
+    """As :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     x, y = positions(size, scenes.to_card.device)
     first, second = (_picture(scenes, atlas, frame, x, y) for frame in (0, 1))
     flow, valid, occluded = _truth(scenes, atlas, x, y)

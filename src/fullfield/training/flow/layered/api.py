@@ -6,7 +6,7 @@ import torch
 
 from fullfield import _check
 from fullfield.ops.backends import Backends
-from fullfield.ops.layered.scene import ELLIPSOID, LayeredScenes, PictureAtlas, RenderedPairs
+from fullfield.training.flow.layered.scene import ELLIPSOID, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
 _LARGEST = 1 << 15
