@@ -195,9 +195,8 @@ def test_backends_do_not_import_each_other() -> None:
         found = {p.stem for p in operator.iterdir()} & {"reference", "cpu", "cuda", "dense", "blocks", "triton"}
         for backend in found:
             files = [operator / f"{backend}.py", *(operator / backend).glob("*.py")]
-            others = {
-                ".".join(("fullfield", *(operator / other).relative_to(ROOT).parts)) for other in found - {backend}
-            }
+            package = ".".join(("fullfield", *operator.relative_to(ROOT).parts))
+            others = {f"{package}.{other}" for other in found - {backend}}
             for file in (f for f in files if f.exists()):
                 tree = ast.parse(file.read_text("utf-8"))
                 assert not others & {module for module, _, _ in imports(tree)}, f"{operator.name}/{file.name}"

@@ -32,8 +32,8 @@ class PairMaker:
 
     Scenes are planar cards in space, before a camera that moves: silhouettes, boxes, rooms, grounds, with motion blur,
     fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. The style says how much of
-    what there is; it can add thin bars and jointed figures, which are off by default. See :mod:`fullfield.training.flow.layered`
-    for what is rendered and why the flow is exact.
+    what there is; it can add thin bars and jointed figures, which are off by default. See
+    :mod:`fullfield.training.flow.layered` for what is rendered and why the flow is exact.
 
     Args:
         size: (height, width) of the frames, pixels, at least 8.
