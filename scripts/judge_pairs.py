@@ -32,7 +32,7 @@ from fullfield import InputError
 from fullfield.cli.argtypes import count, positive, size
 from fullfield.io import atomic_path, read_flow
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.training.flow import FlowTraining, Mixture, PairMaker, SceneStyle
+from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.config import PRECISIONS
 from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.stepping import Stepper, check_finite
@@ -136,7 +136,7 @@ def mixture(args: argparse.Namespace, device: torch.device) -> Mixture:
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []
     for style, share in map(style_of, args.mixture):
-        generator = PairMaker(
+        generator = PairGenerator(
             args.size,
             seed=args.seed,
             device=device,

@@ -253,7 +253,7 @@ SURFACE = {
         "FlowTraining",
         "FlowValidation",
         "Mixture",
-        "PairMaker",
+        "PairGenerator",
         "PairSource",
         "SceneStyle",
         "Stepper",

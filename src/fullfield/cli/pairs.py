@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     paths.check_new_folder(args.output, "--output")
 
     from fullfield.training.flow.pair_files import write_pairs
-    from fullfield.training.flow.pairs import PairMaker
+    from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_pictures
     from fullfield.training.flow.scene import SceneStyle
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "reading pictures")
         pictures = load_pictures(args.textures)
         watch.lap("pictures")
-        pairs = PairMaker(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
+        pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         written = write_pairs(
             args.output,
             pairs,

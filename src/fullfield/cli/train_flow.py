@@ -203,8 +203,8 @@ def run(args: argparse.Namespace) -> int:
             precision=precision,
             **given,
         )
-    maker = _Maker(args, device)
-    model, source = _network(args, device), _source(args, device, maker)
+    generators = _Generators(args, device)
+    model, source = _network(args, device), _source(args, device, generators)
     settings = FlowRun(
         every=args.every,
         validate=args.validate_every,
@@ -215,7 +215,7 @@ def run(args: argparse.Namespace) -> int:
         recipe=_recipe(args),
     )
     fixed = None if isinstance(training.updates, tuple) else training.updates
-    validation = _validation(args, maker, fixed)
+    validation = _validation(args, generators, fixed)
     with ranks(device) as team:
         with Progress("train", quiet=args.quiet or not team.first) as progress, naming(**words):
             trained = train_flow(
@@ -285,7 +285,7 @@ def _opened(name: str, folder: str, option: str) -> Any:
     return open_dataset(name, folder)
 
 
-def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> PairSource:
+def _source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
     """The pairs, of one source or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
@@ -304,7 +304,7 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
         name, folder, weight = _split(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = maker(_style(name, "--data"), seed, args.workers)
+            source = generators(_style(name, "--data"), seed, args.workers)
             seed += 1
         else:
             dataset = _opened(name, folder, "--data")
@@ -315,7 +315,7 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
     return parts[0][0] if len(parts) == 1 else Mixture(parts)
 
 
-class _Maker:
+class _Generators:
     """Makes sources of made pairs, all of the same pictures."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
@@ -323,7 +323,7 @@ class _Maker:
         self._pictures: PicturePack | PictureAtlas | None = None
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
-        from fullfield.training.flow.pairs import PairMaker
+        from fullfield.training.flow.pairs import PairGenerator
 
         if self._pictures is None:
             from fullfield.training.flow.pictures import load_pictures, procedural_pictures
@@ -332,14 +332,14 @@ class _Maker:
             if pack is None and not self._args.quiet:
                 report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        pairs = PairMaker(
+        pairs = PairGenerator(
             self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers
         )
         self._pictures = pairs.atlas
         return pairs
 
 
-def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:
+def _validation(args: argparse.Namespace, generators: _Generators, updates: int | None) -> FlowValidation | None:
     """What validates; None where nothing does."""
     from fullfield.training.flow import FlowValidation
 
@@ -349,7 +349,7 @@ def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) ->
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = maker(_style(name, "--validate"), args.seed + _HELD_OUT)
+            sets[text] = generators(_style(name, "--validate"), args.seed + _HELD_OUT)
         else:
             sets[text] = _opened(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None

@@ -16,7 +16,7 @@ _FLOW = (".flo", ".png")
 
 
 class Made(FlowDataset):
-    """Pairs made up by :class:`fullfield.training.flow.pairs.PairMaker`.
+    """Pairs made up by :class:`fullfield.training.flow.pairs.PairGenerator`.
 
     ::
 

@@ -16,7 +16,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io import atomic_path, write_flow, write_image
 from fullfield.training.checkpoint import write_json
-from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.picture_sources import licence_text
 from fullfield.training.flow.pictures import licence_list
 from fullfield.training.flow.scene import SceneStyle
@@ -39,7 +39,7 @@ class Written(NamedTuple):
 
 def write_pairs(
     folder: str | Path,
-    pairs: PairMaker,
+    pairs: PairGenerator,
     count: int,
     *,
     textures: str | Path | None = None,
@@ -111,7 +111,7 @@ def _flow_file(base: Path, number: int, flow_format: str) -> Path:
     return base / "flow" / f"{number:05d}.{flow_format}"
 
 
-def _manifest(pairs: PairMaker, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
+def _manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
     """Everything that decides what the pairs look like."""
     height, width = pairs.size
     atlas = pairs.atlas

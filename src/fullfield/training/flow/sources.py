@@ -162,10 +162,10 @@ class _Windows:
 
 
 class Mixture:
-    """Several sources by weight: every batch has of each the share it should, within one pair.
+    """Source that mixes several by weight: every batch has the due share of each, within one pair.
 
-    A source is asked for its share rounded up, and a pair too many is dropped: ``PairMaker`` numbers its pairs by index
-    times count, so that with changing counts some would come again.
+    Each source makes its share rounded up, and a surplus pair is dropped: ``PairGenerator`` numbers its pairs by index
+    times count, so that with changing counts some would be repeated.
 
     Args:
         parts: sources of pairs of one size, on one device, and their weights.
