@@ -27,7 +27,7 @@ A run that was stopped goes on where it was, and a larger --count adds pairs: gi
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield pairs``."""
+    """Add the options of ``fullfield pairs``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
     parser.add_argument("--count", type=argtypes.count, default=20, help="pairs")
     parser.add_argument("--size", type=argtypes.size, default="640x360", help="of the frames")

@@ -50,7 +50,7 @@ A run that was stopped goes on where it was: give the same command again.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield train flow``."""
+    """Add the options of ``fullfield train flow``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     parser.add_argument(
         "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
@@ -228,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
-    """The network with the weights that training starts from."""
+    """Return the network with the weights that training starts from."""
     import torch
 
     from fullfield.models.weights import build_model, load_weights
@@ -250,7 +250,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
 
 
 def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
-    """``NAME[:FOLDER][=WEIGHT]``."""
+    """Read ``NAME[:FOLDER][=WEIGHT]``."""
     match = _PART.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
         form = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
@@ -269,7 +269,7 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
 
 
 def _style(name: str, option: str) -> SceneStyle:
-    """Of ``made`` or ``made-STYLE``."""
+    """Return the style of ``made`` or ``made-STYLE``."""
     from fullfield.training.flow.scene import SceneStyle
 
     with naming(style=f"{option} {name}"):
@@ -286,7 +286,7 @@ def _opened(name: str, folder: str, option: str) -> Any:
 
 
 def _source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
-    """The pairs, of one source or several by weight."""
+    """Return the source of the pairs: one, or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
     height, width = args.size
@@ -316,7 +316,7 @@ def _source(args: argparse.Namespace, device: torch.device, generators: _Generat
 
 
 class _Generators:
-    """Makes sources of made pairs, all of the same pictures."""
+    """Factory of generators of synthetic pairs, all with the same pictures."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self._args, self._device = args, device
@@ -340,7 +340,7 @@ class _Generators:
 
 
 def _validation(args: argparse.Namespace, generators: _Generators, updates: int | None) -> FlowValidation | None:
-    """What validates; None where nothing does."""
+    """Return the validation; None without ``--validate``."""
     from fullfield.training.flow import FlowValidation
 
     sets: dict[str, Any] = {}
@@ -356,7 +356,7 @@ def _validation(args: argparse.Namespace, generators: _Generators, updates: int 
 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the weights beside the training's configuration."""
+    """Return what decides the weights besides the training's configuration."""
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,
@@ -375,7 +375,7 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _digest(path: str) -> str | None:
-    """Of a file; None for the name of published weights."""
+    """Return the checksum of a file; None for the name of published weights."""
     from fullfield.models.downloads import digest
 
     return digest(Path(path)) if Path(path).is_file() else None

@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What :func:`train_descriptor` returns."""
+    """Result of :func:`train_descriptor`."""
 
     descriptor: LearnedDescriptor
     history: list[Row]
@@ -165,7 +165,7 @@ def _step(
 
 @torch.no_grad()
 def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
-    """The mean share of mutual matches that are right; a pair without any counts as 0."""
+    """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
     pairs = [described(model, [pair])[0] for pair in unseen]
     model.train()

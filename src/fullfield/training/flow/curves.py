@@ -19,7 +19,7 @@ _TOLD = ("loss", "error", "norm", "rate", "skipped", "pairs_per_second", "valida
 
 
 class FlowRow(NamedTuple):
-    """What is noted at a checkpoint, of the steps since the row before."""
+    """Row of the history: the steps since the row before."""
 
     step: int
     seconds: float  # of training so far, without stops
@@ -33,7 +33,7 @@ class FlowRow(NamedTuple):
 
 
 def figure_class() -> type[Figure]:
-    """Matplotlib's.
+    """Return matplotlib's class of figures.
 
     Raises:
         InputError: without matplotlib.
@@ -76,7 +76,7 @@ def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> No
 
 
 class Board:
-    """Writes rows of a history for TensorBoard into the folder ``tensorboard`` of a run.
+    """Writer of a history's rows for TensorBoard, into the folder ``tensorboard`` of a run.
 
     Raises:
         InputError: without TensorBoard.

@@ -1,4 +1,4 @@
-"""Training a network of flow."""
+"""Training loop of networks of flow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SETTLED = 3  # steps after which the pace of a process counts: the first ones c
 
 
 class Ahead:
-    """Batches of a source in their order, on a device; on a GPU each is made on a stream of its own beside the step.
+    """Batches of a source in order, on a device; on a GPU a second stream makes the next one during a step.
 
     Args:
         source: of the pairs.
@@ -48,12 +48,12 @@ class Ahead:
         self._told: int | None = None
 
     def make(self, step: int) -> None:
-        """Begin with the batch of a step; what the device has to do for it does not wait for the step before."""
+        """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._waiting = {step: self._made(step)}
 
     def take(self, step: int) -> FlowBatch:
-        """The batch of a step, ready for the device's current stream."""
+        """Return the batch of a step, ready for the device's current stream."""
         if step not in self._waiting:
             self.make(step)
         batch = self._waiting.pop(step)
@@ -78,7 +78,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class FlowRun:
-    """How a run is carried out; nothing of it changes what a step does."""
+    """Options of a run that do not change what a step does."""
 
     every: int = 1000
     """Steps between checkpoints."""
@@ -105,7 +105,7 @@ class FlowRun:
 
 
 class TrainedFlow(NamedTuple):
-    """What :func:`train_flow` returns."""
+    """Result of :func:`train_flow`."""
 
     model: nn.Module  # a copy of the network with the averaged weights, in evaluation mode
     history: list[FlowRow]
@@ -172,7 +172,7 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 class _Clock:
-    """Seconds of training, known at a reading and in between told from the pace, so that all processes agree."""
+    """Clock of a training: read at intervals and extrapolated in between, so that all processes agree."""
 
     def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
         self._before, self._begin = before, time.perf_counter()
@@ -183,15 +183,15 @@ class _Clock:
 
     @property
     def here(self) -> float:
-        """Seconds since this process began."""
+        """Return the seconds since this process began."""
         return self._mark[1] - self._before
 
     def at(self, step: int) -> float:
-        """Seconds of training at a step."""
+        """Return the seconds of training at a step."""
         return self._mark[1] + self.pace * (step - self._mark[0])
 
     def read(self, step: int, *, worked: bool = True) -> float:
-        """Look at the clock; ``worked``: there was nothing but steps since the last look."""
+        """Read the clock; ``worked``: only steps ran since the last reading."""
         seconds = self._team.number(self._before + time.perf_counter() - self._begin, self._device)
         if worked and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
@@ -200,7 +200,7 @@ class _Clock:
 
 
 class _Notes(NamedTuple):
-    """What a checkpoint holds beside tensors and history."""
+    """Notes of a checkpoint, besides tensors and history."""
 
     batches: int  # of the runs that this run continues from: they have shown as many pairs
     pairs: int  # shown so far, by those runs too
@@ -333,7 +333,7 @@ class _Loop:
         return TrainedFlow(self.stepper.average.model, self.history, done)
 
     def _note(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
-        """A row of the history and a checkpoint."""
+        """Add a row to the history and write a checkpoint."""
         before = self.history[-1] if self.history else None
         steps = step - (before.step if before else 0)
         took = seconds - self.noted
@@ -376,7 +376,7 @@ class _Loop:
 
 @contextmanager
 def _torch_for_training(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, random numbers come from the seed and cuDNN tries out its algorithms; afterwards all is as it was."""
+    """Seed random numbers and let cuDNN try its algorithms inside; restore both afterwards."""
     benchmark = torch.backends.cudnn.benchmark
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):

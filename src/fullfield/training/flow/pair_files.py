@@ -1,4 +1,4 @@
-"""Made-up pairs as files: frames, flow, masks, and a manifest that tells how to make them again."""
+"""Synthetic pairs as files: frames, flow, masks, and a manifest of how to make them again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Progress = Callable[[float, str], None]
 
 
 class Written(NamedTuple):
-    """What :func:`write_pairs` did."""
+    """Result of :func:`write_pairs`."""
 
     folder: Path
     made: int  # pairs written now
@@ -93,7 +93,7 @@ def write_pairs(
 
 
 def _write(base: Path, number: int, parts: list[Tensor], flow_format: str) -> None:
-    """The files of a pair; the flow is the last, so that a pair with flow is whole."""
+    """Write the files of a pair; the flow comes last, so that a pair with flow is complete."""
     frame1, frame2, flow, valid, occluded = parts
     if flow_format == "png":
         valid = valid & (flow.abs().amax(0) < _KITTI)
@@ -112,7 +112,7 @@ def _flow_file(base: Path, number: int, flow_format: str) -> Path:
 
 
 def _manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
-    """Everything that decides what the pairs look like."""
+    """Return everything that decides what the pairs look like."""
     height, width = pairs.size
     atlas = pairs.atlas
     pictures: dict[str, Any] = {"from": "drawn from a seed", "pictures": atlas.count, "silhouettes": len(atlas.shapes)}
@@ -133,7 +133,7 @@ def _manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: st
 
 
 def _before(path: Path, manifest: dict[str, Any]) -> int:
-    """How many pairs an earlier run was to write; it must have made the same ones."""
+    """Return how many pairs an earlier run was to write, after checking that they are the same ones."""
     if not path.exists():
         if path.parent.is_dir() and any(path.parent.iterdir()):
             raise InputError(f"{path.parent}: holds something else than made-up pairs; choose another folder")

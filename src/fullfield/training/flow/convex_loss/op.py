@@ -1,4 +1,4 @@
-"""The public function, and its gradients."""
+"""Public function of the loss, and its gradients."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def convex_mixture_loss(
     log_scale_min: float = 0.0,
     log_scale_max: float = 10.0,
 ) -> tuple[Tensor, Tensor]:  # scalars
-    """Minus the logarithm of the likelihood of the true flow, summed over the pixels that count and both components;
-    and the sum of these pixels' end-point errors, which has no gradient.
+    """Return minus the log likelihood of the true flow, and the sum of the end-point errors, which has no gradient.
 
+    Both are summed over the pixels that count, the first over both components.
     ``field`` holds a flow in fine pixels and the mixture around it: logits of a wide and a narrow Laplacian, and the
     logarithms of their scales, see :func:`mixture_surprise`. It is up-sampled with the weights ``mask`` as by
     :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give

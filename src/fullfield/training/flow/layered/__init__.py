@@ -1,4 +1,4 @@
-"""Pairs of frames of layered scenes with their exact flow, rendered in one pass: reference in PyTorch, and CUDA."""
+"""Renderer of layered scenes: both frames and their exact flow in one pass; reference in PyTorch, and CUDA."""
 
 from fullfield.training.flow.layered.api import render_pairs
 from fullfield.training.flow.layered.scene import INFINITE, SQUARE, LayeredScenes, PictureAtlas, RenderedPairs
