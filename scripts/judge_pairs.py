@@ -1,14 +1,20 @@
 """Test synthetic pairs: continue official RAFT weights on them, and score real pairs before and after.
 
 python scripts/judge_pairs.py --network raft-small --mixture usual=0.4 large=0.3 -o result.json
+python scripts/judge_pairs.py --network raft-things --mixture bodies:sheets~0=0.5 usual=0.5 --seconds 480 -o things.json
 
 A good mixture leaves the errors on real pairs as they were; a bad one raises them within minutes. Needs FULLFIELD_DATA
 (weights and pairs), and a GPU to end in minutes: 29,000 pairs of 768x432 with 12 updates.
+
+The learning rate rises in the first 5 % of the run and falls in a line to nothing at its end. Real pairs are scored
+before the run, at the shares --score-at of it, and at its end. The JSON file is written after each score, so that a run
+that is cut has a result too. Each score is of the weights as they are and of their moving average.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -22,14 +28,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fullfield.cli.argtypes import count, size
+from fullfield import InputError
+from fullfield.cli.argtypes import count, positive, size
 from fullfield.io import atomic_path, read_flow
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.training.flow import FlowTraining, Mixture, PairMaker, SceneStyle
+from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
+from fullfield.training.flow.config import PRECISIONS
+from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.stepping import Stepper, check_finite
 
 DATA = Path(os.environ.get("FULLFIELD_DATA", "../shared/data"))
 NETWORKS = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
+_UNSEEN = 8  # batches of synthetic pairs that are scored
+_READ = 25  # steps between looks at the loss and the clock
 HARD = ("sequence1_3", "ambush_2", "market_5", "sequence_2")
 
 
@@ -55,34 +66,31 @@ def read_frame(path: Path) -> Tensor:
 
 @torch.no_grad()
 def score(network: torch.nn.Module, device: torch.device, updates: int) -> dict[str, float]:
-    """Return the mean end-point error of every real pair, px."""
-    network.eval()
+    """Return the mean end-point error of a network in evaluation mode on every real pair, px."""
     errors = {}
     for name, (first, second, truth) in real_pairs().items():
         frames = [read_frame(path).to(device) for path in (first, second)]
         flow = read_flow(truth)
         found = network(*frames, updates=updates)[0].cpu()
-        error = (found - flow.flow).norm(dim=0)[flow.valid]
-        errors[name] = float(error.mean())
-    network.train()
+        errors[name] = float((found - flow.flow).norm(dim=0)[flow.valid].mean())
     return errors
 
 
 @torch.no_grad()
 def error_on(source: Mixture, network: torch.nn.Module, batch: int, updates: int) -> float:
     """Return the mean end-point error on the visible pixels of synthetic pairs that training does not show, px."""
-    network.eval()
     errors = []
-    for index in range(1_000_000, 1_000_008):
+    for index in range(1_000_000, 1_000_000 + _UNSEEN):
         pairs = source.batch(index, batch)
         found = network(pairs.frame1, pairs.frame2, updates=updates)
         errors.append(float((found - pairs.flow).norm(dim=1)[pairs.valid & ~pairs.occluded].mean()))
-    network.train()
     return sum(errors) / len(errors)
 
 
-def hard_mean(errors: dict[str, float]) -> float:
-    """Return the geometric mean of the errors on the four hard pairs."""
+def hard_mean(errors: dict[str, float]) -> float | None:
+    """Return the geometric mean of the errors on the four hard pairs; None where one is missing."""
+    if any(name not in errors for name in HARD):
+        return None
     return math.exp(sum(math.log(errors[name]) for name in HARD) / len(HARD))
 
 
@@ -90,9 +98,12 @@ def style_of(text: str) -> tuple[SceneStyle, float]:
     """Read ``NAME[:field~value,...]=SHARE``: a preset with some fields replaced, and its share of the mixture."""
     spec, _, share = text.rpartition("=")
     name, _, fields = spec.partition(":")
-    items = (item.partition("~") for item in fields.split(",") if item)
-    changes = {key: int(value) if key == "instants" else float(value) for key, _, value in items}
-    return SceneStyle(**{**vars(SceneStyle.preset(name)), **changes}), float(share)
+    items = [item.partition("~") for item in fields.split(",") if item]
+    try:
+        changes = {key: int(value) if key == "instants" else float(value) for key, _, value in items}
+        return SceneStyle(**{**vars(SceneStyle.preset(name)), **changes}), float(share)
+    except (ValueError, TypeError) as error:  # not numbers; no field of that name
+        raise InputError(f"mixture {text}: expected STYLE[:field~value,...]=SHARE ({error})") from error
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,83 +111,137 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--network", choices=NETWORKS, default="raft-small")
     made.add_argument("--mixture", nargs="+", default=["usual=0.4", "large=0.3", "figures=0.3"], metavar="STYLE=SHARE")
+    made.add_argument("--pictures", type=Path, metavar="PACK", help="picture pack of the scenes [procedural pictures]")
+    made.add_argument("--compressed", type=float, default=0.25, help="share of pairs with the blocks of JPEG [0.25]")
     made.add_argument("--pairs", type=count, default=29_000, help="pairs shown [29,000]")
+    made.add_argument("--seconds", type=positive, help="end after that many seconds of training, or with --pairs")
     made.add_argument("--size", type=size, default=(432, 768), metavar="WxH", help="of the pairs [768x432]")
     made.add_argument("--batch", type=count, default=8)
     made.add_argument("--updates", type=count, default=12, help="in training [12]")
     made.add_argument("--scored-updates", type=count, default=20)
-    made.add_argument("--learning-rate", type=float, default=1.5e-4)
+    made.add_argument("--score-at", type=float, nargs="*", default=[0.25, 0.5], metavar="SHARE", help="[0.25 0.5]")
+    made.add_argument("--learning-rate", type=float, default=1.5e-4, help="highest; falls to nothing [1.5e-4]")
+    made.add_argument("--precision", choices=PRECISIONS, help="of training [bfloat16 on a GPU, else float32]")
+    made.add_argument("--visible", type=float, default=0.0, help="share of the run without hidden pixels [0]")
+    made.add_argument("--average", type=float, default=0.99, help="of the moving average: what a step keeps [0.99]")
     made.add_argument("--seed", type=int, default=3)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("-o", "--output", type=Path, help="JSON")
     return made
 
 
-def main() -> None:
-    """Run the test and print errors before and after."""
-    args = parser().parse_args()
-    device = torch.device(args.device)
-    network = RAFT(NETWORKS[args.network]())
-    network.load_checkpoint(DATA / "weights" / f"{args.network}.pth")
-    network = network.to(device)
-    before = score(network, device, args.scored_updates)
-
-    workers = max(1, (os.cpu_count() or 2) // 8)
+def mixture(args: argparse.Namespace, device: torch.device) -> Mixture:
+    """Return the synthetic pairs of the command; all styles share their pictures."""
+    pictures: Any = None if args.pictures is None else load_pictures(args.pictures)
+    workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []
-    for text in args.mixture:
-        style, share = style_of(text)
-        atlas = parts[0][0].atlas if parts else None
-        maker = PairMaker(args.size, seed=args.seed, device=device, style=style, pictures=atlas, workers=workers)
-        parts.append((maker, share))
-    source = Mixture(parts)
-    steps = -(-args.pairs // args.batch)
-    training = FlowTraining(
-        steps=steps,
+    for style, share in map(style_of, args.mixture):
+        generator = PairGenerator(
+            args.size,
+            seed=args.seed,
+            device=device,
+            style=style,
+            pictures=pictures,
+            compressed=args.compressed,
+            workers=workers,
+        )
+        pictures = generator.atlas
+        parts.append((generator, share))
+    return Mixture(parts)
+
+
+def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
+    """Return how the network is trained."""
+    on_gpu = device.type == "cuda"
+    return FlowTraining(
+        steps=-(-args.pairs // args.batch),
+        seconds=args.seconds,
         batch=args.batch,
         learning_rate=args.learning_rate,
         updates=args.updates,
-        precision="bfloat16" if device.type == "cuda" else "float32",
-        graph=device.type == "cuda",
+        precision=args.precision or ("bfloat16" if on_gpu else "float32"),
+        graph=on_gpu,
         freeze_norms=True,
-        visible=0.0,
-        average=0.99,
+        visible=args.visible,
+        average=args.average,
         seed=args.seed,
     )
-    own = [error_on(source, network, args.batch, args.scored_updates)]
-    network.train()
+
+
+class Scores:
+    """Scores of a run, stored after each."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device, source: Mixture) -> None:
+        self._args, self._device, self._source = args, device, source
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        self.result: dict[str, Any] = {"settings": settings, "gpu": gpu, "torch": torch.__version__, "scores": []}
+
+    def add(self, step: int, seconds: float, rate: float, stepper: Stepper) -> None:
+        """Score the weights and their average after ``step`` steps."""
+        updates, batch = self._args.scored_updates, self._args.batch
+        networks = {"weights": copy.deepcopy(stepper.model).eval(), "average": stepper.average.model}
+        row: dict[str, Any] = {"pairs": step * batch, "seconds": seconds, "learning_rate": rate}
+        for name, network in networks.items():
+            errors = score(network, self._device, updates)
+            synthetic = error_on(self._source, network, batch, updates)
+            row[name] = {"errors": errors, "hard": hard_mean(errors), "synthetic": synthetic}
+        self.result["scores"].append(row)
+        self.show()
+        if self._args.output is not None:
+            with atomic_path(self._args.output) as path:
+                path.write_text(json.dumps(self.result, indent=1) + "\n")
+
+    def show(self) -> None:
+        """Print the last score, and its ratio to the first."""
+        first, last = (table(self.result["scores"][place]["weights"]) for place in (0, -1))
+        average = table(self.result["scores"][-1]["average"])
+        row = self.result["scores"][-1]
+        print(f"{self._args.network} {' '.join(self._args.mixture)}: {row['pairs']} pairs, {row['seconds']:.0f} s")
+        for name, old in first.items():
+            ratios = f"{last[name] / old:.2f}, average {average[name]:.3f}  {average[name] / old:.2f}"
+            print(f"  {name:16} {old:8.3f} -> {last[name]:8.3f}  {ratios}", flush=True)
+
+
+def table(score: dict[str, Any]) -> dict[str, float]:
+    """Return the errors of a score by name, the means last."""
+    means = {"hard, geometric": score["hard"], "synthetic": score["synthetic"]}
+    return score["errors"] | {name: value for name, value in means.items() if value is not None}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the test; print and store errors before, within and after it."""
+    args = parser().parse_args(arguments)
+    device = torch.device(args.device)
+    network = RAFT(NETWORKS[args.network]())
+    network.load_checkpoint(DATA / "weights" / f"{args.network}.pth")
+    network = network.to(device).train()
     network.freeze_batch_norm()
+    source, training = mixture(args, device), training_of(args, device)
     stepper = Stepper(network, training)
+    scores = Scores(args, device, source)
+    scores.add(0, 0.0, 0.0, stepper)
+    due = sorted(share for share in args.score_at if 0 < share < 1)
     source.ahead(0, 1, lambda _: args.batch)
-    start = time.perf_counter()
-    for step in range(steps):
-        batch = source.batch(step, args.batch)
-        stepper.step(batch, step, rate=training.rate(step / steps))
-        if step % 100 == 99:
-            reading = stepper.read()
+    step, done, seconds = 0, 0.0, 0.0
+    begin = time.perf_counter()
+    while done < 1.0:
+        rate = training.rate(done)
+        stepper.step(source.batch(step, args.batch), step, rate=rate, occluded=done >= training.visible)
+        step += 1
+        share = training.done(step, seconds)
+        scored = share >= (due[0] if due else 1.0)
+        if scored or step % _READ == 0:
+            reading = stepper.read()  # waits for the device, so that the clock is right
             check_finite(reading, step, training)
-            print(f"step {step + 1}/{steps} {time.perf_counter() - start:.0f} s {reading}", file=sys.stderr, flush=True)
-    seconds = time.perf_counter() - start
-    after = score(network, device, args.scored_updates)
-    own.append(error_on(source, network, args.batch, args.scored_updates))
-    result: dict[str, Any] = {
-        "synthetic": own,
-        "network": args.network,
-        "mixture": args.mixture,
-        "pairs": steps * args.batch,
-        "seconds": seconds,
-        "before": before,
-        "after": after,
-        "hard": [hard_mean(before), hard_mean(after)],
-    }
-    if args.output is not None:
-        with atomic_path(args.output) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
-    shown = f"{result['pairs']} pairs, {seconds:.0f} s; synthetic {own[0]:.2f} -> {own[1]:.2f}"
-    print(f"{args.network} {' '.join(args.mixture)}: {shown}")
-    for name in before:
-        print(f"  {name:16} {before[name]:8.3f} -> {after[name]:8.3f}  {after[name] / before[name]:.2f}")
-    start, end = result["hard"]
-    print(f"  hard, geometric  {start:8.3f} -> {end:8.3f}  {end / start:.2f}")
+            seconds = time.perf_counter() - begin
+            if step % (4 * _READ) == 0:
+                print(f"step {step} of {training.steps}, {seconds:.0f} s, {reading}", file=sys.stderr, flush=True)
+        done = training.done(step, seconds)
+        if scored or done >= 1.0:
+            due = [share for share in due if share > done]
+            scores.add(step, seconds, rate, stepper)
+            begin = time.perf_counter() - seconds
 
 
 if __name__ == "__main__":

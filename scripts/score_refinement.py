@@ -29,7 +29,7 @@ from fullfield.io import atomic_path, read_flow, read_frame
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance, sample
 from fullfield.ops.tvl1 import RefinementConfig, refine_flow
-from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.scene import SceneStyle
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def known() -> Iterator[tuple[str, str, Known]]:
             yield "alley_1", name, Known((one, other), flow.flow, flow.valid, mask.amax(0) > 0)
     for seed, counts in COUNTS.items():
         for (style, how), count in zip(STYLES.items(), counts, strict=True):
-            made = PairMaker(SIZE, seed=seed, style=how).batch(0, count)
+            made = PairGenerator(SIZE, seed=seed, style=how).batch(0, count)
             for n in range(count):
                 frames = made.frame1[n : n + 1], made.frame2[n : n + 1]
                 yield f"seed {seed}", f"{style} {n}", Known(frames, made.flow[n], made.valid[n], made.occluded[n])

@@ -113,7 +113,7 @@ def made() -> list[Tensor]:
     pictures = (255 * values(2, 16, 16, 3)).to(torch.uint8)
     shapes = (255 * values(1, 8, 8)).to(torch.uint8)
     pack = PicturePack(pictures, shapes, ("a", "b"))
-    return [*training.PairMaker((HEIGHT, WIDTH), pictures=pack, compressed=1.0).batch(0, 2)]
+    return [*training.PairGenerator((HEIGHT, WIDTH), pictures=pack, compressed=1.0).batch(0, 2)]
 
 
 def shot() -> list[Tensor]:
@@ -132,5 +132,5 @@ def register(case: Callable[..., Any]) -> None:
     case("training.flow.Augmented")(augmented)
     case(*(f"training.flow.{name}" for name in ("Stepper", "AveragedWeights", "train_flow", "FlowValidation")))(trained)
     case("training.flow.DatasetPairs", "training.flow.Mixture")(sources)
-    case("training.flow.PairMaker")(made)
+    case("training.flow.PairGenerator")(made)
     case("sequences.estimate_sequence")(shot)

@@ -260,7 +260,7 @@ SURFACE = {
         "FlowTraining",
         "FlowValidation",
         "Mixture",
-        "PairMaker",
+        "PairGenerator",
         "PairSource",
         "SceneStyle",
         "Stepper",

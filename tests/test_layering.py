@@ -188,11 +188,14 @@ def test_imports_follow_the_layers(path: Path) -> None:
 
 
 def test_backends_do_not_import_each_other() -> None:
-    for operator in (p for p in (ROOT / "ops").iterdir() if p.is_dir() and p.name != "__pycache__"):
+    flow = ROOT / "training" / "flow"
+    operators = [p for p in (ROOT / "ops").iterdir() if p.is_dir() and p.name != "__pycache__"]
+    for operator in (*operators, flow / "layered", flow / "convex_loss"):
         found = {p.stem for p in operator.iterdir()} & {"reference", "cpu", "cuda", "dense", "triton"}
         for backend in found:
             files = [operator / f"{backend}.py", *(operator / backend).glob("*.py")]
-            others = {f"fullfield.ops.{operator.name}.{other}" for other in found - {backend}}
+            package = ".".join(("fullfield", *operator.relative_to(ROOT).parts))
+            others = {f"{package}.{other}" for other in found - {backend}}
             for file in (f for f in files if f.exists()):
                 tree = ast.parse(file.read_text("utf-8"))
                 assert not others & {module for module, _, _ in imports(tree)}, f"{operator.name}/{file.name}"

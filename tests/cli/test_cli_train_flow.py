@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_model
 from fullfield.training.checkpoint import write_tensors
-from fullfield.training.flow import PairMaker, SceneStyle, pictures
+from fullfield.training.flow import PairGenerator, SceneStyle, pictures
 from known_scenes import known_scene
 
 TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
@@ -49,12 +49,12 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pictures, "procedural_pictures", lambda: few)
     makers: list[tuple[int, SceneStyle]] = []
 
-    class Told(PairMaker):
+    class Told(PairGenerator):
         def __init__(self, size: tuple[int, int], *, seed: int, style: SceneStyle, **options: Any) -> None:
             makers.append((seed, style))
             super().__init__(size, seed=seed, style=style, **options)
 
-    monkeypatch.setattr("fullfield.training.flow.pairs.PairMaker", Told)
+    monkeypatch.setattr("fullfield.training.flow.pairs.PairGenerator", Told)
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "made=0.3", "made-figures=0.2", "pairs:mine=0.5")
     ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves", "--json")
     assert ran.code == 0, ran.err

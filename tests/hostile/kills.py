@@ -35,9 +35,9 @@ if __name__ == "__main__":
 """
 _TRAIN_FLOW = """
 import sys, time
-from fullfield.training.flow import PairMaker
+from fullfield.training.flow import PairGenerator
 if __name__ == "__main__":
-    pairs = PairMaker((64, 96), workers=2)
+    pairs = PairGenerator((64, 96), workers=2)
     pairs.ahead(0, 1, lambda _: 1)
     for step in range(int(sys.argv[2])):
         pairs.batch(step, 1)

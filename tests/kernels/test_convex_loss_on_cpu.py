@@ -10,7 +10,7 @@ import torch
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 from torch import Tensor
 
-from fullfield.ops.convex_loss import convex_mixture_loss, cuda, reference
+from fullfield.training.flow.convex_loss import convex_mixture_loss, cuda, reference
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 

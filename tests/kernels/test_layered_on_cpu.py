@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 
-from fullfield.ops.layered import PictureAtlas, cuda, reference, render_pairs
+from fullfield.training.flow.layered import PictureAtlas, cuda, reference, render_pairs
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
 
 

@@ -48,9 +48,9 @@ SIZES = {
     "ops/neighbors/cuda/knn.cu": {"TreeParams": 256},
     "ops/neighbors/cuda/thin.cu": {"ThinParams": 120},
     "ops/point_norm/norm.cu": {"NormParams": 952},
-    "ops/convex_loss/loss.cu": {"LossParams": 120},
+    "training/flow/convex_loss/loss.cu": {"LossParams": 120},
     "ops/matching/positions.cu": {"PositionParams": 96},
-    "ops/layered/render.cu": {"LayeredParams": 176},
+    "training/flow/layered/render.cu": {"LayeredParams": 176},
     "ops/spatial_correlation/cuda/common.cuh ops/spatial_correlation/cuda/forward.cu": {
         "Axis": 36, "ForwardParams": 112,
     },

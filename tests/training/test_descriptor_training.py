@@ -90,13 +90,14 @@ def test_the_loss_falls_and_gradients_flow() -> None:
 
 
 def test_a_run_leaves_a_descriptor_and_its_history(whole: Path) -> None:
-    assert sorted(path.name for path in whole.iterdir()) == [
-        "config.json",
+    assert sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()) == [
         "history.csv",
-        "state.safetensors",
+        "recipe.json",
+        *(f"state/4.{part}.safetensors" for part in ("exp_avg", "exp_avg_sq", "model")),
+        "state/state.json",
         "weights.safetensors",
     ]
-    config = json.loads((whole / "config.json").read_text())
+    config = json.loads((whole / "recipe.json").read_text())
     assert config["training"]["cells"] == 300
     assert config["clouds"][0][0]["points"] == 4500
     rows = list(csv.DictReader((whole / "history.csv").open()))
@@ -144,25 +145,28 @@ def test_a_folder_of_another_run_is_refused(whole: Path, tmp_path: Path, room: n
     ):
         with pytest.raises(InputError, match=message):
             train_descriptor(whole, training, clouds)
-    state = (whole / "state.safetensors").read_bytes()
-    for name in ("config.json", "state.safetensors"):
-        (tmp_path / name).write_bytes((whole / name).read_bytes())
-    (tmp_path / "state.safetensors").write_bytes(state[: len(state) // 2])
-    with pytest.raises(InputError, match=r"state\.safetensors: expected"):
-        train_descriptor(tmp_path, TINY, [room])
-    (tmp_path / "state.safetensors").write_bytes((whole / "weights.safetensors").read_bytes())
-    with pytest.raises(InputError, match=r"state\.safetensors: expected weights of this run"):
-        train_descriptor(tmp_path, TINY, [room])
-
-
-@pytest.mark.parametrize("key", ["model.enter.0.weight", "exp_avg.enter.0.weight"])
-def test_a_state_that_is_not_finite_is_refused(whole: Path, tmp_path: Path, room: np.ndarray, key: str) -> None:
     shutil.copytree(whole, tmp_path / "run")
-    file = tmp_path / "run" / "state.safetensors"
+    file = tmp_path / "run" / "state" / "4.model.safetensors"
+    state = file.read_bytes()
+    file.write_bytes(state[: len(state) // 2])
+    with pytest.raises(InputError, match=r"4\.model\.safetensors: expected"):
+        train_descriptor(tmp_path / "run", TINY, [room])
+    file.write_bytes((whole / "state" / "4.exp_avg.safetensors").read_bytes())
+    with pytest.raises(InputError, match=r"4\.model\.safetensors: expected weights of this run"):
+        train_descriptor(tmp_path / "run", TINY, [room])
+
+
+@pytest.mark.parametrize(("part", "key"), [("model", "enter.0.weight"), ("exp_avg", "exp_avg.enter.0.weight")])
+def test_a_state_that_is_not_finite_is_refused(
+    whole: Path, tmp_path: Path, room: np.ndarray, part: str, key: str
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "state" / f"4.{part}.safetensors"
     tensors = load_file(file)
     tensors[key].view(-1)[0] = float("nan")
     save_file(tensors, file)
-    with pytest.raises(InputError, match=rf"state\.safetensors: expected finite numbers, got NaN in {re.escape(key)}$"):
+    expected = rf"4\.{part}\.safetensors: expected finite numbers, got NaN in {re.escape(key)}$"
+    with pytest.raises(InputError, match=expected):
         train_descriptor(tmp_path / "run", TINY, [room])
 
 
@@ -176,7 +180,7 @@ def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path, monkeypatc
         return loss
 
     monkeypatch.setattr(descriptor, "_step", spoiled)
-    with pytest.raises(DivergedError, match=r"^learning_rate: .* is not finite after step 1; take less"):
+    with pytest.raises(DivergedError, match=r"^learning_rate: .* is not finite after step 1; use a lower one"):
         train_descriptor(tmp_path, TINY, every=1)
     assert not (tmp_path / "weights.safetensors").exists()
 
@@ -283,14 +287,13 @@ def test_training_on_a_gpu(tmp_path: Path) -> None:
 
 def test_a_recipe_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
     """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
-    from fullfield.training.checkpoint import freeze_config
-    from fullfield.training.flow.checkpoint import restore
+    from fullfield.training.checkpoint import freeze_recipe, restore
 
     deep = "[" * 200_000
     (tmp_path / "recipe.json").write_text(deep)
     with pytest.raises(InputError, match="expected a training run's configuration, cannot be read"):
-        freeze_config(tmp_path / "recipe.json", {}, begun=True)
+        freeze_recipe(tmp_path / "recipe.json", {}, begun=True)
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "state.json").write_text(deep)
     with pytest.raises(InputError, match="expected the state of a run, cannot be read"):
-        restore(tmp_path, None)  # type: ignore[arg-type]
+        restore(tmp_path, {}, torch.optim.AdamW([torch.zeros(1)]), descriptor.Row)

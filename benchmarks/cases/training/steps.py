@@ -15,7 +15,7 @@ from benchmarks.harness import Unsupported, clock_of, given_up, peak_bytes, rele
 from fullfield.models.raft import RAFT, RAFTConfig
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
 from fullfield.training.flow import FlowBatch, FlowTraining, Stepper
-from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import procedural_pictures
 
 _NEAR = 0.02  # relative difference of the first step's loss: half precision
@@ -45,7 +45,7 @@ def cases(plan: Plan, note: Note) -> Cases:
             label = f"{network} {size[1]}x{size[0]}, batch {batch}"
 
             def make(network: str = network, size: tuple[int, int] = size, batch: int = batch) -> Result:
-                pairs = PairMaker(size, seed=1, device=plan.device, pictures=pictures).batch(0, batch)
+                pairs = PairGenerator(size, seed=1, device=plan.device, pictures=pictures).batch(0, batch)
                 return _measured(plan, network, pairs, note)
 
             yield Case(label, make)

@@ -27,7 +27,7 @@ A run that was stopped goes on where it was, and a larger --count adds pairs: gi
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield pairs``."""
+    """Add the options of ``fullfield pairs``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
     parser.add_argument("--count", type=argtypes.count, default=20, help="pairs")
     parser.add_argument("--size", type=argtypes.size, default="640x360", help="of the frames")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     paths.check_new_folder(args.output, "--output")
 
     from fullfield.training.flow.pair_files import write_pairs
-    from fullfield.training.flow.pairs import PairMaker
+    from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_pictures
     from fullfield.training.flow.scene import SceneStyle
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "reading pictures")
         pictures = load_pictures(args.textures)
         watch.lap("pictures")
-        pairs = PairMaker(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
+        pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         written = write_pairs(
             args.output,
             pairs,

@@ -17,7 +17,7 @@ DESCRIPTION = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield train``."""
+    """Add the options of ``fullfield train``."""
     kinds = parser.add_subparsers(dest="what", metavar="|".join(_KINDS), required=True)
     for name, module in _KINDS.items():
         add_verb(kinds, name, module)

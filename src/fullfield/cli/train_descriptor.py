@@ -24,7 +24,7 @@ A run that was stopped goes on where it was: give the same command again.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield train descriptor``."""
+    """Add the options of ``fullfield train descriptor``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     data = parser.add_argument_group("data")
     data.add_argument(

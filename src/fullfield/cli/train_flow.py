@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from fullfield.models import RAFT, SEARAFT
-    from fullfield.ops.layered import PictureAtlas
     from fullfield.training.flow import FlowValidation, PairSource
+    from fullfield.training.flow.layered import PictureAtlas
     from fullfield.training.flow.pictures import PicturePack
     from fullfield.training.flow.scene import SceneStyle
 
@@ -50,7 +50,7 @@ A run that was stopped goes on where it was: give the same command again.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield train flow``."""
+    """Add the options of ``fullfield train flow``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     parser.add_argument(
         "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
@@ -203,8 +203,8 @@ def run(args: argparse.Namespace) -> int:
             precision=precision,
             **given,
         )
-    maker = _Maker(args, device)
-    model, source = _network(args, device), _source(args, device, maker)
+    generators = _Generators(args, device)
+    model, source = _network(args, device), _source(args, device, generators)
     settings = FlowRun(
         every=args.every,
         validate=args.validate_every,
@@ -215,7 +215,7 @@ def run(args: argparse.Namespace) -> int:
         recipe=_recipe(args),
     )
     fixed = None if isinstance(training.updates, tuple) else training.updates
-    validation = _validation(args, maker, fixed)
+    validation = _validation(args, generators, fixed)
     with ranks(device) as team:
         with ProgressBar("train", quiet=args.quiet or not team.first) as progress, naming(**words):
             trained = train_flow(
@@ -228,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
-    """The network with the weights that training starts from."""
+    """Return the network with the weights that training starts from."""
     import torch
 
     from fullfield.models.weights import build_model, load_weights
@@ -250,7 +250,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
 
 
 def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
-    """``NAME[:FOLDER][=WEIGHT]``."""
+    """Read ``NAME[:FOLDER][=WEIGHT]``."""
     match = _PART.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
         form = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
@@ -269,7 +269,7 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
 
 
 def _style(name: str, option: str) -> SceneStyle:
-    """Of ``made`` or ``made-STYLE``."""
+    """Return the style of ``made`` or ``made-STYLE``."""
     from fullfield.training.flow.scene import SceneStyle
 
     with naming(style=f"{option} {name}"):
@@ -285,8 +285,8 @@ def _opened(name: str, folder: str, option: str) -> Any:
     return open_dataset(name, folder)
 
 
-def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> PairSource:
-    """The pairs, of one source or several by weight."""
+def _source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:
+    """Return the source of the pairs: one, or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
     height, width = args.size
@@ -304,7 +304,7 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
         name, folder, weight = _split(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = maker(_style(name, "--data"), seed, args.workers)
+            source = generators(_style(name, "--data"), seed, args.workers)
             seed += 1
         else:
             dataset = _opened(name, folder, "--data")
@@ -315,15 +315,15 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
     return parts[0][0] if len(parts) == 1 else Mixture(parts)
 
 
-class _Maker:
-    """Makes sources of made pairs, all of the same pictures."""
+class _Generators:
+    """Factory of generators of synthetic pairs, all with the same pictures."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self._args, self._device = args, device
         self._pictures: PicturePack | PictureAtlas | None = None
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
-        from fullfield.training.flow.pairs import PairMaker
+        from fullfield.training.flow.pairs import PairGenerator
 
         if self._pictures is None:
             from fullfield.training.flow.pictures import load_pictures, procedural_pictures
@@ -332,15 +332,15 @@ class _Maker:
             if pack is None and not self._args.quiet:
                 report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        pairs = PairMaker(
+        pairs = PairGenerator(
             self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers
         )
         self._pictures = pairs.atlas
         return pairs
 
 
-def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:
-    """What validates; None where nothing does."""
+def _validation(args: argparse.Namespace, generators: _Generators, updates: int | None) -> FlowValidation | None:
+    """Return the validation; None without ``--validate``."""
     from fullfield.training.flow import FlowValidation
 
     sets: dict[str, Any] = {}
@@ -349,14 +349,14 @@ def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) ->
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = maker(_style(name, "--validate"), args.seed + _HELD_OUT)
+            sets[text] = generators(_style(name, "--validate"), args.seed + _HELD_OUT)
         else:
             sets[text] = _opened(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the weights beside the training's configuration."""
+    """Return what decides the weights besides the training's configuration."""
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,
@@ -375,7 +375,7 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _digest(path: str) -> str | None:
-    """Of a file; None for the name of published weights."""
+    """Return the checksum of a file; None for the name of published weights."""
     from fullfield.models.downloads import digest
 
     return digest(Path(path)) if Path(path).is_file() else None

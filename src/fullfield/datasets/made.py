@@ -16,7 +16,7 @@ _FLOW = (".flo", ".png")
 
 
 class Made(FlowDataset):
-    """Synthetic pairs of :class:`fullfield.training.flow.pairs.PairMaker`.
+    """Synthetic pairs of :class:`fullfield.training.flow.pairs.PairGenerator`.
 
     ::
 

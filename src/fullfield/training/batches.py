@@ -1,4 +1,4 @@
-"""Pairs as tensors: which pairs a step sees depends on the seed and its number alone."""
+"""Batches of pairs as tensors; which pairs a step gets depends only on the seed and its number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for, its first 
 
 
 class Example(NamedTuple):
-    """A pair as the network and the loss take it."""
+    """Pair in the form that the network and the loss take."""
 
     source: NetworkInput
     target: NetworkInput
@@ -40,13 +40,13 @@ class Example(NamedTuple):
     matches: Tensor  # [K, 2] int64
 
     def to(self, device: torch.device) -> Example:
-        """The same on a device."""
+        """Return the pair on a device."""
         source, target = (NetworkInput(*(part.to(device) for part in side)) for side in (self.source, self.target))
         return Example(source, target, self.moved.to(device), self.places.to(device), self.matches.to(device))
 
 
 def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
-    """The pair that the numbers ``stream`` stand for.
+    """Return the pair of the random numbers ``stream``.
 
     Raises InputError where no pair can be cut from the clouds.
     """
@@ -71,7 +71,7 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
 
 
 class Cutter:
-    """Cuts pairs meanwhile: by a thread or, for more than one worker, by processes. Close it."""
+    """Executor that cuts pairs: one thread or, for more than one worker, processes. To be closed."""
 
     def __init__(self, training: DescriptorTraining, scenes: Scenes, workers: int) -> None:
         self._pool: Executor
@@ -88,11 +88,11 @@ class Cutter:
         self._cut = _cut
 
     def __call__(self, *stream: int) -> Future[Example]:
-        """The pair of these numbers, to be."""
+        """Return a future of the pair of these random numbers."""
         return self._pool.submit(self._cut, stream)
 
     def close(self) -> None:
-        """Stop; what has not been begun is dropped."""
+        """Stop; drop what has not begun."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -113,7 +113,7 @@ def _cut(stream: tuple[int, ...]) -> Example:
 def batches(
     training: DescriptorTraining, cutter: Cutter, first: int, device: torch.device
 ) -> Generator[list[Example], None, None]:
-    """Those of the steps from ``first`` on, on ``device``.
+    """Yield the pairs of each step from ``first`` on, on ``device``.
 
     A block of pairs is shown ``reuse`` times, each time in another order, while the next block is cut.
     """
@@ -145,12 +145,12 @@ def batches(
 
 
 def held_out(cutter: Cutter, count: int) -> list[Future[Example]]:
-    """Pairs of made-up scenes that no step sees, to be."""
+    """Return futures of pairs of synthetic scenes that no step sees."""
     return [cutter(_HELD_OUT, number) for number in range(count)]
 
 
 def described(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
-    """The two descriptors [A, C], [B, C] of each pair; all clouds as one batch."""
+    """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
     sizes = [len(side.points) for side in sides]
     points, normals, features = (torch.cat([side[part] for side in sides]) for part in range(3))

@@ -1,115 +1,172 @@
-"""Where a training run is kept, and how it goes on after a stop."""
+"""Folder of a training run, and how a run continues after a stop; for networks of flow and for descriptors."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from fullfield._check import InputError, differences
 from fullfield.io import atomic_path
-from fullfield.models.state import fit, read_state
+from fullfield.models.state import fit, read_safetensors
 
-CONFIG, WEIGHTS, STATE, HISTORY = "config.json", "weights.safetensors", "state.safetensors", "history.csv"
+RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
+_POINTER = "state.json"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _LIMITS = ("training.steps ", "training.seconds ")
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-
-
-class Row(NamedTuple):
-    """What is noted at a checkpoint."""
-
-    step: int
-    loss: float  # mean since the row before
-    ratio: float  # of mutual matches that are right, on pairs that no step sees
-    seconds: float  # of training so far
-
-
-class TrainingFolder:
-    """A run's folder.
-
-    ::
-
-        FOLDER/
-          config.json           frozen: another configuration is refused
-          weights.safetensors   the descriptor, for fullfield register --weights
-          state.safetensors     weights, the optimizer's moments and the history, to go on from
-          history.csv           step, loss, ratio, seconds
-
-    Raises InputError where the folder belongs to another configuration.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        begun = any((self.folder / name).exists() for name in (WEIGHTS, STATE))
-        freeze_config(self.folder / CONFIG, config, begun=begun)
-
-    @property
-    def weights(self) -> Path:
-        """The file of the descriptor."""
-        return self.folder / WEIGHTS
-
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[Row]) -> None:
-        """Keep everything that the next step depends on."""
-        if name := not_finite(model.state_dict()):
-            raise DivergedError(f"learning_rate: {name} is not finite after step {history[-1].step}; take less")
-        state = {f"model.{key}": value for key, value in model.state_dict().items()}
-        state |= {f"{part}.{name}": value for part, name, value in moments(model, optimizer)}
-        state["history"] = torch.tensor([list(row) for row in history], dtype=torch.float64)
-        write_tensors(self.folder / STATE, state)
-        write_history(self.folder / HISTORY, Row._fields, history)
-
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Row]:
-        """Put back what :meth:`save` kept; returns the history, empty for a new run."""
-        path = self.folder / STATE
-        if not path.is_file():
-            return []
-        held, name = read_state(path)
-        check_finite(held, name)
-        own = {key.removeprefix("model."): value for key, value in held.items() if key.startswith("model.")}
-        fit(model, own, name, "this run")
-        restore_moments(model, optimizer, held, name)
-        rows = held.get("history", torch.empty(0))
-        if rows.ndim != 2 or rows.shape[1] != len(Row._fields) or not len(rows):
-            raise InputError(f"{name}: expected the history of a run, found {list(rows.shape)}")
-        return [Row(int(row[0]), *row[1:]) for row in rows.tolist()]
 
 
 class DivergedError(InputError):
-    """Training whose losses are no longer finite. Its last checkpoint, if there is one, holds finite weights."""
+    """Training whose losses or weights are no longer finite. Its last checkpoint, if any, holds finite weights."""
 
     exit_code = 1
 
 
-def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity; None where all are finite."""
-    named = {name: value for name, value in tensors.items() if value.is_floating_point()}
-    if not named:
-        return None
-    finite = torch.stack([value.detach().isfinite().all() for value in named.values()]).tolist()  # waits once
-    return next((name for name, whole in zip(named, finite, strict=True) if not whole), None)
+class Restored(NamedTuple):
+    """State of a run at its last checkpoint."""
+
+    history: list[Any]  # rows
+    notes: dict[str, Any]  # what else was saved, numbers and texts
 
 
-def check_finite(tensors: Mapping[str, Tensor], file: str) -> None:
-    """Raise InputError naming ``file`` and the first of its tensors that holds NaN or infinity."""
-    if name := not_finite(tensors):
-        found = "NaN" if bool(tensors[name].isnan().any()) else "infinity"
-        raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
+class TrainingFolder:
+    """Folder of a run.
 
+    ::
 
-def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None:
-    """Write the configuration of a run, or check that it is the one of the run that has begun there.
+        FOLDER/
+          recipe.json           frozen: another recipe is refused
+          weights.safetensors   the weights to use
+          history.csv           a row for each checkpoint
+          state/                what a run continues from
+            state.json          the step whose files count, and the history
+            STEP.model.safetensors    weights; .exp_avg and .exp_avg_sq, the optimizer's moments, and for flow .average
+                                      likewise: one file of at most four bytes a parameter each
 
-    Raises InputError where the folder belongs to another configuration.
+    Every file is written atomically, ``state.json`` after the other files of the state: a run killed at any moment
+    continues from the checkpoint before. The weights and the history are written after it, and again when a run
+    continues.
+
+    Args:
+        folder: made if it does not exist.
+        recipe: everything that decides the result.
+        row: type of the history's rows; the first field is the step.
+
+    Raises:
+        InputError: if the folder belongs to another recipe, or has weights without the state of a run.
     """
-    content = json.loads(json.dumps(config))
+
+    def __init__(self, folder: str | os.PathLike[str], recipe: Mapping[str, Any], row: type[tuple[Any, ...]]) -> None:
+        self.folder = Path(folder)
+        self._fields = tuple(get_type_hints(row))
+        (self.folder / STATE).mkdir(parents=True, exist_ok=True)
+        begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{_POINTER}", WEIGHTS))
+        freeze_recipe(self.folder / RECIPE, recipe, begun=begun or weights)
+        if weights and not begun:
+            start = " (weights to begin with: --init)" if "after" in recipe else ""  # a network of flow
+            raise InputError(
+                f"{self.folder}: holds {WEIGHTS} without the {STATE} to continue from; use another folder{start}"
+            )
+
+    @property
+    def weights(self) -> Path:
+        """Return the path of the weights to use."""
+        return self.folder / WEIGHTS
+
+    def save(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizer: torch.optim.Optimizer,
+        history: Sequence[tuple[Any, ...]],
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Store everything that the next step depends on.
+
+        Args:
+            modules: by name; the optimizer's parameters are those of ``"model"``.
+            optimizer: AdamW.
+            history: rows so far, one at least.
+            notes: further values for :class:`Restored`, as JSON can hold them.
+
+        Raises:
+            DivergedError: if a tensor holds NaN or infinity; nothing is written.
+        """
+        state, step = self.folder / STATE, int(history[-1][0])
+        parts: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
+        parts |= _moments(modules["model"], optimizer)
+        for part in parts.values():
+            if name := not_finite(part):
+                raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
+        for name, part in parts.items():
+            write_tensors(state / f"{step}.{name}.safetensors", part)
+        rows = [[None if value != value else value for value in row] for row in history]
+        write_json(state / _POINTER, {"step": step, **(notes or {}), "history": rows})
+        self.write_history(history)
+        current = {f"{step}.{name}.safetensors" for name in parts} | {_POINTER}
+        for path in state.iterdir():
+            if path.name not in current:
+                path.unlink(missing_ok=True)
+
+    def write_history(self, history: Sequence[tuple[Any, ...]]) -> None:
+        """Write ``history.csv``."""
+        write_table(self.folder / HISTORY, self._fields, history)
+
+
+def restore(
+    folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row: type[tuple[Any, ...]]
+) -> Restored | None:
+    """Load what :meth:`TrainingFolder.save` stored in the folder of any run of this network; None for a new run.
+
+    Raises:
+        InputError: if a file is damaged, belongs to another network, or holds NaN or infinity.
+    """
+    state = folder / STATE
+    pointer = state / _POINTER
+    if not pointer.is_file():
+        return None
+    try:
+        notes = json.loads(pointer.read_text("utf-8"))
+        step, history = int(notes.pop("step")), [_row(values, row) for values in notes.pop("history")]
+        whole = bool(history)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = False
+    if not whole:
+        raise InputError(f"{pointer}: expected the state of a run, cannot be read")
+    held: dict[str, Mapping[str, Tensor]] = {}
+    files = {part: state / f"{step}.{part}.safetensors" for part in (*modules, *_MOMENTS)}
+    for part, path in files.items():
+        if not path.is_file():
+            raise InputError(f"{path}: is named by {_POINTER}, but is not there")
+        held[part] = read_safetensors(path)
+        check_finite(held[part], str(path))
+    for part, module in modules.items():
+        fit(module, held[part], str(files[part]), "this run")
+    _restore_moments(modules["model"], optimizer, held, files)
+    return Restored(history, notes)
+
+
+def _row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
+    """Return a row of the history as it was; missing values were NaN."""
+    numbers = (math.nan if value is None else float(value) for value in values)
+    kinds = get_type_hints(row).values()
+    return row(*(int(n) if kind is int else n for n, kind in zip(numbers, kinds, strict=True)))  # type: ignore[no-any-return]
+
+
+def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
+    """Write the recipe of a run, or check that it is that of the run that has begun in the folder.
+
+    Raises:
+        InputError: if the folder belongs to another recipe.
+    """
+    content = json.loads(json.dumps(recipe))
     if begun and path.is_file():
         try:
             stored = json.loads(path.read_text("utf-8"))
@@ -127,23 +184,23 @@ def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in one piece."""
+    """Write a JSON file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file in one piece."""
+def write_tensors(path: Path, named: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
     from safetensors.torch import save
 
-    own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
     content = save(own, metadata)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
-def write_history(path: Path, fields: Sequence[str], rows: Iterable[Sequence[float]]) -> None:
-    """Write a CSV file in one piece; the first column holds whole numbers."""
+def write_table(path: Path, fields: Sequence[str], rows: Iterable[Sequence[float]]) -> None:
+    """Write a CSV file atomically; the first column holds whole numbers."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(fields)
@@ -152,27 +209,53 @@ def write_history(path: Path, fields: Sequence[str], rows: Iterable[Sequence[flo
         temporary.write_text(text.getvalue(), "utf-8")
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
-    """What Adam keeps of every parameter that has had a gradient: part, parameter's name, value."""
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of a state dict whose tensors share no memory."""
+    return {key: value.detach().clone() for key, value in module.state_dict().items()}
+
+
+def not_finite(named: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
+    floating = {name: value for name, value in named.items() if value.is_floating_point()}
+    if not floating:
+        return None
+    finite = torch.stack([value.detach().isfinite().all() for value in floating.values()]).tolist()  # waits once
+    return next((name for name, whole in zip(floating, finite, strict=True) if not whole), None)
+
+
+def check_finite(named: Mapping[str, Tensor], file: str) -> None:
+    """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
+    if name := not_finite(named):
+        found = "NaN" if bool(named[name].isnan().any()) else "infinity"
+        raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
+
+
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Return Adam's moments by part; the counts of steps, one number each, are with the first moments."""
+    found: dict[str, dict[str, Tensor]] = {part: {} for part in _MOMENTS}
     for name, parameter in model.named_parameters():
         held = optimizer.state.get(parameter, {})
-        yield from ((part, name, held[part]) for part in MOMENTS if part in held)
+        for part in ("step", *_MOMENTS):
+            if part in held:
+                found["exp_avg" if part == "step" else part][f"{part}.{name}"] = held[part]
+    return found
 
 
-def restore_moments(
-    model: nn.Module, optimizer: torch.optim.Optimizer, held: Mapping[str, Tensor], name: str, *, partly: bool = False
+def _restore_moments(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    held: Mapping[str, Mapping[str, Tensor]],
+    files: Mapping[str, Path],
 ) -> None:
-    """Put back :func:`moments`, from tensors called ``PART.PARAMETER``. ``partly``: a parameter may have none.
-
-    Raises InputError where they do not fit; ``name`` is the file.
-    """
+    """Load the moments that :func:`_moments` returned; a parameter that never had a gradient has none."""
+    stored = held["exp_avg"] | held["exp_avg_sq"]  # type: ignore[operator]  # dictionaries
     for key, parameter in model.named_parameters():
-        own = {part: held[f"{part}.{key}"] for part in MOMENTS if f"{part}.{key}" in held}
-        sizes = {part: value.numel() for part, value in own.items()}
-        if partly and not own:
+        own = {part: stored[f"{part}.{key}"] for part in ("step", *_MOMENTS) if f"{part}.{key}" in stored}
+        if not own:
             continue
+        sizes = {part: value.numel() for part, value in own.items()}
         if sizes != {"step": 1, "exp_avg": parameter.numel(), "exp_avg_sq": parameter.numel()}:
-            raise InputError(f"{name}: expected the optimizer's moments of {key}, found others or none")
+            raise InputError(f"{files['exp_avg']}: expected the optimizer's moments of {key}, found others or none")
         place = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
         optimizer.state[parameter] = {
             # The fused optimizer takes memory in its order: the moments' strides have to be the parameter's.

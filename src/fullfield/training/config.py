@@ -1,4 +1,4 @@
-"""What a training run is made of, in one place."""
+"""Configuration of the training of a descriptor."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _LAST = 0.01  # share of the rate that is left at the end
 
 @dataclass(frozen=True)
 class DescriptorTraining(Config):
-    """How :func:`train_descriptor` trains. Lengths are voxels."""
+    """Configuration of :func:`train_descriptor`. Lengths are voxels."""
 
     descriptor: DescriptorConfig = field(default_factory=DescriptorConfig)
     steps: int = 20_000
     seconds: float | None = None
-    """Training ends after so many, stops left out, with the learning rate where it ends after ``steps``."""
+    """Training ends after that time, without stops, with the learning rate of its end."""
     pairs: int = 4
-    """A step."""
+    """Pairs a step."""
     block: int = 256
-    """Pairs that are shown ``reuse`` times before others are; a multiple of ``pairs``."""
+    """Pairs that are shown ``reuse`` times before the next block; a multiple of ``pairs``."""
     reuse: int = 4
     anchors: int = 512
-    """Matches of a pair that count, at most."""
+    """Highest number of matches of a pair that count."""
     cells: int = CELLS
-    """Voxels of the larger cloud of a pair, about."""
+    """Approximate number of voxels of the larger cloud of a pair."""
     synthetic: float = 0.5
-    """Share of pairs that come from made-up scenes; without clouds all do."""
+    """Share of pairs from synthetic scenes; without clouds all are."""
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
     temperature: float = 0.03
@@ -59,12 +59,12 @@ class DescriptorTraining(Config):
             _check.number(getattr(self, name), name, above=0.0)
 
     def done(self, step: int, seconds: float) -> float:
-        """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""
+        """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
     def rate(self, done: float) -> float:
-        """After this share of the training: a short rise, then half a cosine."""
+        """Return the learning rate after this share of the training: a short rise, then half a cosine."""
         rise = min(1.0, (done + _START) / _WARM)
         along = min(1.0, max(0.0, (done - _WARM) / (1 - _WARM)))
         return self.learning_rate * rise * (_LAST + (1 - _LAST) * (1 + math.cos(math.pi * along)) / 2)

@@ -20,7 +20,7 @@ from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
 from fullfield.training.batches import Cutter, Example, batches, described, held_out
-from fullfield.training.checkpoint import DivergedError, Row, TrainingFolder
+from fullfield.training.checkpoint import DivergedError, TrainingFolder, restore
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
 
@@ -31,8 +31,17 @@ _LONGEST = 1.0  # of a step's gradient
 _FEWEST = 1000
 
 
+class Row(NamedTuple):
+    """Row of the history, written at a checkpoint."""
+
+    step: int
+    loss: float  # mean since the row before
+    ratio: float  # of mutual matches that are right, on pairs that no step sees
+    seconds: float  # of training so far
+
+
 class Trained(NamedTuple):
-    """What :func:`train_descriptor` returns."""
+    """Result of :func:`train_descriptor`."""
 
     descriptor: LearnedDescriptor
     history: list[Row]
@@ -91,12 +100,14 @@ def train_descriptor(
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
     told = [[_told(points) for points in pair if points is not None] for pair in real]
-    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": told})
+    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": told}, Row)
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
-    history = kept.restore(model, optimizer)
+    found = restore(kept.folder, {"model": model}, optimizer, Row)
+    history: list[Row] = [] if found is None else found.history
     if history:
-        descriptor.save(kept.weights)  # which a stop may have kept from being written
+        kept.write_history(history)  # a stop may have kept it and the weights from being written
+        descriptor.save(kept.weights)
     first = history[-1].step if history else 0
     before = history[-1].seconds if history else 0.0
     step, done = first, training.done(first, before)
@@ -117,7 +128,7 @@ def train_descriptor(
                 unseen = [pair.result().to(place) for pair in coming]
                 history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
                 losses.clear()
-                kept.save(model, optimizer, history)
+                kept.save({"model": model}, optimizer, history)
                 descriptor.save(kept.weights)
     model.eval()
     return Trained(descriptor, history)
@@ -154,7 +165,7 @@ def _step(
 
 @torch.no_grad()
 def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
-    """The mean share of mutual matches that are right; a pair without any counts as 0."""
+    """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
     pairs = [described(model, [pair])[0] for pair in unseen]
     model.train()

@@ -1,4 +1,4 @@
-"""What descriptors are trained by."""
+"""Losses of descriptors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def contrastive_loss(
     temperature: float = 0.07,
     reach: float = 2.0,
 ) -> Tensor:
-    """InfoNCE (van den Oord, Li, Vinyals, 2018) in both directions, a scalar.
+    """Return the InfoNCE loss in both directions (van den Oord, Li, Vinyals, 2018), a scalar.
 
     Each match is told from all points of the other cloud, but for those within ``reach`` of the true place, which are
     neither right nor wrong.
@@ -51,7 +51,7 @@ def _towards(
 
 @torch.no_grad()
 def matching_ratio(first: Tensor, second: Tensor, moved: Tensor, places: Tensor, *, reach: float = 2.0) -> float:
-    """The share of mutual nearest descriptors that are within ``reach``; shapes as in :func:`contrastive_loss`.
+    """Return the share of mutual nearest descriptors within ``reach``; shapes as in :func:`contrastive_loss`.
 
     NaN without any.
     """

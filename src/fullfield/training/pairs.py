@@ -25,7 +25,7 @@ _WAVES = ((0.6, 10.0, 40.0, 3), (0.25, 2.5, 6.0, 6))  # of a bent cloud, voxels:
 
 
 class Side(NamedTuple):
-    """One cloud of a pair, in voxels around its own middle."""
+    """Cloud of a pair, in voxels around its own middle."""
 
     fine: Floats  # [F, 3], one point per half voxel
     rows: Ints  # [N], those that are described
@@ -41,12 +41,12 @@ class Pair(NamedTuple):
 
     @property
     def moved(self) -> Floats:
-        """[N, 3]: the described points of the source where the truth brings them."""
+        """Return the described points of the source [N, 3], moved by the true transform."""
         return apply(self.truth, self.source.fine[self.source.rows])
 
 
 def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, other: Floats | None = None) -> Pair | None:
-    """Two overlapping parts of ``points`` [N, 3], each made worse on its own and turned at random.
+    """Return two overlapping parts of ``points`` [N, 3], each degraded and turned at random.
 
     With ``other`` [M, 3], a second scan of the same place in the same frame, the second part is of that.
 
@@ -89,7 +89,7 @@ def _fewer(points: Floats, draw: Draw, most: int) -> Floats:
 
 
 def same_places(moved: Floats, target: Floats) -> Ints:
-    """[K, 2]: rows of ``moved`` and ``target`` that are each other's nearest, within :data:`PARTNER`."""
+    """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within :data:`PARTNER`."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
     apart, forth = (column[:, 0] for column in nearest(target, moved))
@@ -99,7 +99,7 @@ def same_places(moved: Floats, target: Floats) -> Ints:
 
 
 def _turn(draw: Draw) -> Floats:
-    """A rotation, each as likely as any other."""
+    """Return a uniformly distributed rotation."""
     turn, upper = np.linalg.qr(draw.normal(size=(3, 3)))
     turn = turn * np.sign(np.diag(upper))
     turned: Floats = turn * np.linalg.det(turn)
@@ -119,7 +119,7 @@ def _part(points: Floats, draw: Draw) -> Floats:
 
 
 def _bent(points: Floats, draw: Draw) -> Floats:
-    """Voxels, moved by waves: long ones, as a reconstruction drifts, and short ones, as surfaces are made of noise."""
+    """Move voxels by waves: long ones, as reconstructions drift, and short ones, as noisy surfaces have."""
     moved = points.copy()
     for most, shortest, longest, waves in _WAVES:
         amount = draw.uniform(0.0, most) / np.sqrt(waves)
@@ -132,7 +132,7 @@ def _bent(points: Floats, draw: Draw) -> Floats:
 
 
 def _density(points: Floats, draw: Draw) -> Floats:
-    """[N]: the share of points that are kept, all the same or less and less in one direction."""
+    """Return the keep probability [N]: uniform, or falling along one direction."""
     most = draw.uniform(0.35, 0.95)
     if draw.random() < 0.5:
         return np.full(len(points), most)
@@ -143,7 +143,7 @@ def _density(points: Floats, draw: Draw) -> Floats:
 
 
 def _seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:
-    """[N]: whether a point is about as near as the nearest in its direction. Directions are about five points each."""
+    """Return which points [N] are about as near as the nearest in their direction, of about five points."""
     away = points - eye
     depth = np.maximum(np.linalg.norm(away, axis=1), 1e-9)
     across = max(8, round(np.sqrt(len(points) / 5 / 2)))

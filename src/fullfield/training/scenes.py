@@ -17,14 +17,14 @@ _STREETS = 0.3
 
 
 class Surface(NamedTuple):
-    """A piece of a scene."""
+    """Piece of a scene."""
 
     area: float  # square metres, roughly
     at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
 def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
-    """[points, 3] metres on the surfaces of a random room or street, seen from everywhere.
+    """Return points [points, 3], metres, on the surfaces of a random room or street, seen from all sides.
 
     The same state of ``draw`` gives the same scene.
     """
@@ -81,7 +81,7 @@ def _street(draw: Draw) -> list[Surface]:
 
 
 def _relief(draw: Draw, amount: float) -> Relief:
-    """A sum of waves; nothing for a third of the surfaces."""
+    """Return a sum of waves; zero for a third of the surfaces."""
     amount = 0.0 if draw.random() < 0.33 else amount
     lengths = np.exp(draw.uniform(np.log(0.15), np.log(1.5), 5)) * max(amount, 0.3)
     angles, phases = draw.uniform(0, 2 * np.pi, (2, 5))
@@ -108,13 +108,13 @@ def _sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float)
 
 
 def _upright(draw: Draw) -> Floats:
-    """Three axes, turned about the vertical."""
+    """Return three axes, turned about the vertical."""
     angle = draw.uniform(0, 2 * np.pi)
     return np.array([[np.cos(angle), np.sin(angle), 0.0], [-np.sin(angle), np.cos(angle), 0.0], [0.0, 0.0, 1.0]])
 
 
 def _leaning(draw: Draw) -> Floats:
-    """Three axes, any way round."""
+    """Return three axes of a random rotation."""
     axes, _ = np.linalg.qr(draw.normal(size=(3, 3)))
     return axes
 
@@ -129,7 +129,7 @@ def _box(draw: Draw, corner: Floats, axes: Floats, size: Floats) -> list[Surface
 
 
 def _tube(draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0) -> Surface:
-    """A cylinder, cone or bent wall of ``turns`` of a circle around ``axis``."""
+    """Return a cylinder, cone or bent wall of ``turns`` of a circle around ``axis``."""
     long = float(np.linalg.norm(axis))
     up = axis / long
     side = np.cross(up, (1.0, 0.0, 0.0) if abs(up[0]) < 0.9 else (0.0, 1.0, 0.0))
@@ -148,7 +148,7 @@ def _tube(draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 
 
 
 def _round(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
-    """An ellipsoid."""
+    """Return an ellipsoid."""
     axes, relief = _leaning(draw), _relief(draw, rough)
 
     def place(u: Floats, v: Floats) -> Floats:
@@ -215,7 +215,7 @@ def _plant(draw: Draw, at: Floats, scale: float) -> list[Surface]:
 
 
 def _blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
-    """Bent and rough: a cloth, a sofa's back."""
+    """Return a bent and rough surface: a cloth, a sofa's back."""
     axis = _leaning(draw)[0] * scale * draw.uniform(0.4, 1.4)
     foot = at + np.array([0.0, 0.0, scale * draw.uniform(0.2, 0.8)])
     return [_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]

@@ -1,4 +1,4 @@
-"""Processes that make batches: how they start, and that they end with the process that trains."""
+"""Start and end of the processes that make batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multiprocessing.context import BaseContext
 
 
 def worker_context(*modules: str) -> BaseContext:
-    """Of processes that begin with these modules imported, where the system allows it."""
+    """Return the context of processes that start with these modules imported, where the system allows it."""
     # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
     served = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if served else "spawn")

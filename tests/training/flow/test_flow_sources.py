@@ -224,7 +224,7 @@ def test_mixtures_keep_their_weights(count: int) -> None:
 )
 def test_no_pair_of_a_mixture_comes_twice(weights: tuple[float, ...], count: int) -> None:
     class Counted(Numbered):
-        """Numbers its pairs as ``PairMaker`` does."""
+        """Numbers its pairs as ``PairGenerator`` does."""
 
         def batch(self, index: int, count: int) -> FlowBatch:
             batch = super().batch(index, count)

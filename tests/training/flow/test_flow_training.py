@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
-from fullfield.training.checkpoint import DivergedError
+from fullfield.training.checkpoint import DivergedError, restore
 from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, train_flow
-from fullfield.training.flow.checkpoint import restore
+from fullfield.training.flow.curves import FlowRow
 from fullfield.training.flow.stepping import AveragedWeights, Objective
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
@@ -430,6 +430,14 @@ def test_the_speed_leaves_out_what_validates(tmp_path: Path) -> None:
     assert history[1].pairs_per_second > 2 * 4 * TRAINING.batch
 
 
+def restored(folder: Path, stepper: Stepper) -> dict[str, Any]:
+    """Load a run's state into a stepper; return what else was stored."""
+    modules = {"model": stepper.model, "average": stepper.average.model}
+    found = restore(folder, modules, stepper.optimizer, FlowRow)
+    assert found is not None
+    return found.notes
+
+
 def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = FlowRun(every=100, read=2, pause=1e-6)
     found = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
@@ -446,17 +454,14 @@ def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path, monkeypatch: 
     assert [index for index, _ in source.asked] == [reached, reached + 1]  # pairs that the first run has not seen
     assert second.history[-1].rate == TRAINING.learning_rate
     stepper = Stepper(network().train(), TRAINING)
-    kept = restore(tmp_path / "second", stepper)
-    assert kept is not None
-    assert kept.batches == reached
+    kept = restored(tmp_path / "second", stepper)
+    assert kept["batches"] == reached
     assert float(stepper.optimizer.state[stepper.model.encode.weight]["step"]) == reached + 2
     source = Scenes()  # another batch: pairs are numbered by index times count
     other = longer.replace(batch=1, precision="float16")
     train_flow(tmp_path / "other", network(), source, other, run=FlowRun(after=tmp_path / "second"))
     assert [index for index, _ in source.asked] == [2 * reached + 4, 2 * reached + 5]
-    stepper = Stepper(network().train(), other)
-    assert restore(tmp_path / "other", stepper) is not None
-    assert float(stepper.scaling[0]) == 2.0**14  # float16's, not that of the run before
+    assert restored(tmp_path / "other", stepper)["scaling"][0] == 2.0**14  # float16's, not that of the run before
     with pytest.raises(InputError, match="after: expected the folder of a run"):
         train_flow(tmp_path / "third", network(), Scenes(), longer, run=FlowRun(after=tmp_path / "none"))
 
@@ -549,7 +554,7 @@ def test_a_finished_run_gives_again_what_was_lost(tmp_path: Path) -> None:
 def test_weights_without_their_state_are_not_written_over(tmp_path: Path) -> None:
     weights = trained(tmp_path)
     (tmp_path / "state" / "state.json").unlink()
-    with pytest.raises(InputError, match=r"holds weights\.safetensors without the state to go on from"):
+    with pytest.raises(InputError, match=r"holds weights\.safetensors without the state to continue from"):
         trained(tmp_path)
     assert (tmp_path / WEIGHTS).read_bytes() == weights
 
@@ -715,7 +720,7 @@ def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path) -> None:
         return batch(index, count)
 
     source.batch = spoiled  # type: ignore[method-assign]
-    with pytest.raises(DivergedError, match=r"^learning_rate: .* unused was not finite until step 6"):
+    with pytest.raises(DivergedError, match=r"^learning_rate: unused is not finite after step 6; use a lower one"):
         trained(tmp_path, model, source=source)
     assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 4
     assert all(bool(value.isfinite().all()) for value in load_file(tmp_path / WEIGHTS).values())

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fullfield import InputError
-from fullfield.ops.layered import SQUARE, LayeredScenes, PictureAtlas
-from fullfield.ops.layered.scene import COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
+from fullfield.training import flow
 from fullfield.training.flow import scene
-from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
+from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
+from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import PRESETS, SceneStyle, draw_scenes
 
@@ -30,16 +31,16 @@ def pictures() -> PicturePack:
 
 
 @pytest.fixture(scope="module")
-def maker(pictures: PicturePack) -> PairMaker:
-    return PairMaker(SIZE, seed=3, pictures=pictures, style=STYLE, compressed=0)
+def maker(pictures: PicturePack) -> PairGenerator:
+    return PairGenerator(SIZE, seed=3, pictures=pictures, style=STYLE, compressed=0)
 
 
 def test_a_number_is_a_pair(pictures: PicturePack) -> None:
-    maker = PairMaker(SMALL, seed=3, pictures=pictures, style=STYLE, compressed=0)
+    maker = PairGenerator(SMALL, seed=3, pictures=pictures, style=STYLE, compressed=0)
     together, second = maker.batch(0, 4), maker.batch(1, 2)
     for whole, part in zip(together, second, strict=True):
         assert torch.allclose(whole[2:].float(), part.float(), atol=1e-6)
-    other = PairMaker(SMALL, seed=4, pictures=pictures).batch(0, 2)
+    other = PairGenerator(SMALL, seed=4, pictures=pictures).batch(0, 2)
     assert not torch.allclose(other.flow, together.flow[:2])
     assert together.frame1.shape == (4, 3, *SMALL)
     assert float(together.frame1.min()) >= 0
@@ -47,7 +48,9 @@ def test_a_number_is_a_pair(pictures: PicturePack) -> None:
 
 
 def test_scenes_made_up_ahead_are_the_same(pictures: PicturePack) -> None:
-    here, ahead = (PairMaker(SMALL, seed=3, pictures=pictures, compressed=0.5, workers=workers) for workers in (0, 1))
+    here, ahead = (
+        PairGenerator(SMALL, seed=3, pictures=pictures, compressed=0.5, workers=workers) for workers in (0, 1)
+    )
     ahead.ahead(4, 3, lambda _: 2)
     drawn: list[int] = []
     make = ahead._drawn._make  # what is not announced is drawn by this process
@@ -58,16 +61,16 @@ def test_scenes_made_up_ahead_are_the_same(pictures: PicturePack) -> None:
 
 
 def test_makers_share_an_atlas(pictures: PicturePack) -> None:
-    first = PairMaker(SMALL, seed=3, pictures=pictures)
-    second = PairMaker(SMALL, seed=3, pictures=first.atlas)
+    first = PairGenerator(SMALL, seed=3, pictures=pictures)
+    second = PairGenerator(SMALL, seed=3, pictures=first.atlas)
     assert second.atlas is first.atlas
     assert all(torch.equal(one, two) for one, two in zip(first.batch(0, 1), second.batch(0, 1), strict=True))
     elsewhere = PictureAtlas(*(part.to("meta") for part in (pictures.pictures, pictures.shapes)))
     with pytest.raises(InputError, match=r"^pictures: expected an atlas on cpu, got one on meta"):
-        PairMaker(SMALL, pictures=elsewhere)
+        PairGenerator(SMALL, pictures=elsewhere)
 
 
-def test_the_flow_leads_to_the_same_colours(maker: PairMaker) -> None:
+def test_the_flow_leads_to_the_same_colours(maker: PairGenerator) -> None:
     """Where nothing is hidden the second frame, looked up along the flow, is the first, up to resampling and light."""
     batch = maker.batch(0, 8)
     height, width = SIZE
@@ -241,12 +244,12 @@ def test_mistakes_are_named(pictures: PicturePack) -> None:
         ({"compressed": 2.0}, "compressed"),
     ):
         with pytest.raises(InputError, match=f"^{word}: expected"):
-            PairMaker(**{"size": SIZE, "pictures": pictures, **arguments})  # type: ignore[arg-type]
+            PairGenerator(**{"size": SIZE, "pictures": pictures, **arguments})  # type: ignore[arg-type]
     for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}):
         with pytest.raises(InputError, match=f"^{next(iter(style))}: expected"):
             SceneStyle(**style)
     with pytest.raises(InputError, match=r"^count: expected"):
-        PairMaker(SIZE, pictures=pictures).batch(0, 0)
+        PairGenerator(SIZE, pictures=pictures).batch(0, 0)
 
 
 def test_presets_are_styles_of_their_own() -> None:
@@ -279,3 +282,11 @@ def test_exposure_and_fog_sheets_are_drawn_in_their_share() -> None:
     assert 18 <= int((scenes.sensor[:, 0] != 1).sum()) <= 42
     live = torch.arange(scenes.paint.shape[1]) < scenes.counts[:, None]
     assert 12 <= int(((scenes.paint[..., GHOST] == FOG_SHEET) & live).any(1).sum()) <= 42
+
+
+def test_the_old_name_warns() -> None:
+    for module in (flow, flow.pairs):
+        with pytest.warns(DeprecationWarning, match="PairMaker is deprecated, use PairGenerator"):
+            assert module.PairMaker is PairGenerator
+        with pytest.raises(AttributeError, match="PairBaker"):
+            _ = module.PairBaker

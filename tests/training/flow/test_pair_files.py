@@ -14,7 +14,7 @@ from fullfield import InputError
 from fullfield.datasets import Made, open_dataset
 from fullfield.training.flow import pair_files
 from fullfield.training.flow.pair_files import write_pairs
-from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import load_pictures, procedural_pictures
 from fullfield.training.flow.scene import SceneStyle
 from tools.textures.pack import build_pack
@@ -24,11 +24,11 @@ SIZE = (24, 32)
 
 
 @pytest.fixture(scope="module")
-def pairs() -> PairMaker:
-    return PairMaker(SIZE, seed=3, pictures=procedural_pictures(6, size=64, shapes=10))
+def pairs() -> PairGenerator:
+    return PairGenerator(SIZE, seed=3, pictures=procedural_pictures(6, size=64, shapes=10))
 
 
-def test_what_is_written_is_read_back(pairs: PairMaker, tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> None:
     written = write_pairs(tmp_path / "made", pairs, 3, together=2)
     assert (written.made, written.kept) == (3, 0)
     made = open_dataset("made", tmp_path / "made")
@@ -49,7 +49,7 @@ def test_what_is_written_is_read_back(pairs: PairMaker, tmp_path: Path) -> None:
     assert truth.flow.abs().max() > 1
 
 
-def test_a_run_goes_on_and_a_set_grows(pairs: PairMaker, tmp_path: Path) -> None:
+def test_a_run_goes_on_and_a_set_grows(pairs: PairGenerator, tmp_path: Path) -> None:
     write_pairs(tmp_path / "whole", pairs, 3)
     write_pairs(tmp_path / "made", pairs, 2)
     (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
@@ -65,12 +65,12 @@ def test_a_run_goes_on_and_a_set_grows(pairs: PairMaker, tmp_path: Path) -> None
 
 def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
     pictures = procedural_pictures(2, size=32, shapes=2)
-    pairs = PairMaker(SIZE, pictures=pictures)
+    pairs = PairGenerator(SIZE, pictures=pictures)
     batch = pairs.batch(0, 1)
     far = batch.flow.clone()
     far[:, :, :5] = 600.0
 
-    class Far(PairMaker):
+    class Far(PairGenerator):
         def batch(self, index: int, count: int):  # type: ignore[no-untyped-def]
             return batch._replace(flow=far) if (index, count) == (0, 1) else super().batch(index, count)
 
@@ -93,7 +93,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
         tmp_path / "pack.zip", packages=[], own=own_pictures(tmp_path / "photos", "CC0-1.0", "Me", cutout=False)
     )
     pictures = load_pictures(pack.path, size=64, drawn_shapes=4)
-    pairs = PairMaker(SIZE, pictures=pictures)
+    pairs = PairGenerator(SIZE, pictures=pictures)
     write_pairs(tmp_path / "made", pairs, 1, textures=pack.path)
     assert "**CC0-1.0**: Me" in (tmp_path / "made/licences.md").read_text("utf-8")
     manifest = json.loads((tmp_path / "made/made.json").read_text("utf-8"))
@@ -113,13 +113,13 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
     assert write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path).made == 1  # goes on
 
 
-def test_other_pairs_are_not_mixed_in(pairs: PairMaker, tmp_path: Path) -> None:
+def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> None:
     write_pairs(tmp_path / "made", pairs, 1)
     pictures = procedural_pictures(6, size=64, shapes=10)
     for other, word in (
-        (PairMaker(SIZE, seed=4, pictures=pictures), r"seed was 3, is 4"),
-        (PairMaker((24, 40), seed=3, pictures=pictures), r"width was 32, is 40"),
-        (PairMaker(SIZE, seed=3, pictures=pictures, style=SceneStyle(fog=0.5)), r"style\.fog was 0\.15, is 0\.5"),
+        (PairGenerator(SIZE, seed=4, pictures=pictures), r"seed was 3, is 4"),
+        (PairGenerator((24, 40), seed=3, pictures=pictures), r"width was 32, is 40"),
+        (PairGenerator(SIZE, seed=3, pictures=pictures, style=SceneStyle(fog=0.5)), r"style\.fog was 0\.15, is 0\.5"),
     ):
         with pytest.raises(InputError, match=rf"made\.json: its pairs were made otherwise \({word}\)"):
             write_pairs(tmp_path / "made", other, 1)
@@ -131,7 +131,7 @@ def test_a_set_from_before_a_field_of_the_style_goes_on(tmp_path: Path) -> None:
     """What its style does not name had no effect yet, as by default."""
     pictures = procedural_pictures(2, size=32, shapes=2)
     pairs, figures, usual = (
-        PairMaker(SIZE, pictures=pictures, style=style)
+        PairGenerator(SIZE, pictures=pictures, style=style)
         for style in (SceneStyle(fog=0.5), SceneStyle(fog=0.5, figures=0.5), SceneStyle())
     )
     write_pairs(tmp_path / "made", pairs, 1)
@@ -149,7 +149,7 @@ def test_a_set_from_before_a_field_of_the_style_goes_on(tmp_path: Path) -> None:
         write_pairs(tmp_path / "made", pairs, 2)
 
 
-def test_damaged_sets(pairs: PairMaker, tmp_path: Path) -> None:
+def test_damaged_sets(pairs: PairGenerator, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thing.txt").write_text("mine", "utf-8")
     with pytest.raises(InputError, match="other: holds something else than made-up pairs"):
@@ -173,7 +173,7 @@ def test_damaged_sets(pairs: PairMaker, tmp_path: Path) -> None:
         open_dataset("made", tmp_path / "made")
 
 
-def test_bad_arguments(pairs: PairMaker, tmp_path: Path) -> None:
+def test_bad_arguments(pairs: PairGenerator, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^count: "):
         write_pairs(tmp_path, pairs, 0)
     with pytest.raises(InputError, match=r"^flow_format: "):

@@ -1,8 +1,9 @@
-"""Training networks of optical flow: pairs, losses, augmentation, and the loop.
+"""Training of networks of optical flow: pairs, losses, augmentation, and the loop.
 
 Names are loaded on first use: the configurations need no PyTorch.
 """
 
+import warnings
 from typing import TYPE_CHECKING
 
 from fullfield._lazy import lazy
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.loss import laplace_mixture_loss as laplace_mixture_loss
     from fullfield.training.flow.loss import mean_error as mean_error
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
-    from fullfield.training.flow.pairs import PairMaker as PairMaker
+    from fullfield.training.flow.pairs import PairGenerator as PairGenerator
     from fullfield.training.flow.scene import SceneStyle as SceneStyle
     from fullfield.training.flow.sources import DatasetPairs as DatasetPairs
     from fullfield.training.flow.sources import Mixture as Mixture
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
 
-__all__, __getattr__, __dir__ = lazy(
+__all__, _load, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation Augmented augment",
@@ -41,10 +42,17 @@ __all__, __getattr__, __dir__ = lazy(
         "curves": "plot_history",
         "loop": "FlowRun TrainedFlow train_flow",
         "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
-        "pairs": "PairMaker",
+        "pairs": "PairGenerator",
         "scene": "SceneStyle",
         "sources": "DatasetPairs Mixture collate_flow cut_window",
         "stepping": "AveragedWeights Stepper",
         "validation": "FlowValidation",
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    if name == "PairMaker":
+        warnings.warn("PairMaker is deprecated, use PairGenerator", DeprecationWarning, stacklevel=2)
+        name = "PairGenerator"
+    return _load(name)

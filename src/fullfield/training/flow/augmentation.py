@@ -25,7 +25,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Augmentation(Config):
-    """What is done to pairs at random, each pair by numbers of its own.
+    """Configuration of random augmentation; each pair has random numbers of its own.
 
     Shares are probabilities. ``size``, when given, is what is cut: at a random place and scale, never from outside the
     pair's frames.
@@ -73,7 +73,7 @@ class Augmentation(Config):
 
     @classmethod
     def usual(cls, size: tuple[int, int], **changes: Any) -> Augmentation:
-        """As RAFT and SEA-RAFT augment pairs that were filmed or rendered; with other values for some fields."""
+        """Return the augmentation of RAFT and SEA-RAFT, with some fields replaced."""
         values: dict[str, Any] = {
             "size": size,
             "scale": (0.8, 1.5),
@@ -87,14 +87,14 @@ class Augmentation(Config):
 
     @property
     def moves(self) -> bool:
-        """Whether pixels change places."""
+        """Return whether pixels move."""
         return bool(
             self.size is not None or self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
         )
 
 
 class Augmented:
-    """A source whose pairs are augmented on their device.
+    """Source whose pairs are augmented on their device.
 
     Args:
         source: of the pairs.
@@ -110,13 +110,13 @@ class Augmented:
         tell(self._source, index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
-        """``count`` pairs of the source, augmented."""
+        """Return ``count`` augmented pairs of the source."""
         return augment(self._source.batch(index, count), self._augmentation, (self._seed, index))
 
 
 @torch.no_grad()
 def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int]) -> FlowBatch:
-    """The pairs of a batch [B, 3, H, W], augmented; the same for the same two numbers of ``seed``.
+    """Augment the pairs of a batch [B, 3, H, W]; the result depends on the two numbers of ``seed``.
 
     Flow is scaled and turned with the pixels; it stays sharp where things end. A pixel whose flow leads into an erased
     box, or out of what was cut, becomes occluded.
@@ -161,7 +161,7 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     mirror_y = 1 - 2 * (draw[6] < augmentation.flip_vertical).float()
 
     def places(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
-        """Where the new pixels are in the old frames [B, length]."""
+        """Return the positions of the new pixels in the old frames [B, length]."""
         new = torch.arange(length, device=scale.device, dtype=torch.float32) + 0.5
         turned = torch.where(mirror[:, None] > 0, new, length - new)
         return turned / scale[:, None] + first[:, None] - 0.5
@@ -207,7 +207,7 @@ def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) 
 
 
 def _tinted(frame: Tensor, draw: list[Tensor], augmentation: Augmentation) -> Tensor:
-    """The frame with other brightness, contrast, saturation, hue and gamma: numbers of -1 ... 1 each, on the CPU."""
+    """Change brightness, contrast, saturation, hue and gamma by numbers in -1 ... 1, on the CPU."""
     strength, device = augmentation.colour, frame.device
     bright, contrast, saturation = (1 + strength * number for number in draw[:3])
     angle = strength * math.pi * 0.4 * draw[3]

@@ -1,4 +1,4 @@
-"""What a step of training sees, and where it comes from: batches announced, made by other processes ahead of time."""
+"""Batches of training pairs, sources of pairs, and batches made ahead by other processes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class FlowBatch(NamedTuple):
     occluded: Tensor  # [B, H, W] bool: not visible in the second frame; at least what leaves what was cut
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> FlowBatch:
-        """The same on a device."""
+        """Return the batch on a device."""
         return FlowBatch(*(part.to(device, non_blocking=non_blocking) for part in self))
 
 
 class PairSource(Protocol):
-    """What makes or reads pairs.
+    """Source that makes or reads pairs.
 
     A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`tell`.
 
@@ -48,7 +48,7 @@ class PairSource(Protocol):
     """
 
     def batch(self, index: int, count: int) -> FlowBatch:
-        """``count`` pairs on the source's device: the same for the same seed, ``index`` and ``count``.
+        """Return ``count`` pairs on the source's device, decided by the seed, ``index`` and ``count``.
 
         The tensors are new at every call: the next batch is made while this one is still in use.
         """
@@ -56,7 +56,7 @@ class PairSource(Protocol):
 
 
 def check_batch(batch: FlowBatch, name: str = "source") -> FlowBatch:
-    """The batch, if its shapes and dtypes fit together.
+    """Return the batch if its shapes and dtypes fit together.
 
     Raises:
         InputError: naming the part that does not fit.
@@ -74,7 +74,7 @@ def check_batch(batch: FlowBatch, name: str = "source") -> FlowBatch:
 
 
 def join(batches: list[FlowBatch]) -> FlowBatch:
-    """Several batches of one size as one."""
+    """Join batches of one size."""
     if len(batches) == 1:
         return batches[0]
     return FlowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
@@ -91,7 +91,7 @@ def tell(source: PairSource, index: int, stride: int, counts: Counts) -> None:
 
 
 class Announced(Generic[T]):
-    """What ``make(index, count)`` gives, made ahead by workers where :meth:`begin` said what comes.
+    """Results of ``make(index, count)``, made ahead by workers once :meth:`begin` has announced them.
 
     Args:
         make: goes to the workers: a picklable function of a batch's index and its count of pairs.
@@ -107,7 +107,7 @@ class Announced(Generic[T]):
         self._following: Iterator[_Ask] = iter(())
 
     def begin(self, index: int, stride: int, counts: Counts) -> None:
-        """Begin with the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
+        """Start to make batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
 
         def asked() -> Iterator[_Ask]:
             return ((n, counts(n)) for n in numbers_from(index, stride) if counts(n) > 0)
@@ -118,7 +118,7 @@ class Announced(Generic[T]):
             self._coming = iter(self._loader(asked()))
 
     def take(self, index: int, count: int) -> T:
-        """The batch; one that was not announced is made here and now."""
+        """Return the batch; one that was not announced is made now."""
         if self._coming is not None and self._next == (index, count):
             made = next(self._coming)
             self._next = next(self._following)
@@ -142,7 +142,7 @@ class Announced(Generic[T]):
 
 
 class _Made(Generic[T]):
-    """Batches by what is asked, as a DataLoader's workers want them."""
+    """Map-style data set of batches for a DataLoader's workers."""
 
     def __init__(self, make: Callable[[int, int], T]) -> None:
         self._make = make

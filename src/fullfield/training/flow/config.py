@@ -1,4 +1,4 @@
-"""How a network of flow is trained, in one place. Light: imports neither torch nor numpy."""
+"""Configuration of the training of a network of flow. Light: imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _START = 0.04  # share of the learning rate that the first step has
 
 @dataclass(frozen=True)
 class FlowTraining(Config):
-    """How :func:`train_flow` trains."""
+    """Configuration of :func:`train_flow`."""
 
     steps: int = 100_000
     seconds: float | None = None
-    """Training ends after so many, stops left out, with the learning rate where it ends after ``steps``."""
+    """Training ends after that time, without stops, with the learning rate of its end."""
     batch: int = 8
-    """Pairs a step, of all processes together."""
+    """Pairs a step, summed over all processes."""
     schedule: str = "one-cycle"
     """``"one-cycle"``: the rate rises, then falls in a line to the end. ``"stable"``: it rises, stays, and falls at
     last (warm-up, stable, decay), so that a run can be gone on with from before its fall."""
@@ -39,14 +39,14 @@ class FlowTraining(Config):
     """Share of the rate that is left at the end."""
     weight_decay: float = 1e-5
     clip: float = 1.0
-    """The longest gradient; a longer one is shortened to it."""
+    """Highest norm of the gradient; a larger one is scaled down to it."""
     average: float = 0.999
     """Of the moving average of the weights, which is what training gives: how much of it a step keeps."""
     loss: str = "auto"
     """``"sequence"``, or ``"mixture"`` for networks with ``predictions_with_info``; auto takes the second for those."""
     gamma: float = 0.85
     max_flow: float = 400.0
-    """Pixels that move further do not count."""
+    """Pixels with longer motion do not count."""
     visible: float = 1 / 3
     """Share of the training, from its start, in which occluded pixels do not count."""
     updates: int | tuple[int, int] | None = None
@@ -102,12 +102,12 @@ class FlowTraining(Config):
         return low + int.from_bytes(drawn, "big") % (high - low + 1)
 
     def done(self, step: float, seconds: float) -> float:
-        """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""
+        """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
     def rate(self, done: float) -> float:
-        """The learning rate after this share of the training."""
+        """Return the learning rate after this share of the training."""
         if done < self.warmup:
             return self.learning_rate * (_START + (1 - _START) * done / self.warmup)
         if self.schedule == "one-cycle":

@@ -1,4 +1,4 @@
-"""A run as a picture, and for TensorBoard."""
+"""History of a run of flow: its rows, as a picture, and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.io import atomic_path
@@ -14,13 +14,26 @@ from fullfield.io import atomic_path
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fullfield.training.flow.checkpoint import FlowRow
-
+CURVES = "curves.png"
 _TOLD = ("loss", "error", "norm", "rate", "skipped", "pairs_per_second", "validation")
 
 
+class FlowRow(NamedTuple):
+    """Row of the history: the steps since the row before."""
+
+    step: int
+    seconds: float  # of training so far, without stops
+    loss: float  # mean
+    error: float  # mean end-point error in training, pixels
+    norm: float  # mean length of the gradient, before it is clipped
+    rate: float  # learning rate
+    skipped: int  # steps whose loss or gradient was not finite
+    pairs_per_second: float
+    validation: float  # mean end-point error of the averaged weights on what validates, pixels; NaN: not asked
+
+
 def figure_class() -> type[Figure]:
-    """Matplotlib's.
+    """Return matplotlib's class of figures.
 
     Raises:
         InputError: without matplotlib.
@@ -63,7 +76,7 @@ def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> No
 
 
 class Board:
-    """Writes rows of a history for TensorBoard into the folder ``tensorboard`` of a run.
+    """Writer of a history's rows for TensorBoard, into the folder ``tensorboard`` of a run.
 
     Raises:
         InputError: without TensorBoard.

@@ -1,4 +1,4 @@
-"""Training a network of flow."""
+"""Training loop of networks of flow."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.checkpoint import not_finite
+from fullfield.training.checkpoint import WEIGHTS, TrainingFolder, restore, tensors, write_tensors
 from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, tell
-from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, restore
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.curves import Board, figure_class, plot_history
+from fullfield.training.flow.curves import CURVES, Board, FlowRow, figure_class, plot_history
 from fullfield.training.flow.ranks import Ranks, ranks
 from fullfield.training.flow.stepping import Reading, Stepper, check_finite, diverged
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
+BEST = "best.safetensors"
 _ENDED = 3  # steps in a row that are not finite when a checkpoint is due
 _SETTLED = 3  # steps after which the pace of a process counts: the first ones compile
 
 
 class Ahead:
-    """Batches of a source in their order, on a device; on a GPU each is made on a stream of its own beside the step.
+    """Batches of a source in order, on a device; on a GPU a second stream makes the next one during a step.
 
     Args:
         source: of the pairs.
@@ -48,12 +48,12 @@ class Ahead:
         self._told: int | None = None
 
     def make(self, step: int) -> None:
-        """Begin with the batch of a step; what the device has to do for it does not wait for the step before."""
+        """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._waiting = {step: self._made(step)}
 
     def take(self, step: int) -> FlowBatch:
-        """The batch of a step, ready for the device's current stream."""
+        """Return the batch of a step, ready for the device's current stream."""
         if step not in self._waiting:
             self.make(step)
         batch = self._waiting.pop(step)
@@ -78,7 +78,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class FlowRun:
-    """How a run is carried out; nothing of it changes what a step does."""
+    """Options of a run that do not change what a step does."""
 
     every: int = 1000
     """Steps between checkpoints."""
@@ -105,7 +105,7 @@ class FlowRun:
 
 
 class TrainedFlow(NamedTuple):
-    """What :func:`train_flow` returns."""
+    """Result of :func:`train_flow`."""
 
     model: nn.Module  # a copy of the network with the averaged weights, in evaluation mode
     history: list[FlowRow]
@@ -130,7 +130,8 @@ def train_flow(
     batch, and the first one writes.
 
     Args:
-        folder: see :class:`~fullfield.training.flow.checkpoint.FlowFolder`.
+        folder: see :class:`~fullfield.training.checkpoint.TrainingFolder`. A validation adds ``best.safetensors``,
+            the averaged weights with the lowest error in it; ``run`` may add ``curves.png`` and a folder tensorboard.
         model: any module with ``predictions(frame1, frame2)``, the flow [B, 2, H, W] in pixels after each update; or
             with ``predictions_with_info``, for the mixture loss. It is trained where it is and from the weights it has.
         source: of the pairs.
@@ -171,7 +172,7 @@ def freeze_norms(model: nn.Module) -> None:
 
 
 class _Clock:
-    """Seconds of training, known at a reading and in between told from the pace, so that all processes agree."""
+    """Clock of a training: read at intervals and extrapolated in between, so that all processes agree."""
 
     def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
         self._before, self._begin = before, time.perf_counter()
@@ -182,20 +183,57 @@ class _Clock:
 
     @property
     def here(self) -> float:
-        """Seconds since this process began."""
+        """Return the seconds since this process began."""
         return self._mark[1] - self._before
 
     def at(self, step: int) -> float:
-        """Seconds of training at a step."""
+        """Return the seconds of training at a step."""
         return self._mark[1] + self.pace * (step - self._mark[0])
 
     def read(self, step: int, *, worked: bool = True) -> float:
-        """Look at the clock; ``worked``: there was nothing but steps since the last look."""
+        """Read the clock; ``worked``: only steps ran since the last reading."""
         seconds = self._team.number(self._before + time.perf_counter() - self._begin, self._device)
         if worked and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
         self._mark = step, seconds
         return seconds
+
+
+class _Notes(NamedTuple):
+    """Notes of a checkpoint, besides tensors and history."""
+
+    batches: int  # of the runs that this run continues from: they have shown as many pairs
+    pairs: int  # shown so far, by those runs too
+    best: float  # lowest validation error; infinite without one
+    scaling: Tensor  # [2], see Stepper
+    rng: Tensor  # PyTorch's random state on the CPU
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the notes as JSON can hold them."""
+        return {
+            **self._asdict(),
+            "best": self.best if self.best < math.inf else None,
+            "scaling": self.scaling.tolist(),
+            "rng": self.rng.numpy().tobytes().hex(),
+        }
+
+    @staticmethod
+    def read(notes: Mapping[str, Any], folder: Path) -> _Notes:
+        """Read the notes of a checkpoint.
+
+        Raises:
+            InputError: if they are damaged.
+        """
+        try:
+            scaling = torch.tensor(notes["scaling"], dtype=torch.float32)
+            rng = torch.frombuffer(bytearray.fromhex(notes["rng"]), dtype=torch.uint8)
+            best = math.inf if notes["best"] is None else float(notes["best"])
+            found = _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
+        except (ValueError, KeyError, TypeError):
+            found = None
+        if found is None or scaling.shape != (2,) or not bool(scaling.isfinite().all()):
+            raise InputError(f"{folder}: expected the state of a run of flow, cannot be read")
+        return found
 
 
 class _Loop:
@@ -219,21 +257,21 @@ class _Loop:
             "augmentation": None if augmentation is None else augmentation.as_dict(),
             "after": None if run.after is None else os.fspath(run.after),
         }
-        self.kept = FlowFolder(folder, recipe) if self.team.first else None
+        self.kept = TrainingFolder(folder, recipe, FlowRow) if self.team.first else None
         self.team.wait()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
-        found = restore(folder, stepper)
+        found = self._restored(folder)
         if found is not None:
-            self.history, self.batches, self.best = found.history, found.batches, found.best
-            if found.rng is not None and self.team.first:
-                torch.set_rng_state(found.rng)
+            self.history, notes = found
+            self.batches, self.best = notes.batches, notes.best
+            stepper.scaling = notes.scaling.to(stepper.device)
+            if self.team.first:
+                torch.set_rng_state(notes.rng)
         elif run.after is not None:
-            scaling = stepper.scaling  # of this run's precision
-            before = restore(Path(run.after), stepper)
+            before = self._restored(Path(run.after))
             if before is None:
                 raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(run.after)}")
-            stepper.scaling = scaling
-            self.batches = -(-before.pairs // self.training.batch)
+            self.batches = -(-before[1].pairs // self.training.batch)
         self.noted = self.history[-1].seconds if self.history else 0.0  # of training, when the last row was done with
         if run.curves:
             figure_class()
@@ -241,9 +279,22 @@ class _Loop:
         self.readings: list[Reading] = []
         self.rows = 0
         if self.kept is not None and self.history:  # some may have been lost since, or a picture is wanted only now
-            self.kept.publish(stepper, self.history)
-            if run.curves:
-                plot_history(self.kept.folder / CURVES, self.history)
+            self.kept.write_history(self.history)
+            self._publish(self.kept.folder)
+
+    def _restored(self, folder: Path) -> tuple[list[FlowRow], _Notes] | None:
+        """Load the state of a run into the stepper, all but the loss's scale."""
+        found = restore(folder, self._modules(), self.stepper.optimizer, FlowRow)
+        return None if found is None else (found.history, _Notes.read(found.notes, folder))
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {"model": self.stepper.model, "average": self.stepper.average.model}
+
+    def _publish(self, folder: Path) -> None:
+        """Write the averaged weights and, on request, the curves."""
+        write_tensors(folder / WEIGHTS, tensors(self.stepper.average.model))
+        if self.run.curves:
+            plot_history(folder / CURVES, self.history)
 
     def train(self) -> TrainedFlow:
         training, run = self.training, self.run
@@ -282,7 +333,7 @@ class _Loop:
         return TrainedFlow(self.stepper.average.model, self.history, done)
 
     def _note(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
-        """A row of the history and a checkpoint."""
+        """Add a row to the history and write a checkpoint."""
         before = self.history[-1] if self.history else None
         steps = step - (before.step if before else 0)
         took = seconds - self.noted
@@ -292,8 +343,6 @@ class _Loop:
             sum(count * getattr(r, name) for count, r in good) / total if total else math.nan
             for name in ("loss", "error", "norm")
         )
-        if name := not_finite(self.stepper.model.state_dict()):
-            raise diverged(f"a step: {name} was not finite", step, self.training)
         skipped = sum(r.skipped for r in self.readings)
         self.readings.clear()
         self.rows += 1
@@ -306,11 +355,11 @@ class _Loop:
             return
         if error < self.best:
             self.best = error
-            self.kept.keep_best(self.stepper.average.model)
+            write_tensors(self.kept.folder / BEST, tensors(self.stepper.average.model))
         pairs = (self.batches + step) * self.training.batch
-        self.kept.save(self.stepper, self.history, batches=self.batches, pairs=pairs, best=self.best)
-        if self.run.curves:
-            plot_history(self.kept.folder / CURVES, self.history)
+        notes = _Notes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
+        self.kept.save(self._modules(), self.stepper.optimizer, self.history, notes.as_json())
+        self._publish(self.kept.folder)
         if self.board is not None:
             self.board.add(self.history[-1])
 
@@ -327,7 +376,7 @@ class _Loop:
 
 @contextmanager
 def _torch_for_training(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, random numbers come from the seed and cuDNN tries out its algorithms; afterwards all is as it was."""
+    """Seed random numbers and let cuDNN try its algorithms inside; restore both afterwards."""
     benchmark = torch.backends.cudnn.benchmark
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):

@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.convex_loss import convex_mixture_loss, mixture_surprise
 from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_surprise
 
 
 def counted_pixels(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
-    """The pixels of a batch that a loss counts: those whose true flow is known, finite and shorter than ``max_flow``.
+    """Return the pixels that a loss counts: true flow known, finite and shorter than ``max_flow``.
 
     Args:
+        batch: pairs with their truth.
         max_flow: length in pixels.
         occluded: whether pixels that are not visible in the second frame count too.
     """
@@ -34,7 +35,7 @@ def sequence_loss(
     *,
     gamma: float = 0.8,
 ) -> Tensor:  # scalar
-    """The L1 error of every prediction, the one k places before the last weighted by ``gamma`` to the k.
+    """Return the summed L1 errors of the predictions, the one k places before the last weighted by gamma^k.
 
     Mean over the pixels that count and both components, sum over the predictions. Source: RAFT, equation 7.
 
@@ -57,9 +58,9 @@ def laplace_mixture_loss(
     log_scale_min: float = 0.0,
     log_scale_max: float = 10.0,
 ) -> Tensor:  # scalar
-    """The negative logarithm of the likelihood of the true flow under a mixture of two Laplacians, weighted as in
-    :func:`sequence_loss`.
+    """Return the negative log likelihood of the true flow under mixtures of two Laplacians.
 
+    Predictions are weighted as in :func:`sequence_loss`.
     Every prediction is a flow and its ``info`` as of :meth:`fullfield.models.SEARAFT.predictions_with_info`: logits of
     the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
@@ -88,10 +89,10 @@ def coarse_mixture_loss(
     gamma: float = 0.85,
     limits: tuple[float, float] = (0.0, 10.0),
 ) -> tuple[Tensor, Tensor]:  # scalars
-    """:func:`laplace_mixture_loss` of predictions before their up-sampling, as
-    :meth:`fullfield.models.SEARAFT.coarse_predictions` gives, and the mean end-point error of the last one.
+    """Return :func:`laplace_mixture_loss` of predictions before up-sampling, and the last one's mean end-point error.
 
-    On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.ops.convex_loss`.
+    Predictions are those of :meth:`fullfield.models.SEARAFT.coarse_predictions`.
+    On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.training.flow.convex_loss`.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -115,7 +116,7 @@ def mean_error(
     flow: Tensor,  # [B, 2, H, W], the truth
     counted: Tensor,  # [B, H, W] bool
 ) -> Tensor:  # scalar, pixels
-    """The mean end-point error over the pixels that count."""
+    """Return the mean end-point error over the pixels that count."""
     error = torch.where(counted, (predicted.float() - flow).square().sum(1), 0.0).sqrt().sum()
     return error / counted.sum().clamp(min=1)
 
@@ -127,7 +128,7 @@ def _weights(count: int, gamma: float) -> list[float]:
 def _prepared(
     predictions: Sequence[Tensor], flow: Tensor, counted: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The truth without what is not known, the pixels that count [B, 1, H, W], and how many they are."""
+    """Return the truth with unknown pixels at 0, the mask that counts [B, 1, H, W], and its sum."""
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
     _check.number(gamma, "gamma", above=0.0, high=1.0)
     batch, _, height, width = _check.tensor(flow, "flow", ("B", 2, "H", "W")).shape

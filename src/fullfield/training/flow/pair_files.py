@@ -1,4 +1,4 @@
-"""Made-up pairs as files: frames, flow, masks, and a manifest that tells how to make them again."""
+"""Synthetic pairs as files: frames, flow, masks, and a manifest of how to make them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io import atomic_path, write_flow, write_image
 from fullfield.training.checkpoint import write_json
-from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import licence_list, licence_text
 from fullfield.training.flow.scene import SceneStyle
 
@@ -29,7 +29,7 @@ Progress = Callable[[float, str], None]
 
 
 class Written(NamedTuple):
-    """What :func:`write_pairs` did."""
+    """Result of :func:`write_pairs`."""
 
     folder: Path
     made: int  # pairs written now
@@ -38,7 +38,7 @@ class Written(NamedTuple):
 
 def write_pairs(
     folder: str | Path,
-    pairs: PairMaker,
+    pairs: PairGenerator,
     count: int,
     *,
     textures: str | Path | None = None,
@@ -92,7 +92,7 @@ def write_pairs(
 
 
 def _write(base: Path, number: int, parts: list[Tensor], flow_format: str) -> None:
-    """The files of a pair; the flow is the last, so that a pair with flow is whole."""
+    """Write the files of a pair; the flow comes last, so that a pair with flow is complete."""
     frame1, frame2, flow, valid, occluded = parts
     if flow_format == "png":
         valid = valid & (flow.abs().amax(0) < _KITTI)
@@ -110,8 +110,8 @@ def _flow_file(base: Path, number: int, flow_format: str) -> Path:
     return base / "flow" / f"{number:05d}.{flow_format}"
 
 
-def _manifest(pairs: PairMaker, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
-    """Everything that decides what the pairs look like."""
+def _manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
+    """Return everything that decides what the pairs look like."""
     height, width = pairs.size
     atlas = pairs.atlas
     pictures: dict[str, Any] = {"from": "drawn from a seed", "pictures": atlas.count, "silhouettes": len(atlas.shapes)}
@@ -132,7 +132,7 @@ def _manifest(pairs: PairMaker, textures: str | Path | None, flow_format: str) -
 
 
 def _before(path: Path, manifest: dict[str, Any]) -> int:
-    """How many pairs an earlier run was to write; it must have made the same ones."""
+    """Return how many pairs an earlier run was to write, after checking that they are the same ones."""
     if not path.exists():
         if path.parent.is_dir() and any(path.parent.iterdir()):
             raise InputError(f"{path.parent}: holds something else than made-up pairs; choose another folder")

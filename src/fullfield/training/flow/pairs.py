@@ -1,8 +1,9 @@
-"""Pairs of frames made up on the fly, with exact flow: on the GPU faster than a network learns from them."""
+"""Generator of synthetic pairs with exact flow."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.batch import Announced, Counts, FlowBatch
+from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
 
 if TYPE_CHECKING:
@@ -21,30 +22,30 @@ if TYPE_CHECKING:
 _BLOCK = 8  # of JPEG
 
 
-class PairMaker:
-    """Makes pairs: number n is the same whenever, in whichever batch and on whichever device (there up to rounding).
+class PairGenerator:
+    """Generator of synthetic pairs. Pair n does not depend on its batch, nor on the device but for rounding.
 
     ::
 
-        pairs = PairMaker((368, 496), device="cuda")
+        pairs = PairGenerator((368, 496), device="cuda")
         batch = pairs.batch(0, 32)               # pairs 0 ... 31
         batch.frame1, batch.flow, batch.valid    # [32, 3, 368, 496], [32, 2, ...], [32, ...]
 
-    Scenes are planar cards in space, before a camera that moves: silhouettes, boxes, rooms, grounds, with motion blur,
-    fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. The style says how much of
-    what there is; it can add thin bars and jointed figures, which are off by default. See :mod:`fullfield.ops.layered`
-    for what is rendered and why the flow is exact.
+    A scene is a set of planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
+    motion blur, fog, changing light, defocus, shadows and noise; then some pairs get the blocks of JPEG. The style sets
+    the shares; it can add thin bars, jointed figures and bodies of ellipsoids, which are off by default.
+    :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
 
     Args:
         size: (height, width) of the frames, pixels, at least 8.
-        seed: of everything.
-        device: where pairs are made.
-        pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` gives; by
-            default procedural ones, which need no file. Or the ``atlas`` of another maker on this device, which both
-            then use.
-        style: how scenes are made up, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
+        seed: seed of everything.
+        device: device that renders the pairs.
+        pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` returns them; by
+            default procedural ones, which need no file. Or the ``atlas`` of another generator on this device, which
+            both then share.
+        style: shares and lengths of what scenes contain, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
         compressed: share of the pairs with the blocks of JPEG.
-        workers: processes that make up the scenes of a training ahead of time; 0: this one does.
+        workers: processes that draw the scenes of a training ahead of time; 0: this process draws them.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -80,12 +81,11 @@ class PairMaker:
         self._drawn = Announced(drawn, workers, pin=self.device.type == "cuda")
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
-        """Begin to make up the scenes of the batches ``index``, ``index + stride`` and so on, of ``counts(index)``
-        pairs each."""
+        """Start to draw scenes ahead: of batches ``index``, ``index + stride`` ..., of ``counts(index)`` pairs each."""
         self._drawn.begin(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
-        """Pairs ``index * count`` to ``(index + 1) * count - 1``."""
+        """Return the pairs ``index * count`` to ``(index + 1) * count - 1``."""
         _check.number(index, "index", integer=True, low=0)
         _check.number(count, "count", integer=True, low=1)
         scenes, steps = self._drawn.take(index, count)
@@ -99,7 +99,7 @@ class PairMaker:
 
     @torch.no_grad()
     def _stored(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """With the blocks of JPEG in the pairs that have a step."""
+        """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = steps > 0
         chosen, coarse = (part.to(self.device, non_blocking=True) for part in (rough.nonzero()[:, 0], steps[rough]))
         with torch.autocast(self.device.type, enabled=False):
@@ -112,9 +112,17 @@ class PairMaker:
         return frame1, frame2
 
 
+def __getattr__(name: str) -> type[PairGenerator]:
+    """Return the class by its old name, which is deprecated."""
+    if name != "PairMaker":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("PairMaker is deprecated, use PairGenerator", DeprecationWarning, stacklevel=2)
+    return PairGenerator
+
+
 @dataclass(frozen=True)
 class _Drawn:
-    """What is drawn for a batch, on the CPU: its scenes, and how coarse the blocks of JPEG are, 0 for none."""
+    """Function that draws a batch on the CPU: its scenes, and the steps of JPEG's quantisation, 0 for none."""
 
     size: tuple[int, int]
     seed: int
@@ -133,7 +141,7 @@ class _Drawn:
 
 
 def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
-    """[B, 3, H, W] with the coefficients of 8×8 blocks rounded: coarser for higher frequencies and in colour."""
+    """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
     transform = _cosines(frames.device)
     padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
@@ -158,7 +166,7 @@ _RGB = torch.linalg.inv(_LUMA)
 
 
 def _cosines(device: torch.device) -> Tensor:
-    """[8, 8]: the orthonormal transform of JPEG."""
+    """Return the orthonormal transform of JPEG [8, 8]."""
     rank = torch.arange(_BLOCK, dtype=torch.float64)
     found = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)
     found[0] /= math.sqrt(2)

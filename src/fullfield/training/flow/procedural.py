@@ -34,7 +34,7 @@ class Stream:
         self._drawn = 0
 
     def numbers(self, *shape: int) -> Field:
-        """Evenly distributed in [0, 1)."""
+        """Return uniform numbers in [0, 1)."""
         count = int(np.prod(shape)) if shape else 1
         index = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
         self._drawn += count
@@ -42,11 +42,11 @@ class Stream:
         return (bits.astype(np.float64) * 2.0**-53).reshape(shape or (1,))
 
     def between(self, low: float, high: float) -> float:
-        """One number of [low, high)."""
+        """Return a number in [low, high)."""
         return low + (high - low) * float(self.numbers()[0])
 
     def integer(self, low: int, high: int) -> int:
-        """One of low, …, high."""
+        """Return an integer of low, …, high."""
         return low + int(float(self.numbers()[0]) * (high - low + 1))
 
 
@@ -61,7 +61,7 @@ def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple[str, ...]]:
-    """``count`` pictures [N, size, size, 3] and their names; the first are the same whatever ``count`` is."""
+    """Draw ``count`` pictures [N, size, size, 3] and their names; the first do not depend on ``count``."""
     pictures = np.empty((count, size, size, 3), np.uint8)
     names = []
     for index in range(count):
@@ -78,7 +78,7 @@ def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple
 
 
 def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
-    """Value noise in [0, 1]: ``cells`` cells across in the first octave, twice as many in each that follows."""
+    """Return value noise in [0, 1]: ``cells`` cells across in the first octave, twice as many in each next one."""
     total = np.zeros((size, size))
     weight, most = 1.0, 0.0
     for _ in range(octaves):
@@ -92,7 +92,7 @@ def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0
 
 
 def _lattice(stream: Stream, size: int, cells: float) -> Field:
-    """Random values on a lattice, joined by a smooth step."""
+    """Return random values on a lattice, joined by a smooth step."""
     points = int(cells) + 2
     values = stream.numbers(points, points)
     place = np.arange(size) * (cells / size) + float(stream.numbers()[0]) * 0.999 * (points - 1 - cells)
@@ -105,7 +105,7 @@ def _lattice(stream: Stream, size: int, cells: float) -> Field:
 
 
 def _palette(stream: Stream, colours: int) -> Field:
-    """Colours [K, 3]: half of the palettes as in nature, with little saturation, half saturated."""
+    """Return colours [K, 3]: half of the palettes little saturated, as in nature, half saturated."""
     natural = stream.between(0, 1) < 0.5
     base = stream.numbers(colours, 3)
     grey = (np.arange(colours)[:, None] + stream.numbers(colours, 1)) / colours  # from dark to light
@@ -117,7 +117,7 @@ def _palette(stream: Stream, colours: int) -> Field:
 
 
 def _ramped(field: Field, palette: Field) -> Field:
-    """A field in [0, 1] as colours, by the palette."""
+    """Return a field in [0, 1] as colours of the palette."""
     place = field.clip(0, 1) * (len(palette) - 1)
     low = np.minimum(place.astype(np.int64), len(palette) - 2)
     part = (place - low)[..., None]
@@ -132,14 +132,14 @@ def _stretched(field: Field) -> Field:
 
 
 def _turned(stream: Stream, size: int) -> tuple[Field, Field]:
-    """Coordinates of the pixels in a turned frame, 1 across."""
+    """Return the coordinates of the pixels in a turned frame, 1 across."""
     c, s = _direction(np.array([float(stream.numbers()[0])]))[0]
     y, x = np.mgrid[0:size, 0:size] / size
     return c * x - s * y, s * x + c * y
 
 
 def _direction(turn: Field) -> Field:
-    """Unit vectors [..., 2] that go around once while ``turn`` goes from 0 to 1 (not quite evenly)."""
+    """Return unit vectors [..., 2] that go around once while ``turn`` goes from 0 to 1 (not quite evenly)."""
     place = (turn - np.floor(turn)) * 4
     quarter = np.minimum(place.astype(np.int64), 3)
     t = place - quarter
@@ -150,7 +150,7 @@ def _direction(turn: Field) -> Field:
 
 
 def _wave(place: Field) -> Field:
-    """A smooth wave in [0, 1] of period 1."""
+    """Return a smooth wave in [0, 1] of period 1."""
     part = np.abs(2 * (place - np.floor(place)) - 1)
     found: Field = part * part * (3 - 2 * part)
     return found
@@ -168,7 +168,7 @@ def _marble(stream: Stream, size: int) -> Field:
 
 
 def _cells(stream: Stream, size: int) -> Field:
-    """Voronoi cells, each of a colour, with dark or light joints; flecked."""
+    """Draw Voronoi cells, each of a colour, with dark or light joints; flecked."""
     cells = stream.integer(5, 28)
     spots = stream.numbers(cells, cells, 2)
     colours = _palette(stream, 6)[(stream.numbers(cells, cells) * 6).astype(np.int64)]
@@ -229,13 +229,13 @@ def _bricks(stream: Stream, size: int) -> Field:
 
 
 def _speckles(stream: Stream, size: int) -> Field:
-    """Specks of many sizes on a ground, as stars, gravel or seeds."""
+    """Draw specks of many sizes on a ground, as stars, gravel or seeds."""
     colour = _ramped(noise(stream, size, 3.0, 3), _palette(stream, 2))
     return _discs(stream, colour, stream.integer(150, 500), 0.003, 0.02)
 
 
 def _leaves(stream: Stream, size: int) -> Field:
-    """Discs that hide each other, radii by a power law, as in natural pictures (Lee, Mumford and Huang, IJCV 2001)."""
+    """Draw discs that hide each other, radii by a power law as in natural pictures (Lee, Mumford, Huang, IJCV 2001)."""
     return _discs(stream, np.ones((size, size, 3)) * _palette(stream, 1)[0], stream.integer(250, 500), 0.008, 0.3)
 
 
@@ -267,7 +267,7 @@ def _gradient(stream: Stream, size: int) -> Field:
 
 
 def _faint(stream: Stream, size: int) -> Field:
-    """Nearly flat: a wall, a clear sky."""
+    """Draw a nearly flat picture: a wall, a clear sky."""
     field = noise(stream, size, stream.between(2, 8), 7, 0.6)
     found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (
         0.5 + stream.numbers(3)
@@ -282,7 +282,7 @@ _TEXTURES = (_clouds, _leaves, _cells, _marble, _bricks, _speckles, _stripes, _g
 
 
 def procedural_shapes(count: int, seed: int) -> Pixels:
-    """Coverage masks [count, 128, 128], zero in the margin; the first are the same whatever ``count`` is.
+    """Draw coverage masks [count, 128, 128], zero in the margin; the first do not depend on ``count``.
 
     Polygons, stars, thin bars, discs with holes, frames, fans of hairs, fences and blobs, in turn.
     """
@@ -294,7 +294,7 @@ def procedural_shapes(count: int, seed: int) -> Pixels:
 
 
 def _filled(outlines: list[Field]) -> Pixels:
-    """Coverage [122, 122] of closed outlines [N, 2] (x, y), scaled together until the longer side fills it.
+    """Return the coverage [122, 122] of closed outlines [N, 2] (x, y), scaled until the longer side fills it.
 
     Where an even number of them overlap is outside.
     """
@@ -320,12 +320,12 @@ def _filled(outlines: list[Field]) -> Pixels:
 
 
 def _around(stream: Stream, corners: int) -> Field:
-    """Directions [corners, 2] around a centre, unevenly spaced."""
+    """Return directions [corners, 2] around a centre, unevenly spaced."""
     return _direction((np.arange(corners) + 0.7 * stream.numbers(corners)) / corners)
 
 
 def _stretch(stream: Stream, outline: Field, least: float = 0.4) -> Field:
-    """Turned, and narrower across."""
+    """Turn an outline, and make it narrower across."""
     c, s = _direction(stream.numbers(1))[0]
     narrow = stream.between(least, 1)
     x, y = outline[:, 0], outline[:, 1] * narrow
@@ -346,7 +346,7 @@ def _star(stream: Stream) -> list[Field]:
 
 
 def _bar(stream: Stream) -> list[Field]:
-    """A thin bar, straight or bent."""
+    """Return a thin bar, straight or bent."""
     places = np.arange(17) / 16
     bend = stream.between(-0.5, 0.5) if stream.between(0, 1) < 0.6 else 0.0
     middle = np.stack([places, bend * 4 * places * (1 - places)], axis=1)
@@ -361,7 +361,7 @@ def _disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
 
 
 def _holes(stream: Stream) -> list[Field]:
-    """A ring, or a disc with several holes."""
+    """Return a ring, or a disc with several holes."""
     if stream.between(0, 1) < 0.4:
         return [_disc(1.0), _disc(stream.between(0.4, 0.93), stream.between(-0.05, 0.05), stream.between(-0.05, 0.05))]
     count = stream.integer(2, 6)
@@ -370,7 +370,7 @@ def _holes(stream: Stream) -> list[Field]:
 
 
 def _frame(stream: Stream) -> list[Field]:
-    """A rectangular or many-cornered frame, with bars inside or not."""
+    """Return a rectangular or many-cornered frame, with bars inside or not."""
     corners = stream.integer(3, 6)
     outer = _direction((np.arange(corners) + 0.5) / corners)
     inner = stream.between(0.6, 0.93)
@@ -384,7 +384,7 @@ def _frame(stream: Stream) -> list[Field]:
 
 
 def _fan(stream: Stream) -> list[Field]:
-    """Hairs that leave one base, thin at their ends."""
+    """Return hairs that leave one base, thin at their ends."""
     count = stream.integer(6, 26)
     spread = stream.between(0.15, 0.9)
     start = stream.between(0, 1)
@@ -401,7 +401,7 @@ def _fan(stream: Stream) -> list[Field]:
 
 
 def _fence(stream: Stream) -> list[Field]:
-    """Parallel bars, crossed by others or not."""
+    """Return parallel bars, crossed by others or not."""
     count = stream.integer(3, 12)
     crossed = stream.integer(0, 1) * stream.integer(2, 10)
     width, height = stream.between(0.08, 0.5) / count, stream.between(0.5, 1)
@@ -424,7 +424,7 @@ def _fence(stream: Stream) -> list[Field]:
 
 
 def _blob(stream: Stream) -> list[Field]:
-    """A smooth closed outline."""
+    """Return a smooth closed outline."""
     corners = 96
     place = np.arange(corners) / corners
     radius = np.ones(corners)

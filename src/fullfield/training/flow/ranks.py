@@ -1,4 +1,4 @@
-"""Several processes that train one network, started by ``torchrun``."""
+"""Processes that train one network together, started by ``torchrun``."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _PATIENCE = timedelta(minutes=30)  # the first process may compile, save and val
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of how many processes this one is; alone by default."""
+    """Rank of this process and the number of processes; a single one by default."""
 
     rank: int = 0
     count: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this process writes and tells."""
+        """Return whether this process writes and prints."""
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.count > 1:
             distributed.all_reduce(value)
         return value
@@ -58,7 +58,7 @@ class Ranks:
                 distributed.broadcast(value, 0)
 
     def number(self, value: float, device: torch.device) -> float:
-        """The first process's number. Waits for it."""
+        """Return the first process's number; waits for it."""
         if self.count == 1:
             return value
         told = torch.tensor(value, dtype=torch.float64, device=device)
@@ -72,7 +72,7 @@ class Ranks:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """The GPU of this process: of ``"cuda"`` under ``torchrun``, the one of its number on this machine."""
+    """Return the device of this process; ``"cuda"`` under ``torchrun`` becomes the GPU of its local rank."""
     if device.type != "cuda" or device.index is not None:
         return device
     local = os.environ.get("LOCAL_RANK", "0")
@@ -87,8 +87,10 @@ _groups = count_up()
 
 @functools.cache
 def _meeting_place(_address: str | None, _port: str | None) -> Store:
-    """Where the processes find each other. Open to the end: of one that is closed and opened again, a process that
-    is earlier than the others would reach the old one and wait there for ever.
+    """Return the store where the processes find each other.
+
+    It stays open to the end: if it were closed and opened again, a process that is early would reach the old store and
+    wait there for ever.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -98,7 +100,7 @@ def _meeting_place(_address: str | None, _port: str | None) -> Store:
 
 @contextmanager
 def ranks(device: torch.device) -> Iterator[Ranks]:
-    """The processes that ``torchrun`` has started, joined by NCCL on GPUs and by gloo elsewhere.
+    """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
     A process group that is there already is used and left as it is.
 

@@ -1,4 +1,4 @@
-"""Synthetic scenes for optical flow: cards and bodies in space, a camera, and what moves."""
+"""Synthetic scenes for optical flow: moving cards and bodies in space before a camera."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.ops.layered import LayeredScenes
 from fullfield.training.flow.bodies import draw_bodies
+from fullfield.training.flow.layered import LayeredScenes
 from fullfield.training.flow.scene_draw import CARDS, LAYERS, Floats, SceneDraw, inverted
 from fullfield.training.flow.scene_geometry import SceneGeometry
 from fullfield.training.flow.scene_paint import exposed, filmed, painted
@@ -28,13 +28,14 @@ def draw_scenes(
     shapes: int,
     style: SceneStyle | None = None,
 ) -> LayeredScenes:
-    """The scenes of these numbers, on the CPU. A scene depends on its number, the seed, the size and the counts.
+    """Draw the scenes of these numbers, on the CPU; a scene depends on its number and the arguments.
 
     Args:
         numbers: of the scenes, at least 0.
         size: (height, width) of the frames, pixels.
         seed: at least 0.
-        pictures, shapes: how many an atlas has.
+        pictures: number of the atlas's pictures.
+        shapes: number of its silhouettes.
         style: by default ``SceneStyle()``.
 
     Raises:

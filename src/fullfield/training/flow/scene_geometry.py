@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.ops.layered import INFINITE, SQUARE
-from fullfield.ops.layered.scene import ELLIPSOID
 from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.layered import INFINITE, SQUARE
+from fullfield.training.flow.layered.scene import ELLIPSOID
 from fullfield.training.flow.scene_draw import (
     BACKDROP,
     BODY,
@@ -105,7 +105,7 @@ class SceneGeometry:
         )
 
     def _ray(self, x: Floats, y: Floats) -> Floats:
-        """[..., 3]: through pixels, to depth 1."""
+        """Return the rays [..., 3] through pixels, to depth 1."""
         height, width = self.size
         focal = self.focal[:, None]
         return np.stack([(x - (width - 1) / 2) / focal, (y - (height - 1) / 2) / focal, np.ones_like(x)], -1)
@@ -162,7 +162,7 @@ class SceneGeometry:
         self._own_motion(draw, part, depth, unit, style, None)
 
     def _figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
-        """In some scenes the last objects become a figure: all scenes get one, some get their objects back."""
+        """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
         there = draw.scene() < style.figures
         self.alike = there & (draw.scene() < 0.5)
         cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
@@ -187,8 +187,11 @@ class SceneGeometry:
         return plane, reach
 
     def _limbs(self, draw: SceneDraw, plane: Floats, reach: Floats, unit: float, style: SceneStyle) -> None:
-        """Bars or silhouettes near the body's plane. Upper ones hang on the body, lower ones on the ends of upper ones;
-        each moves with what it hangs on, and turns about the joint besides."""
+        """Place limbs, bars or silhouettes, near the body's plane.
+
+        Upper limbs hang on the body, lower limbs on the ends of upper ones; each moves with what it hangs on, and turns
+        about the joint besides.
+        """
         depth = self.depth[:, [BODY]]
         aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
         length = reach[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
@@ -247,7 +250,7 @@ class SceneGeometry:
         self._own_motion(draw, part, np.repeat(depth, FACES, 1), unit, style, rigid)
 
     def _walls(self, draw: SceneDraw) -> None:
-        """A room, a ground, and the plane behind everything."""
+        """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, far = self.focal, self.far
         right, left = (draw.scene(0.5, 1.6) * width / 2 / focal * far * 0.6 for _ in range(2))
@@ -292,7 +295,7 @@ class SceneGeometry:
         self._ghosts(draw)
 
     def _ghosts(self, draw: SceneDraw) -> None:
-        """Shadows, smoke, flares: large, soft, half transparent."""
+        """Place shadows, smoke and flares: large, soft, half transparent."""
         height, width = self.size
         part = slice(FIRST_GHOST, CARDS)
         depth = np.exp(draw.layer(math.log(1.5), math.log(9.0)))[:, part]
@@ -324,7 +327,7 @@ class SceneGeometry:
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
 
     def fog(self, draw: SceneDraw, style: SceneStyle) -> Floats:
-        """[B, 4]: density and colour; without fog too, for where nothing is."""
+        """Return density and colour of the fog [B, 4]; the colour fills what no layer covers, also without fog."""
         thick = -np.log(draw.scene(0.25, 0.9)) / self.far
         grey = draw.scene(0.1, 0.95)
         tint = np.stack([draw.scene(-0.1, 0.1) for _ in range(3)], -1)
@@ -332,7 +335,7 @@ class SceneGeometry:
         return np.concatenate([density[:, None], np.clip(grey[:, None] + tint, 0, 1)], 1)
 
     def matrices(self) -> Floats:
-        """[B, 2, L, 3, 3]: from cards to the pixels of both frames."""
+        """Return the matrices [B, 2, L, 3, 3] from cards to the pixels of both frames."""
         height, width = self.size
         at = np.array([0.0, 1.0])[:, None]
         turned = rotation(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]

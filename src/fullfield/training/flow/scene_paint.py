@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.ops.layered import INFINITE, SQUARE
-from fullfield.ops.layered.scene import (
+from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.layered import INFINITE, SQUARE
+from fullfield.training.flow.layered.scene import (
     BIAS,
     COLOURS,
     DEPTH_TEXTURE,
@@ -20,7 +21,6 @@ from fullfield.ops.layered.scene import (
     SOFTNESS,
     TEXTURE,
 )
-from fullfield.training.flow.bodies import Bodies
 from fullfield.training.flow.scene_draw import (
     BODIES,
     BODY,
@@ -46,6 +46,7 @@ _SAMPLES = np.array([(-0.125, -0.375), (0.375, -0.125), (-0.375, 0.125), (0.125,
 def painted(
     draw: SceneDraw, bodies: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
 ) -> tuple[Floats, NDArray[np.int64]]:
+    """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
     batch = len(bodies.kind)
     paint = np.zeros((batch, LAYERS, PAINT))
     ids = np.stack([np.floor(draw.layer() * pictures), np.floor(draw.layer() * max(shapes, 1))], -1).astype(np.int64)
@@ -106,7 +107,7 @@ def painted(
 
 
 def exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, Floats]:
-    """[B, 2, E, 3] for the renderer, and the times [B, 2, 1 + E] of its matrices."""
+    """Return the renderer's exposures [B, 2, E, 3], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
     samples = (
         _SAMPLES

@@ -9,7 +9,7 @@ from fullfield import _check
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """How scenes are made up. Lengths are pixels of a frame of 496×368 and grow with its size.
+    """Style of synthetic scenes. Lengths are pixels of a frame of 496×368 and grow with its size.
 
     The distances that things move follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard
     deviation of the logarithm, ``largest`` the end.
@@ -23,7 +23,7 @@ class SceneStyle:
     spread: float = 1.1
     largest: float = 300.0
     still_camera: float = 0.1
-    """Share of scenes whose camera stands."""
+    """Share of scenes with a static camera."""
     blur: float = 0.35
     """Share of scenes with motion blur."""
     fog: float = 0.15
@@ -76,7 +76,7 @@ class SceneStyle:
 
     @staticmethod
     def preset(name: str) -> SceneStyle:
-        """The style named ``usual``, ``small``, ``large``, ``bars`` or ``figures``.
+        """Return the style ``usual``, ``small``, ``large``, ``bars``, ``figures`` or ``bodies``.
 
         ``small`` and ``large`` are about the motion. ``fullfield-s`` was trained on all of them but ``small``.
 

@@ -21,7 +21,7 @@ _GOLDEN = 0.6180339887498949
 
 
 def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
-    """Samples of one size as a batch, for ``DataLoader(dataset, collate_fn=collate_flow)``.
+    """Join samples of one size to a batch, for ``DataLoader(dataset, collate_fn=collate_flow)``.
 
     Takes pairs as data sets give them, or without their batch dimension as :func:`cut_window` does. Where a data set
     has four true values for a pixel, their mean counts.
@@ -39,7 +39,7 @@ def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
 
 
 def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = (0,)) -> FlowBatch:
-    """A window of ``size`` (height, width) at a random place of a pair, without a batch dimension.
+    """Cut a window of ``size`` (height, width) at a random place of a pair, without a batch dimension.
 
     A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
     counts as occluded. The same numbers ``seed`` give the same place.
@@ -70,7 +70,7 @@ def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBat
 
 
 def _pair(sample: FlowSample) -> FlowBatch:
-    """The truth as a loss wants it."""
+    """Return a sample as a pair with the truth that a loss takes."""
     if sample.flow is None:
         raise InputError(f"{sample.name}: has no true flow to train on")
     flow = sample.flow.float()
@@ -127,7 +127,7 @@ class DatasetPairs:
         self._windows.begin(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
-        """``count`` windows. Those that were not announced by :meth:`ahead` are read here and now."""
+        """Return ``count`` windows; those that :meth:`ahead` did not announce are read now."""
         return self._windows.take(index, count).to(self.device, non_blocking=True)
 
 
@@ -155,17 +155,17 @@ class _Windows:
         return collate_flow(windows)
 
     def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
-        """As large as it may be and the frames are."""
+        """Cut a window as large as the limits and the frames allow."""
         sides = zip(self._size, self._least, sample.frame1.shape[1:], strict=True)
         height, width = (min(side, max(small, have)) for side, small, have in sides)
         return cut_window(sample, (height, width), seed)
 
 
 class Mixture:
-    """Several sources by weight: every batch has of each the share it should, within one pair.
+    """Source that mixes several by weight: every batch has the due share of each, within one pair.
 
-    A source is asked for its share rounded up, and a pair too many is dropped: ``PairMaker`` numbers its pairs by index
-    times count, so that with changing counts some would come again.
+    Each source makes its share rounded up, and a surplus pair is dropped: ``PairGenerator`` numbers its pairs by index
+    times count, so that with changing counts some would be repeated.
 
     Args:
         parts: sources of pairs of one size, on one device, and their weights.
@@ -184,14 +184,14 @@ class Mixture:
         self._bounds = np.cumsum(self._shares)
 
     def counts(self, index: int, count: int) -> list[int]:
-        """How many pairs of each source are in a batch."""
+        """Return how many pairs of each source are in a batch."""
         first = (index * _GOLDEN) % 1.0  # evenly spread over the batches, so that rare sources have their share too
         places = (np.arange(count) + first) / count
         of = np.minimum(np.searchsorted(self._bounds, places, side="right"), len(self._sources) - 1)
         return [int(found) for found in np.bincount(of, minlength=len(self._sources))]
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
-        """Tell the sources that can read ahead what will be asked of them."""
+        """Announce to the sources that can read ahead which batches will be requested."""
         for place, source in enumerate(self._sources):
             tell(source, index, stride, partial(self._count_of, place, counts))
 
@@ -200,11 +200,11 @@ class Mixture:
         return self._asked(place, count, self.counts(index, count)[place])
 
     def _asked(self, place: int, count: int, some: int) -> int:
-        """How many pairs a source is asked for where a batch of ``count`` has ``some`` of it."""
+        """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
         return max(some, math.ceil(self._shares[place] * count - 1e-6)) if some else 0
 
     def batch(self, index: int, count: int) -> FlowBatch:
-        """``count`` pairs, those of one source after those of the one before."""
+        """Return ``count`` pairs, source by source."""
         parts = []
         for place, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
             if some:

@@ -1,4 +1,4 @@
-"""One step of training, without a word to the host, and the moving average of the weights."""
+"""Step of training that never synchronises with the host, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class AveragedWeights:
-    """A copy of a network whose weights follow it slowly (exponential moving average).
+    """Copy of a network with the exponential moving average of its weights.
 
     Floating buffers, such as a batch norm's statistics, are averaged as well; others are copied. All of it takes a few
     kernels a step.
@@ -77,7 +77,7 @@ def _tensors(model: nn.Module) -> list[torch.Tensor]:
 
 
 class Objective(nn.Module):
-    """A network and its loss as one module: what is compiled.
+    """Network and its loss as one module, which is compiled as a whole.
 
     Args:
         network: with ``predictions(frame1, frame2)``: the flow [B, 2, H, W] after each update; for the loss
@@ -117,11 +117,11 @@ class Objective(nn.Module):
 
     @property
     def loss(self) -> str:
-        """Which loss it is."""
+        """Return the name of the loss."""
         return "sequence" if self._limits is None else "mixture"
 
     def forward(self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the mean end-point error of the last prediction."""
+        """Return the loss, and the mean end-point error of the last prediction."""
         network: Any = self.network
         updates: dict[str, Any] = {} if self.updates is None else {"updates": self.updates}
         if self._limits is None:
@@ -140,7 +140,7 @@ class Objective(nn.Module):
 
 
 class Reading(NamedTuple):
-    """What the steps since the last reading came to."""
+    """Means over the steps since the last reading."""
 
     steps: int
     loss: float  # mean over the steps that were not skipped; NaN where all were
@@ -151,7 +151,7 @@ class Reading(NamedTuple):
 
 
 class Stepper:
-    """Makes steps: forward, backward, clipping, optimizer, moving average.
+    """Training step: forward, backward, clipping, optimizer, moving average.
 
     A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
     That is decided on the device: :meth:`step` never waits for it, :meth:`read` does.
@@ -199,7 +199,8 @@ class Stepper:
 
         Args:
             batch: this process's pairs, on the device.
-            number: of the step, from 0, those of the runs that this one goes on from among them.
+            number: of the step, from 0; steps of the runs that this one continues from are counted.
+            rate: learning rate.
             occluded: whether occluded pixels count.
         """
         self._uncompiled.updates = self.training.updates_of(number)
@@ -221,7 +222,7 @@ class Stepper:
         self._update(gradients, loss, error, number, rate, before)
 
     def _backward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients, loss and error of a step; from a CUDA graph once some steps were made without one."""
+        """Compute gradients, loss and error; by a CUDA graph after the first steps."""
         if self._recorded is None:
             self.optimizer.zero_grad(set_to_none=True)  # those of a graph are its own
             if self._unrecorded > 0:
@@ -302,7 +303,7 @@ class Stepper:
         self._steps += 1
 
     def read(self) -> Reading:
-        """What came of the steps since the last reading. Waits for the device."""
+        """Return the means over the steps since the last reading; waits for the device."""
         loss, error, norm, skipped, _, worst = self._told.tolist()
         steps, good = self._steps, self._steps - int(skipped)
         self._told[:4].zero_()
@@ -313,7 +314,7 @@ class Stepper:
 
 
 class _Recorded:
-    """Work on tensors of fixed shapes, recorded as a CUDA graph: a step then costs the host one launch for it."""
+    """Function of tensors of fixed shapes, recorded as a CUDA graph: a call costs the host one launch."""
 
     def __init__(self, work: Callable[..., tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:
         self._inputs = [torch.empty_like(part) for part in inputs]

@@ -1,4 +1,4 @@
-"""How good a network is on pairs that it is not trained on."""
+"""Validation on pairs that are not trained on."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _MADE_TOGETHER = 4
 
 
 class FlowValidation:
-    """The mean end-point error of a network, for :func:`train_flow`: of each set the mean over its pairs, of these the
-    mean over the sets.
+    """Mean end-point error of a network, for :func:`train_flow`: of each set over its pairs, then over the sets.
 
     Args:
-        sets: by name, data sets, whose pairs are seen at their full size one by one; or sources of made pairs, of
+        sets: by name, data sets, whose pairs are evaluated at full size one by one; or sources of synthetic pairs, of
             another seed than those that are trained on.
-        pairs: of each set at most, spread evenly over it.
+        pairs: highest number of pairs of a set, spread evenly over it.
         updates: of the network, where it takes any; None leaves it to the network.
 
     Attributes:
-        errors: what each set came to when a network was last asked for, pixels.
+        errors: the last network's error on each set, pixels.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class FlowValidation:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> float:
-        """The error of a network in evaluation mode, pixels."""
+        """Return the error of a network in evaluation mode, pixels."""
         device = next(model.parameters()).device
         for name, data in self._sets.items():
             metrics = FlowMetrics(averaging="per_image")

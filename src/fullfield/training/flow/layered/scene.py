@@ -64,11 +64,11 @@ class PictureAtlas:
 
     @property
     def device(self) -> torch.device:
-        """Of the texels."""
+        """Return the device of the texels."""
         return self.texels.device
 
     def bases(self) -> list[int]:
-        """The first texel of every level."""
+        """Return the index of the first texel of every level."""
         found = [0]
         for level in range(self.levels - 1):
             found.append(found[-1] + self.count * (self.side >> level) ** 2)
@@ -76,7 +76,7 @@ class PictureAtlas:
 
 
 def _halved(texels: Tensor) -> Tensor:
-    """Means of 2×2, rounded, a few pictures at a time."""
+    """Return rounded means of 2×2, a few pictures at a time."""
     height, width = (side // 2 for side in texels.shape[1:3])
     found = [
         texels[first : first + _TOGETHER].reshape(-1, height, 2, width, 2, 4).sum((2, 4), dtype=torch.int16)
@@ -141,12 +141,12 @@ class LayeredScenes(NamedTuple):
             _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
 
     def to(self, device: torch.device | str) -> LayeredScenes:
-        """The same on a device."""
+        """Return the scenes on a device."""
         return LayeredScenes(*(part.to(device, non_blocking=True) for part in self))
 
 
 class RenderedPairs(NamedTuple):
-    """Frames, and what is true of them."""
+    """Frames with their true flow, its validity and occlusion."""
 
     frame1: Tensor  # [B, 3, H, W] float32, RGB, 0 ... 1
     frame2: Tensor  # [B, 3, H, W] float32

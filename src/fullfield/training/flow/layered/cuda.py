@@ -1,4 +1,4 @@
-"""The renderer on NVIDIA GPUs, by a kernel compiled on the user's machine. Never waits for the device."""
+"""Renderer on NVIDIA GPUs, by a kernel compiled on the user's machine; never waits for the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import structures
-from fullfield.ops.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
+from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
@@ -24,18 +24,18 @@ _Params = structures(_SOURCE)["LayeredParams"]
 
 
 def supports(device: torch.device) -> str | None:
-    """None where the kernels run on the device, else the reason that they do not."""
+    """Return None if the kernels run on the device, else the reason why not."""
     return launching.why_not(device)
 
 
 @functools.cache
 def source() -> Source:
-    """Both kernels."""
+    """Return the source of both kernels."""
     return Source(launching.read_source(_SOURCE), ())
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
-    """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
+    """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     height, width = size
     scenes = LayeredScenes(*(part.contiguous() for part in scenes))
     batch, _, matrices, layers = scenes.to_card.shape[:4]

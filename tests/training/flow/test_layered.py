@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, reference, render_pairs
-from fullfield.ops.layered.scene import (
+from fullfield.ops.positions import positions
+from fullfield.training.flow.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, reference, render_pairs
+from fullfield.training.flow.layered.scene import (
     COLOURS,
     ELLIPSOID,
     FOG_SHEET,
@@ -21,7 +22,6 @@ from fullfield.ops.layered.scene import (
     SOFTNESS,
     TEXTURE,
 )
-from fullfield.ops.positions import positions
 
 HEIGHT, WIDTH = 24, 32
 

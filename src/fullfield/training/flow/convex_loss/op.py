@@ -1,4 +1,4 @@
-"""The public function, and its gradients."""
+"""Public function of the loss, and its gradients."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.backends import usable
-from fullfield.ops.convex_loss import cuda, reference
 from fullfield.ops.operators import once_only
+from fullfield.training.flow.convex_loss import cuda, reference
 
 
 def convex_mixture_loss(
@@ -23,9 +23,9 @@ def convex_mixture_loss(
     log_scale_min: float = 0.0,
     log_scale_max: float = 10.0,
 ) -> tuple[Tensor, Tensor]:  # scalars
-    """Minus the logarithm of the likelihood of the true flow, summed over the pixels that count and both components;
-    and the sum of these pixels' end-point errors, which has no gradient.
+    """Return minus the log likelihood of the true flow, and the sum of the end-point errors, which has no gradient.
 
+    Both are summed over the pixels that count, the first over both components.
     ``field`` holds a flow in fine pixels and the mixture around it: logits of a wide and a narrow Laplacian, and the
     logarithms of their scales, see :func:`mixture_surprise`. It is up-sampled with the weights ``mask`` as by
     :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give

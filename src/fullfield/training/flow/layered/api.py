@@ -1,4 +1,4 @@
-"""The public function."""
+"""Public function of the renderer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from fullfield import _check
 from fullfield.ops.backends import Backends
-from fullfield.ops.layered.scene import ELLIPSOID, LayeredScenes, PictureAtlas, RenderedPairs
+from fullfield.training.flow.layered.scene import ELLIPSOID, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
 _LARGEST = 1 << 15
@@ -19,7 +19,8 @@ def render_pairs(
     """Render both frames of every scene, the flow between them, its validity and its occlusion.
 
     Args:
-        scenes, atlas: on one device.
+        scenes: what to render.
+        atlas: pictures and silhouettes, on the device of the scenes.
         size: (height, width), pixels.
         backend: ``"cuda"``, ``"reference"``, or None for the best that the device has.
 

@@ -1,4 +1,4 @@
-"""The loss in PyTorch's operators: defines what the kernel computes."""
+"""Reference of the loss in PyTorch's operators; defines what the kernel computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mixture_surprise(
     log_scale_min: float,
     log_scale_max: float,
 ) -> Tensor:  # [B, 2, H, W]
-    """Minus the logarithm of the density of the true flow, each component under a mixture of two Laplacians.
+    """Return minus the log density of the true flow, each component under a mixture of two Laplacians.
 
     The logarithm of the wide one's scale is limited to 0 ... ``log_scale_max``, that of the narrow one's to
     ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
@@ -33,7 +33,7 @@ def mixture_surprise(
 def loss(
     field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`fullfield.ops.convex_loss.convex_mixture_loss`."""
+    """Return the sums of :func:`fullfield.training.flow.convex_loss.convex_mixture_loss`."""
     fine = convex_upsample(field, mask, factor)
     inside = counted[:, None]
     known = torch.where(inside, truth, 0.0)

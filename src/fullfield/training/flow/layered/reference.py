@@ -1,4 +1,4 @@
-"""The renderer in plain PyTorch: defines what the kernel computes."""
+"""Reference of the renderer in plain PyTorch; defines what the kernel computes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield.ops.layered.scene import (
+from fullfield.ops.positions import positions
+from fullfield.training.flow.layered.scene import (
     BIAS,
     COLOURS,
     DEPTH_TEXTURE,
@@ -24,7 +25,6 @@ from fullfield.ops.layered.scene import (
     PictureAtlas,
     RenderedPairs,
 )
-from fullfield.ops.positions import positions
 
 NEAREST = 1e-9  # of w
 GRAZING = 1e-3  # of the cosine at an ellipsoid's outline, where derivatives have no limit
@@ -33,6 +33,7 @@ CLEAR = 0.004  # of what is seen behind: less is not followed
 
 
 def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+    """Return None: the reference runs on every device."""
     return None
 
 
@@ -48,7 +49,7 @@ class _Place(NamedTuple):
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
-    """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
+    """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     x, y = positions(size, scenes.to_card.device)
     first, second = (_picture(scenes, atlas, frame, x, y) for frame in (0, 1))
     flow, valid, occluded = _truth(scenes, atlas, x, y)
@@ -60,7 +61,7 @@ def _per_pixel(values: Tensor) -> Tensor:
 
 
 def _waved(paint: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixels [B, H, W] moved by a card's waves; ``share`` [B]."""
+    """Move pixels [B, H, W] by a card's waves; ``share`` [B]."""
     moved_x, moved_y = x, y
     for wave in (0, 5):
         ax, ay, kx, ky, phase = (_per_pixel(paint[:, wave + part]) for part in range(5))
@@ -142,7 +143,7 @@ def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Plac
 
 
 def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
-    """[B, H, W], 0 ... 1, before opacity; ``shape`` [B]."""
+    """Return the coverage [B, H, W], 0 ... 1, before opacity; ``shape`` [B]."""
     (a, b, _), front = place.at, place.front
     (ax, bx, _), (ay, by, _) = place.right, place.down
     softness = _per_pixel(paint[:, SOFTNESS])
@@ -175,7 +176,7 @@ def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) 
 
 
 def _texture(place: _Place, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
-    """[B, H, W, 3], 0 ... 255."""
+    """Return the colours [B, H, W, 3], 0 ... 255."""
     t = [_per_pixel(paint[:, TEXTURE + part]) for part in range(6)]
     d = [_per_pixel(paint[:, DEPTH_TEXTURE + part]) for part in range(2)]
 
@@ -232,7 +233,7 @@ def _active(scenes: LayeredScenes, layer: int) -> Tensor:
 
 
 def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor) -> Tensor:
-    """[B, 3, H, W]."""
+    """Return a frame [B, 3, H, W]."""
     exposures = scenes.exposures.shape[2]
     total = None
     fog = scenes.fog[:, None, None, 1:]
@@ -266,7 +267,7 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
-    """[B, 3, H, W] with its curve of tones and noise: four bytes of a hash make nearly a normal number."""
+    """Apply gain, gamma and noise to [B, 3, H, W]; four bytes of a hash sum to a nearly normal number."""
     gain, exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
@@ -277,14 +278,14 @@ def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
 
 
 def _hashed(word: Tensor) -> Tensor:
-    """Mixes the bits of 32-bit words held as int64 (MurmurHash3's last step)."""
+    """Mix the bits of 32-bit words held as int64 (MurmurHash3's last step)."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         word = ((word ^ (word >> shift)) * factor) & _WORD
     return word ^ (word >> 16)
 
 
 def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Flow, validity, occlusion."""
+    """Return flow, validity and occlusion."""
     batch, layers = len(scenes.counts), scenes.to_card.shape[3]
     shape = (batch, *x.shape)
     owner = torch.full(shape, layers, device=x.device)

@@ -1,4 +1,4 @@
-"""The loss on NVIDIA GPUs, by kernels compiled on the user's machine. Never waits for the device."""
+"""Loss on NVIDIA GPUs, by kernels compiled on the user's machine; never waits for the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Params = structures(_SOURCE)["LossParams"]
 
 
 def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """None where the kernels serve, else the reason that they do not."""
+    """Return None if the kernels support these tensors, else the reason why not."""
     if factor != FACTOR or field.shape[1] != VALUES:
         return f"needs a factor of {FACTOR} and {VALUES} values, got {factor} and {field.shape[1]}"
     if field.dtype != torch.float32 or mask.dtype not in CODES:
@@ -31,7 +31,7 @@ def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
 
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
-    """Both kernels for weights of a dtype."""
+    """Return the source of both kernels for weights of a dtype."""
     text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
     return Source.defining(text, IN=CODES[dtype])
 
@@ -39,7 +39,7 @@ def source(dtype: torch.dtype) -> Source:
 def loss(
     field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums [2] of the loss and of the end-point errors, and the gradients of the first by field and mask."""
+    """Return the sums [2] of loss and end-point errors, and the loss's gradients by field and mask."""
     batch, _, height, width = field.shape
     cells = batch * height * width
     blocks = -(-cells // _CELLS)

@@ -1,6 +1,0 @@
-"""The loss of a convex up-sampled flow, forward and backward in one pass: nothing of the frames' size is kept."""
-
-from fullfield.ops.convex_loss.op import convex_mixture_loss
-from fullfield.ops.convex_loss.reference import mixture_surprise
-
-__all__ = ["convex_mixture_loss", "mixture_surprise"]

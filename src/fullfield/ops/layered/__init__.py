@@ -1,6 +1,0 @@
-"""Pairs of frames of layered scenes with their exact flow, rendered in one pass: reference in PyTorch, and CUDA."""
-
-from fullfield.ops.layered.api import render_pairs
-from fullfield.ops.layered.scene import INFINITE, SQUARE, LayeredScenes, PictureAtlas, RenderedPairs
-
-__all__ = ["INFINITE", "SQUARE", "LayeredScenes", "PictureAtlas", "RenderedPairs", "render_pairs"]

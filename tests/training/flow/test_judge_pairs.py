@@ -1,0 +1,77 @@
+"""``scripts/judge_pairs.py``, which continues official weights on synthetic pairs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from fullfield import InputError
+from fullfield.io import write_flow
+from fullfield.models import RAFT, RAFTConfig
+from fullfield.training.flow import SceneStyle, pictures
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "judge_pairs.py"
+SMALL = ("--size", "48x32", "--batch", "2", "--updates", "1", "--scored-updates", "1", "--device", "cpu", "--mixture")
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with random weights and one real pair."""
+    spec = importlib.util.spec_from_file_location("judge_pairs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = pictures.procedural_pictures
+    monkeypatch.setattr(pictures, "procedural_pictures", lambda *_args, **_options: drawn(4, 64, 0, shapes=8))
+    monkeypatch.setattr(module, "DATA", tmp_path)
+    monkeypatch.setattr(module, "_UNSEEN", 1)
+    (tmp_path / "weights").mkdir()
+    torch.manual_seed(0)
+    torch.save(RAFT(RAFTConfig.small()).state_dict(), tmp_path / "weights" / "raft-small.pth")
+    folder = tmp_path / "flow" / "sintel" / "hard" / "sequence_2"
+    folder.mkdir(parents=True)
+    for number in (1, 2):
+        Image.new("RGB", (64, 48), (90 * number, 80, 70)).save(folder / f"frame_000{number}.png")
+    write_flow(folder / "frame_0001.flo", torch.ones(2, 48, 64), torch.ones(48, 64, dtype=torch.bool))
+    return module
+
+
+def test_scores_are_stored_along_the_way(
+    judge: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "result.json"
+    stored: list[Any] = []
+    add = judge.Scores.add
+
+    def read(*args: Any) -> None:
+        add(*args)
+        stored.append(json.loads(output.read_text()))
+
+    monkeypatch.setattr(judge.Scores, "add", read)
+    judge.main(["--pairs", "8", *SMALL, "small:noise~0=0.5", "usual:instants~2=0.5", "-o", str(output)])
+    assert [[row["pairs"] for row in result["scores"]] for result in stored] == [[0], [0, 2], [0, 2, 4], [0, 2, 4, 8]]
+    first, *_, last = stored[-1]["scores"]
+    assert first["weights"] == first["average"]
+    assert last["weights"]["errors"]["sequence_2"] != first["weights"]["errors"]["sequence_2"]
+    assert last["weights"] != last["average"]
+    assert last["weights"]["hard"] is None  # three of the pairs are missing
+    assert 0 < last["learning_rate"] < stored[-1]["scores"][2]["learning_rate"] < 1.5e-4
+    assert stored[-1]["settings"]["mixture"] == ["small:noise~0=0.5", "usual:instants~2=0.5"]
+    assert "raft-small small:noise~0=0.5 usual:instants~2=0.5: 8 pairs" in capsys.readouterr().out
+
+
+def test_styles_are_read(judge: ModuleType) -> None:
+    assert judge.style_of("usual=0.4") == (SceneStyle(), 0.4)
+    style = SceneStyle(**{**vars(SceneStyle.preset("bodies")), "sheets": 0.0, "instants": 7})
+    assert judge.style_of("bodies:sheets~0,instants~7=1") == (style, 1.0)
+    for text in ("usual", "body=0.5", "usual:sheet~0=1", "usual=some", "usual:noise=1"):
+        with pytest.raises(InputError, match=rf"^mixture {text}: expected "):
+            judge.style_of(text)
