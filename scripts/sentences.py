@@ -108,7 +108,9 @@ def on_cpu() -> str:
 
 
 def default() -> str:
-    """Return the times of `auto` and of TV-L1 on the CPU."""
+    """Return the times of `auto` and of TV-L1 on the CPU; nothing before they are stored."""
+    if not (RESULTS / DEFAULT_RESULT).is_file():
+        return ""
     stored = read(DEFAULT_RESULT)
     case = next(case for case in stored["cases"] if case["rows"] and "threads" in case)
     (height, width), about = case["size"], stored["environment"]
@@ -137,6 +139,7 @@ def training() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
+    "README.md": ((BEGIN_DEFAULT, default),),
     "docs/models.md": ((BEGIN_FORMS, forms),),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
     "docs/integrations.md": ((BEGIN_PATCHED, patched),),
@@ -144,5 +147,3 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network), (BEGIN_CPU, on_cpu)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""
-if (RESULTS / DEFAULT_RESULT).is_file():
-    PAGES["README.md"] = ((BEGIN_DEFAULT, default),)

@@ -117,8 +117,12 @@ def _clock(device: torch.device) -> Callable[[Callable[[], Any]], float]:
             torch.cuda.synchronize(device)
 
     def clock(call: Callable[[], Any]) -> float:
+        def finished() -> None:
+            call()
+            wait()
+
         wait()
-        return wall_clock(lambda: (call(), wait()))
+        return wall_clock(finished)
 
     return clock
 
@@ -209,20 +213,20 @@ def _auto(plan: Plan, note: Note) -> Result:
 
 def shared_pairs(data: Path) -> dict[str, tuple[Path, Path, Path]]:
     """Return first frame, second frame and true flow of every pair under ``data``, by name."""
-    flow, found = data / "flow", {}
+    flow, found = data / "flow", dict[str, tuple[Path, Path, Path]]()
     for truth in sorted(flow.glob("middlebury/*/flow10.flo")):
         found[f"middlebury {truth.parent.name}"] = truth.with_name("frame10.png"), truth.with_name("frame11.png"), truth
     for truth in sorted(flow.glob("flyingchairs/*-gt.flo")):
-        frames = (truth.with_name(truth.name.replace("gt.flo", f"img{number}.ppm")) for number in (0, 1))
-        found[f"flyingchairs {truth.name[:7]}"] = *frames, truth
+        first, second = (truth.with_name(truth.name.replace("gt.flo", f"img{number}.ppm")) for number in (0, 1))
+        found[f"flyingchairs {truth.name[:7]}"] = first, second, truth
     for kind in ("clean", "final"):
         truth = flow / "sintel" / "truth" / "frame_0002.flo"
         if truth.is_file():
-            frames = (flow / "sintel" / kind / f"frame_000{number}.png" for number in (2, 3))
-            found[f"sintel {kind} alley_1"] = *frames, truth
+            first, second = (flow / "sintel" / kind / f"frame_000{number}.png" for number in (2, 3))
+            found[f"sintel {kind} alley_1"] = first, second, truth
     for truth in sorted(flow.glob("sintel/hard/*/frame_0001.flo")):
-        frames = (truth.with_name(f"frame_000{number}.png") for number in (1, 2))
-        found[f"sintel {truth.parent.name}"] = *frames, truth
+        first, second = (truth.with_name(f"frame_000{number}.png") for number in (1, 2))
+        found[f"sintel {truth.parent.name}"] = first, second, truth
     return found
 
 
@@ -232,11 +236,11 @@ def _pairs(plan: Plan, note: Note) -> Result:
     if not pairs:
         raise Unsupported(f"no pairs with true flow under {plan.data / 'flow'}; name their folder with --data")
     errors: dict[str, dict[str, float]] = {}
-    for form, more in (("auto", {}), ("auto, exact", {"precision": "exact"})):  # estimate keeps one network by name
+    for form, precision in (("auto", "auto"), ("auto, exact", "exact")):  # estimate keeps one network by name
         for name, (first, second, truth) in pairs.items():
             note(f"{form}, {name}")
             known = read_flow(truth)
-            found = estimate(first, second, device=plan.device, **more).cpu()
+            found = estimate(first, second, device=plan.device, precision=precision).cpu()
             errors.setdefault(name, {})[form] = float(epe(found.flow, known.flow, known.valid))
     ratios = {name: both["auto"] / both["auto, exact"] for name, both in errors.items()}
     worst = max(ratios, key=lambda name: ratios[name])

@@ -32,11 +32,11 @@ class KITTIOdometry(ScanDataset):
           sequences/08/calib.txt     its line Tr: takes the lidar into the camera
           poses/08.txt               the camera's pose for every frame, 12 numbers a line
 
-    From the first scan on, each is paired with the last one before the first of the next hundred that is more than
-    10 m from it, and the search goes on after that one; a scan that nothing within the hundred is so far from is
-    skipped. With all scans of 08 to 10 this is the usual test list.
+    Each scan is paired with the last one that lies before the first more than 10 m away, among the next hundred. The
+    search continues after that pair. A scan without any so far away among the hundred is skipped. With all scans of 08
+    to 10 this is the usual test list.
 
-    The poses come from GPS and inertia; evaluation refines them on the scans before they judge (:attr:`coarse`).
+    The poses come from GPS and inertia; evaluation refines them on the scans first (:attr:`coarse`).
 
     Args:
         split: ``"train"`` (00 to 05), ``"val"`` (06, 07) or ``"test"`` (08 to 10).

@@ -27,8 +27,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Predict what is missing in ``folder``, score it, and store and return the result.
 
-    A run that was stopped goes on where it was; the totals are the same as of one that was not. With several processes
-    (:class:`Setting`'s share) every one returns the totals of all.
+    A stopped run resumes, with the totals of one that was not stopped. With several processes (:class:`Setting`'s
+    share) each returns the totals of all.
 
     Returns:
         ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
@@ -39,8 +39,8 @@ def evaluate(
 
     Raises:
         InputError: ``estimator`` is none, the folder belongs to another configuration, or a file cannot be used.
-        torch.OutOfMemoryError: the device's memory is too small; where it is for the estimator, or for preparing
-            it, the run's folder notes it.
+        torch.OutOfMemoryError: the device's memory is too small. If that happens in the estimator, or while it is
+            prepared, a note is left in the run's folder.
     """
     setting = setting or Setting()
     check_estimator(estimator, expected=ESTIMATOR)

@@ -29,9 +29,9 @@ class Finisher:
     """Queue of a few finished flows; an error in the background is raised by a later call or at the end.
 
     Args:
-        scorer: what a pair adds to the totals; None where nothing is scored.
-        device: where the flows are.
-        method: whose flows they are, for complaints.
+        scorer: scorer of the pairs; None where nothing is scored.
+        device: device of the flows.
+        method: name of the method, for errors.
     """
 
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
@@ -53,9 +53,9 @@ class Finisher:
             self._pool.shutdown()
 
     def __call__(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
-        """Finish the flow [2, H, W] of a pair; the work on ``device`` that makes it must be done.
+        """Finish the flow [2, H, W] of a pair; the work on ``device`` that computes it must have ended.
 
-        Raises InputError naming the pair whose flow is not finite, and what finishing an earlier one raised.
+        Raises InputError naming the pair whose flow is not finite, and any error of an earlier pair.
         """
         self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._overlaps:

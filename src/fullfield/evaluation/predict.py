@@ -33,12 +33,11 @@ class Setting:
     """Settings of a run over a data set.
 
     Attributes:
-        device: where to estimate and score.
-        warm_start: start every pair of a sequence from the flow of the one before, moved along.
-        alone: nothing else goes on while the estimator works, for times that nothing disturbs: reading, scoring and
-            storing wait until it is done.
-        share: which part of the pairs this process takes.
-        progress: called with the fraction done and the pair's name.
+        device: device of the estimator and the scores.
+        warm_start: whether each pair of a sequence starts from the previous flow, moved along itself.
+        alone: whether reading, scoring and storing wait while the estimator works, for undisturbed times.
+        share: share of the pairs that this process takes.
+        progress: receives the fraction done and the pair's name.
     """
 
     device: str = "cpu"
@@ -183,7 +182,7 @@ def _timed(
     flow = estimator(frame1, frame2, initial_flow=start)
     flow = _check.tensor(flow, f"the flow of {estimator.method}", (1, 2, *frame1.shape[2:]))[0].to(torch.float32)
     if stream is not None:
-        stream.synchronize()  # not the device: scoring of the pair before may go on
+        stream.synchronize()  # not the device, which may still score the previous pair
     seconds = time.perf_counter() - begin
     return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 

@@ -35,12 +35,12 @@ def reduced(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
 class AtScale(WrappingEstimator):
     """Estimator that reduces its frames first and enlarges its flow.
 
-    Both bilinear between pixel centres, without a filter before (Briedis et al. 2026, section 6.3); a side becomes the
-    nearest whole number of pixels, one at least, and vectors are scaled by the true ratio of the sizes.
+    Both are bilinear between pixel centres, without a filter (Briedis et al. 2026, section 6.3). A side becomes the
+    nearest whole number of pixels, at least one, and vectors are scaled by the true ratio of the sizes.
 
     Args:
-        estimator: what estimates.
-        scale: above 0, at most 1; 1 hands the frames through.
+        estimator: estimator of the reduced frames.
+        scale: above 0, at most 1; 1 leaves the frames as they are.
     """
 
     def __init__(self, estimator: Estimator, scale: str | float | Fraction) -> None:

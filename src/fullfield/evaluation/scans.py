@@ -55,8 +55,11 @@ class Registrar:
     """:func:`fullfield.registration.register` as a method: ``fpfh``, or ``learned`` with a file of weights.
 
     Args:
-        voxel, seed, iterations, samples: as there.
-        weights: of a learned descriptor; None: FPFH.
+        voxel: as for :func:`~fullfield.registration.register`.
+        seed: as there.
+        iterations: as there.
+        samples: as there.
+        weights: weights of a learned descriptor; None for FPFH.
         ransac_only: whether to stop after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
     """
 
@@ -118,8 +121,8 @@ def evaluate_scans(
 ) -> dict[str, Any]:
     """Register what is missing in ``folder``, score it, and store and return the result.
 
-    A run that was stopped goes on where it was. With several processes (:class:`Setting`'s share) every one returns
-    the scores of all. ``setting.device`` must be ``"cpu"``.
+    A stopped run resumes. With several processes (:class:`Setting`'s share) each returns the scores of all.
+    ``setting.device`` must be ``"cpu"``.
 
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``

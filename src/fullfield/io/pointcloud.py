@@ -58,7 +58,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
 
     Raises:
-        InputError: for an unknown suffix, what is no cloud, or what the format cannot hold.
+        InputError: for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
         OSError: if it cannot be written.
     """
     write = _function(_WRITERS, Path(path), POINT_WRITE_SUFFIXES)

@@ -58,7 +58,7 @@ class FlowMetrics:
         lm_threshold: ``lm_*`` are over pixels whose true motion exceeds this many pixels.
 
     An image's sums are taken in float64 on the device of its tensors; totals over images are exact integers, so
-    neither the order of the images nor the way they are shared out among processes and merged changes a bit.
+    neither the order of the images nor their distribution over processes changes a bit.
     """
 
     def __init__(self, *, averaging: str = "pooled", lm_threshold: float = 128.0) -> None:

@@ -32,10 +32,10 @@ KERNEL = (len(RINGS), len(_ELEVATIONS) + 1, len(_BENDS) + 1)
 """Rings, elevations, bends."""
 CELLS = math.prod(KERNEL)
 INPUTS = 37
-"""Of a point: its shape, 4, and its FPFH, 33."""
+"""Numbers per point: its shape, 4, and its FPFH, 33."""
 WIDTH = INPUTS + len(RINGS) * INPUTS + CELLS
-"""Of what is known before anything is learned: the point's inputs, their means over the rings, a histogram of cells."""
-_BESIDE = 0.05  # of its usual size, that the head starts with
+"""Numbers per point before anything is learned: its inputs, their means over the rings, a histogram of cells."""
+_BESIDE = 0.05  # share of its usual size with which the head starts
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
     along = (own * other).sum(1)
     other = torch.where(along[:, None] < 0, -other, other)
     bend = torch.acos(along.abs().clamp(max=1))
-    # About upright on each other, the way of the bend is chance: the normals' signs decide.
+    # Where the normals are about perpendicular, the bend's direction is random: it follows their signs.
     bend = torch.where(((other * away).sum(1) >= height.abs()) | (bend > _BENDS[-1]), bend, -bend)
     edges = [torch.tensor(e, device=points.device, dtype=torch.float32) for e in (RINGS[:-1], _ELEVATIONS, _BENDS)]
     ring, elevation, turn = (torch.bucketize(v, e) for v, e in zip((distance, height.abs(), bend), edges, strict=True))

@@ -9,10 +9,10 @@ import numpy as np
 from fullfield.registration.arrays import Floats, Ints
 
 EDGE_RATIO = 0.9
-"""How alike the lengths of a triangle's edges are in both clouds, at least."""
-_RESIDUALS = 1 << 17  # worked on at a time: what fits the cache
+"""Smallest ratio of the lengths of a triangle's edge in the two clouds."""
+_RESIDUALS = 1 << 17  # computed at a time, so that they fit the cache
 _REFITS = 3
-_PREVIEW, _PREVIEWED = 128, 1000  # matches that all poses are tried on, best poses that are tried on all matches
+_PREVIEW, _PREVIEWED = 128, 1000  # all poses are scored on this many matches, this many best ones on all
 
 
 class Hypothesis(NamedTuple):

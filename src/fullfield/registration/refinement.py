@@ -15,7 +15,7 @@ from fullfield.registration.ransac import apply
 _NEIGHBORS = 20
 _FEWEST = 3
 _SLACK = 1.5
-"""Voxels: the reach of a point's neighbours. Steps may bring it closer by about what partners may be away."""
+"""Voxels within which a point's neighbours lie, for its covariance. The steps may bring it closer by another reach."""
 
 
 def library() -> Any:

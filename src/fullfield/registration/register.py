@@ -42,14 +42,14 @@ _FEWEST_POINTS = 20
 _FLAT = 0.25
 _CANDIDATES = 3
 _SCALES = (1.0, 0.75)
-"""Times the automatic voxel: tried in turn until a pose is accepted."""
-_WORTH = 0.5  # of the best hypothesis' inliers, for another to be looked at
-_ROUGHLY, _FINELY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one goes on until little speaks for it
-_PROMISING, _LIKELY = 0.25, 0.67  # of the score that is needed, for a pose to be refined on all points, and to the end
-_SAME = 0.5  # voxels between two poses that are one
+"""Multiples of the automatic voxel, tried in turn until a pose is accepted."""
+_WORTH = 0.5  # share of the best hypothesis' inliers that another needs to be refined
+_ROUGHLY, _FINELY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one keeps moving
+_PROMISING, _LIKELY = 0.25, 0.67  # share of the needed score: refine on all points, and until it stops moving
+_SAME = 0.5  # voxels, RMS, below which two poses are equal
 _RIVAL = 0.9
 _MIRRORED = 1.5
-"""Times the inliers of a pose that a reflection needs to refuse it; docs/registration.md has what was measured."""
+"""A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
 _MIRROR = "one cloud looks like a mirror image of the other"
 
 

@@ -8,9 +8,9 @@ from fullfield.registration.arrays import Floats
 from fullfield.registration.descriptors import nearest
 
 CELLS = 5000
-"""Occupied voxels of the larger cloud: enough for descriptors to tell places apart, few enough for seconds."""
+"""Occupied voxels of the larger cloud: enough for distinctive descriptors, few enough to take seconds."""
 SPACINGS = 1.5
-"""A voxel is at least this many times as wide as the sparser cloud's typical spacing."""
+"""Smallest width of a voxel, in typical spacings of the sparser cloud."""
 _SAMPLE = 100_000
 _ROUNDS = 8
 

@@ -23,8 +23,8 @@ FEATURE_RADIUS = 8.0
 class Scan(NamedTuple):
     """Points, normals and features of one cloud; all lengths are voxels."""
 
-    fine: Floats  # [F, 3], one point per half voxel: what is refined
-    points: Floats  # [N, 3], one point per voxel: what is matched
+    fine: Floats  # [F, 3], one point per half voxel, for refinement
+    points: Floats  # [N, 3], one point per voxel, for matching
     normals: Floats  # [N, 3], of either sign
     features: Floats  # [N, C], alike where their Euclidean distance is small
 
@@ -40,7 +40,7 @@ def finite_points(value: Any, name: str, least: int = 0) -> Floats:
     """Return the finite points [N, 3] of anything that is a cloud.
 
     Raises:
-        InputError: for what is no cloud, or one of fewer such points.
+        InputError: if ``value`` is no cloud, or has fewer than ``least`` finite points.
     """
     points = as_point_cloud(value, name).points.astype(np.float64)
     finite: Floats = points[np.isfinite(points).all(1)]
@@ -52,8 +52,8 @@ def finite_points(value: Any, name: str, least: int = 0) -> Floats:
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
-    ``describe`` gives features [N, C] of ``fine[rows]`` from ``fine`` [F, 3], ``rows`` [N] and the normals there;
-    None: :func:`fpfh`.
+    ``describe`` computes features [N, C] of ``fine[rows]`` from ``fine`` [F, 3], ``rows`` [N] and the normals there;
+    None is :func:`fpfh`.
     """
     fine, rows = thin(points)
     coarse = fine[rows]
@@ -64,7 +64,7 @@ def prepare(points: Floats, describe: Describe | None = None) -> Scan:
 
 
 def thin(points: Floats) -> tuple[Floats, Ints]:
-    """Keep one of ``points`` per half voxel [F, 3], and name the rows of these that are left at one per voxel [N]."""
+    """Keep one of ``points`` per half voxel [F, 3]; also return the rows [N] that remain at one per voxel."""
     fine = points[kept(points, 0.5)]
     return fine, kept(fine, 1.0)
 

@@ -13,9 +13,9 @@ from fullfield.registration.ransac import apply
 from fullfield.registration.scan import Scan
 
 REACH = 2.0
-"""Voxels between the partners of a match that counts as an inlier."""
+"""Largest distance, in voxels, between the points of a match that is an inlier."""
 TOUCH = 1.0
-"""Voxels to the nearest point of the other cloud for a point that counts as touching it."""
+"""Largest distance, in voxels, of a point that touches the other cloud."""
 _FEWEST, _FEWEST_SHARE = 6, 0.02
 _LEAST_OVERLAP = 0.08
 _UPRIGHT = 0.9
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 
 
 FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
-"""A learned descriptor gives more matches, right ones and wrong ones, so that chance brings more of them together."""
+"""A learned descriptor gives more matches, right and wrong, so more of them agree by chance."""
 
 
 def matches_needed(matches: int) -> int:
