@@ -206,7 +206,8 @@ def tvl1_gpu_table() -> str:
         "iterations alone by graph replay, the",
         "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
         "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
-        "true flow. All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
+        "true flow. In float16 less is stored; levels whose warps are one kernel compute in float32 in both columns. "
+        "All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `python -m benchmarks tvl1 --device cuda`.",
     ]
