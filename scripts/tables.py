@@ -229,9 +229,17 @@ def points_table() -> str:
         return f"{times} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
 
     lines: list[str] = []
+    names: tuple[str, ...] = ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")
+    rows = [["one layer, forward / with gradients, memory", "fullfield", *names]]
+    for case in cases:
+        if case["part"] == "layer" and case["kernel"] == [3, 3, 3]:
+            density = "2 cm grid" if "2 cm grid" in case["label"] else "native density"
+            kind = f"{case['dtype']}, {case['channels'][0]}→{case['channels'][1]}"
+            rows.append([f"{case['points']:,}, {density}, {kind}", *(cell(case, name) for name in ("cuda", *names))])
+    lines += ["", *markdown_table(rows)]
     for part, title, names in (
-        ("sizes", "points", ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")),
-        ("voxels", "voxels", ("spconv", "ocnn")),
+        ("sizes", "points, bfloat16", ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")),
+        ("voxels", "voxels, float16", ("spconv", "ocnn")),
     ):
         heads = [f"{title}, forward / with gradients, memory", "fullfield", *names]
         rows = [heads]
@@ -263,8 +271,8 @@ def points_table() -> str:
     environment = stored["environment"]
     lines += [
         "",
-        f"One layer, {first['channels'][0]}→{first['channels'][1]}, 3×3×3, parts and copies of three indoor scans, "
-        f"{first['dtype']} (voxels: float16), all with the same",
+        f"One layer, {first['channels'][0]}→{first['channels'][1]} unless said, 3×3×3, parts and copies of three "
+        "indoor scans, all with the same",
         "triplets; memory: what a call with both gradients takes beyond its inputs. pointelligence v1.5.0 is "
         "PointCNN++'s own code",
         f"(its route through Triton), the listing its supplement's kernels written anew; {versions}.",
