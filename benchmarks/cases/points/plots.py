@@ -26,7 +26,7 @@ PUBLISHED = {
     "PointCNN++": {"forward": (60.4, 0.37), "training": (135.9, 0.59)},
     "fVDB 0.3.1": {"forward": (49.6, 0.82), "training": (155.1, 1.79)},
 }
-"""ResNet-18 on an RTX 4090 from PointCNN++'s supplement, which names no number of points; ms, GB; training with forward."""
+"""ResNet-18 on an RTX 4090 from PointCNN++'s supplement, without a number of points: ms, GB; training with forward."""
 Case = dict[str, Any]
 
 
