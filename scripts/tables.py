@@ -15,12 +15,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
 import error_tables  # noqa: E402  lies beside this file
-import operator_tables  # noqa: E402  this one too
-import sentences  # noqa: E402  and this one
+import like_for_like  # noqa: E402  so do these
+import operator_tables  # noqa: E402
+import sentences  # noqa: E402
 from operator_tables import read  # noqa: E402
 
-BEGIN_SHORT = "<!-- what it beats: begin -->\n"
-BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
 BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
@@ -100,45 +99,19 @@ def table() -> str:
     return "\n".join([*markdown_table(rows), "", *notes]) + "\n"
 
 
-def correlation_table() -> str:
-    """Milliseconds of 32 lookups on the GPU, pooling and layout included, at the recorded Sintel positions."""
-    sizes, old = read("correlation_h200_sizes.json"), read("correlation_h200_alt.json")
-
-    def cell(results: Any, size: list[int], name: str, scene: str) -> str:
-        for case in results["cases"]:
-            for row in case["rows"]:
-                if (case["size"], case["scene"], row["name"]) == (size, scene, name) and row["status"] == "ok":
-                    timing = (
-                        row["graph"]
-                        if isinstance(row.get("graph"), dict) and "median_s" in row["graph"]
-                        else row["eager"]
-                    )
-                    return f"{timing['median_s'] * 1e3:.3g} ms, {row['peak_with_inputs_bytes'] / 1e6:.0f} MB"
-        return "out of memory" if name == "dense" else ""
-
-    scenes = ("flow_easy_512x224", "flow_medium_512x224")
-    rows = [["feature map", "fullfield, calm scene", "fullfield, fast scene", "dense volume", "alt_cuda_corr"]]
-    for size in ([56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048]):
-        ours = [cell(sizes, size, "cuda", scene) for scene in scenes]
-        others = [cell(sizes, size, "dense", scenes[0]), cell(old, size, "alt_cuda_corr", scenes[0])]
-        rows.append([f"{size[1]}×{size[0]}", *ours, *others])
-    environment = sizes["environment"]
-    lines = [
-        *markdown_table(rows),
-        "",
-        "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
-        "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, graph replay; peak memory with inputs.",
-        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `python -m benchmarks correlation`.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-FORMS = ("fast", "fast, cascaded", "exact", "ptlflow, dense", "ptlflow, alt_cuda_corr")
+FORMS = ("exact", "ptlflow, dense", "ptlflow, alt_cuda_corr", "fast", "fast, cascaded")
+"""As stored runs call them: our plain module and the peer in float32, then our prepared form."""
+HEADS = (
+    "fullfield, module, float32",
+    "ptlflow 0.4.2, dense, float32",
+    "ptlflow 0.4.2, alt_cuda_corr, float32",
+    "fullfield, prepared, half precision",
+    "the same, cascaded",
+)
 
 
 def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
-    """Seconds and peak GiB of each of ``FORMS``, put into ``told``; why not, or nothing where it was not timed."""
+    """Put seconds and peak GiB of each of ``FORMS`` into ``told``; why there are none, or nothing if not timed."""
     by_name = {row["name"]: row for row in case["rows"]}
     found = (by_name.get(name, {"status": ""}) for name in FORMS)
     return [
@@ -147,13 +120,18 @@ def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
     ]
 
 
+def network_cases() -> list[dict[str, Any]]:
+    """Return whole networks on the GPU by network and size."""
+    found = [*read("models_h200.json")["cases"], *read("models_h200_16k.json")["cases"]]
+    return sorted(found, key=lambda case: (case["method"], case["size"]))
+
+
 def models_table() -> str:
-    """Seconds and peak memory of whole networks on the GPU, beside ptlflow's."""
-    stored, largest = read("models_h200.json"), read("models_h200_16k.json")
-    heads = ("one pair of frames, one H200", "fullfield `fast`", "cascaded", "module*", *FORMS[3:])
-    rows = [list(heads)]
+    """Return seconds and peak memory of whole networks on the GPU, and of ptlflow's."""
+    stored = read("models_h200.json")
+    rows = [["one pair of frames, one H200", *HEADS]]
     titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
-    for case in sorted([*stored["cases"], *largest["cases"]], key=lambda case: (case["method"], case["size"][1])):
+    for case in network_cases():
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
         rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
@@ -163,8 +141,8 @@ def models_table() -> str:
     lines = [
         *markdown_table(rows),
         "",
-        "End to end, frames on the GPU; peak memory as PyTorch counts it. \\* fullfield's plain module; it and ptlflow",
-        "in float32 with TF32 convolutions, PyTorch's default. RAFT with its Sintel weights, SEA-RAFT with random ones",
+        "End to end, frames on the GPU; peak memory as PyTorch counts it. float32: convolutions use TF32, PyTorch's",
+        "default. RAFT has its Sintel weights, SEA-RAFT random ones",
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
@@ -228,7 +206,8 @@ def tvl1_gpu_table() -> str:
         "iterations alone by graph replay, the",
         "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
         "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
-        "true flow. All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
+        "true flow. In float16 less is stored; levels whose warps are one kernel compute in float32 in both columns. "
+        "All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `python -m benchmarks tvl1 --device cuda`.",
     ]
@@ -250,9 +229,17 @@ def points_table() -> str:
         return f"{times} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
 
     lines: list[str] = []
+    names: tuple[str, ...] = ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")
+    rows = [["one layer, forward / with gradients, memory", "fullfield", *names]]
+    for case in cases:
+        if case["part"] == "layer" and case["kernel"] == [3, 3, 3]:
+            density = "2 cm grid" if "2 cm grid" in case["label"] else "native density"
+            kind = f"{case['dtype']}, {case['channels'][0]}→{case['channels'][1]}"
+            rows.append([f"{case['points']:,}, {density}, {kind}", *(cell(case, name) for name in ("cuda", *names))])
+    lines += ["", *markdown_table(rows)]
     for part, title, names in (
-        ("sizes", "points", ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")),
-        ("voxels", "voxels", ("spconv", "ocnn")),
+        ("sizes", "points, bfloat16", ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")),
+        ("voxels", "voxels, float16", ("spconv", "ocnn")),
     ):
         heads = [f"{title}, forward / with gradients, memory", "fullfield", *names]
         rows = [heads]
@@ -284,8 +271,8 @@ def points_table() -> str:
     environment = stored["environment"]
     lines += [
         "",
-        f"One layer, {first['channels'][0]}→{first['channels'][1]}, 3×3×3, parts and copies of three indoor scans, "
-        f"{first['dtype']} (voxels: float16), all with the same",
+        f"One layer, {first['channels'][0]}→{first['channels'][1]} unless said, 3×3×3, parts and copies of three "
+        "indoor scans, all with the same",
         "triplets; memory: what a call with both gradients takes beyond its inputs. pointelligence v1.5.0 is "
         "PointCNN++'s own code",
         f"(its route through Triton), the listing its supplement's kernels written anew; {versions}.",
@@ -329,64 +316,6 @@ def tvl1_gpu_page() -> str:
     return section(read("tvl1_h200.json"))
 
 
-def short_table() -> str:
-    """One row for each of five jobs: ours beside what people use today."""
-
-    def case(cases: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
-        return next(each for each in cases if all(each.get(key) == value for key, value in wanted.items()))
-
-    network = case(read("models_h200.json")["cases"], method="raft", size=[3432, 8192])
-    ours, theirs = row_of(network, "fast"), row_of(network, "ptlflow, alt_cuda_corr")
-    dense = row_of(network, "ptlflow, dense")["status"]
-    rows = [["on one H200, unless said", "fullfield", "others"]]
-    rows.append(
-        [
-            f"RAFT, {network['updates']} updates, 8192×3432",
-            f"{ours['median_s']:.3g} s, {ours['peak_bytes'] / 2**30:.1f} GiB",
-            f"ptlflow with alt_cuda_corr {theirs['median_s']:.3g} s, {theirs['peak_bytes'] / 2**30:.1f} GiB; "
-            f"with a dense volume {dense}",
-        ]
-    )
-    wanted = {"size": [224, 512], "scene": "flow_easy_512x224"}
-    ours = row_of(case(read("correlation_h200_sizes.json")["cases"], **wanted), "cuda")
-    theirs = row_of(case(read("correlation_h200_alt.json")["cases"], **wanted), "alt_cuda_corr")
-    rows.append(
-        [
-            "its correlation lookups alone, 512×224 feature maps",
-            f"{1e3 * ours['graph']['median_s']:.3g} ms, {ours['peak_with_inputs_bytes'] / 1e6:.0f} MB",
-            f"alt_cuda_corr {1e3 * theirs['eager']['median_s']:.0f} ms, "
-            f"{theirs['peak_with_inputs_bytes'] / 1e6:.0f} MB",
-        ]
-    )
-    patched = case(read("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
-    ours, theirs = row_of(patched, "patched"), row_of(patched, "as it is")
-    rows.append(
-        [
-            "ptlflow's RAFT, 1242×375, after `fullfield.patch(model)`",
-            *(f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.2f} GiB" for row in (ours, theirs)),
-        ]
-    )
-    rows[-1][2] = f"before {rows[-1][2]}"
-    ends = case(read("tvl1_cpu.json")["cases"], case="own defaults")
-    cells = [
-        f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
-        for row in (row_of(ends, "fullfield default"), row_of(ends, "opencv defaults"))
-    ]
-    rows.append(["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436", cells[0], f"OpenCV {cells[1]}"])
-    cloud = case(read("points_h200.json")["cases"], part="sizes", size=10_000_000)
-    ours, theirs = (
-        next(row for row in cloud["rows"] if row["name"].startswith(name)) for name in ("cuda", "pointelligence")
-    )
-    cells = [
-        f"{1e3 * row['training']['median_s']:.3g} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
-        for row in (ours, theirs)
-    ]
-    rows.append(
-        ["a convolution of 10 million points with its gradients", cells[0], f"PointCNN++'s own code {cells[1]}"]
-    )
-    return "\n".join(markdown_table(rows)) + "\n"
-
-
 def cascade_table() -> str:
     """Errors of RAFT with and without a cascade, on frames that were enlarged or moved."""
     stored = {case["case"]: case for case in read("cascade_h200.json")["cases"]}
@@ -419,12 +348,10 @@ def cascade_table() -> str:
 
 
 def fast_table() -> str:
-    """Seconds and peak GiB of the networks, as in :func:`models_table`, by form."""
-    found = [*read("models_h200.json")["cases"], *read("models_h200_16k.json")["cases"]]
-    found.sort(key=lambda case: (case["method"], case["size"]))
+    """Return seconds and peak GiB of the networks, as in :func:`models_table`, by form."""
     called = {"raft": "RAFT", "sea-raft": "SEA-RAFT (M)", "sea-raft-m": "SEA-RAFT (M)"}
-    rows = [["", "fast", "the same, cascaded", "exact", "ptlflow 0.4.2, dense", "ptlflow 0.4.2, alt_cuda_corr"]]
-    for case in found:
+    rows = [["", *HEADS]]
+    for case in network_cases():
         title = f"{called[case['method']]} {case['size'][1]}×{case['size'][0]}"
         rows.append([title, *times_and_memory(case, "{:.3g} / {:.3g}")])
     return "\n".join(markdown_table(rows)) + "\n"
@@ -532,11 +459,9 @@ def descriptors_table() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "README.md": ((BEGIN_SHORT, short_table),),
     "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
-        (BEGIN_CORRELATION, correlation_table),
         (BEGIN_TVL1_GPU, tvl1_gpu_table),
         (BEGIN_POINTS, points_table),
         (BEGIN_REFINEMENT, refinement_table),
@@ -548,7 +473,7 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
 }
-for _others in (operator_tables.PAGES, error_tables.PAGES, sentences.PAGES):
+for _others in (like_for_like.PAGES, operator_tables.PAGES, error_tables.PAGES, sentences.PAGES):
     for _page, _parts in _others.items():
         PAGES[_page] = (*PAGES.get(_page, ()), *_parts)
 

@@ -46,7 +46,7 @@ def accuracy_over_runtime(table: Table) -> Figure:
     """
     figure, ((axes,),) = new_figure(1, 1, (7.5, 4.8))
     titles = {METHODS[name].title for name in (*SELECTED, "ccmr")}
-    for i, line in enumerate(line for line in table.lines if line.labels[0] in titles):
+    for i, line in enumerate(line for line in table.lines if line.paper and line.labels[0] in titles):
         colour = f"C{i % 10}"
         for values, filled in ((line.paper, False), (line.here, True)):
             seconds, error, without = (values.get(key) for key in ("best_s", "px1", "without_s"))
@@ -196,7 +196,7 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
 def _drawable(runs: Runs, method: str, scale: str) -> StoredRun | None:
     found = runs.scored(method, CHARGE, scale)
     fitting = ([] if found is None else [found]) + runs.find(method, CHARGE, scale)
-    return next((run for run in fitting if run.failure is None and run.has_weights and _predicted(run)), None)
+    return next((run for run in fitting if run.failure is None and _predicted(run)), None)
 
 
 def _predicted(run: StoredRun) -> set[str]:

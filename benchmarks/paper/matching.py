@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
+from fullfield.datasets import CHARGE_SHOTS
 from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT, check_entries, read_json
+from fullfield.models.weights import WEIGHTS
 
 CHARGE, KUBRIC = "charge-8k", "kubric-8k"
 SMALL_SETS = {"KITTI 2015": ("kitti-2015",), "Sintel": ("sintel-final", "sintel-clean"), "Spring": ("spring",)}
@@ -17,6 +19,11 @@ SMALL_SETS = {"KITTI 2015": ("kitti-2015",), "Sintel": ("sintel-final", "sintel-
 
 DATASETS = (CHARGE, KUBRIC, *(name for names in SMALL_SETS.values() for name in names))
 """All of the paper's, by our names."""
+
+PAIRS = {CHARGE: sum(last - first for first, last in CHARGE_SHOTS.values())}
+"""Pairs of frames in the paper's data sets whose number it states."""
+TRAINING = "sintel"
+"""What the paper's checkpoints were fine-tuned on, all of them: ptlflow's name for them and the end of ours."""
 
 VARIANTS = {"default": "Default", "on_demand": "On-Demand", "mixed": "Mixed", "ours": "Ours"}
 """How the correlation is computed."""
@@ -117,9 +124,19 @@ class StoredRun:
         return self.config.get("device") != "cpu"
 
     @property
-    def has_weights(self) -> bool:
-        """Whether the predictions mean anything."""
-        return bool(self._parameter("weights") != "random")
+    def has_papers_weights(self) -> bool:
+        """Whether it ran with weights fine-tuned on Sintel, as the paper did: by name, or the checksum of a file."""
+        name, checksum = str(self._parameter("weights", "")), str(self._parameter("weights_sha256", ""))
+        if name == TRAINING or (name in WEIGHTS and name.endswith(f"-{TRAINING}")):
+            return True
+        known = (entry.sha256 for entry in WEIGHTS.values() if entry.name.endswith(f"-{TRAINING}"))
+        return bool(checksum) and any(digest.startswith(checksum) for digest in known if digest)
+
+    @property
+    def pairs(self) -> int | None:
+        """The number of pairs, where it is less than the paper's."""
+        number = self.config["dataset"].get("pairs")
+        return number if number is not None and number < PAIRS.get(self.dataset, 0) else None
 
     def score(self, key: str) -> float | None:
         """A metric; None where no pixel counts, or the data set has no truth."""
@@ -138,8 +155,10 @@ class StoredRun:
         return None if peak is None else float(peak) / 2**30
 
     def is_of(self, method: PaperMethod) -> bool:
-        """Whether it ran as the paper ran the method."""
+        """Whether it ran as the paper ran the method, with the same weights."""
         if self.config.get("method") not in method.names or self._parameter("warm_start"):
+            return False
+        if not self.has_papers_weights:
             return False
         if self._parameter("precision", "exact") != "exact":
             return False
@@ -202,10 +221,17 @@ class Runs:
     Args:
         runs: from :func:`read_runs`.
         stand_ins: data sets whose runs stand for those of one of the paper's, by the paper's name.
+        pairs: which runs count: None for those over all pairs of the paper, else those over so many.
     """
 
     runs: Sequence[StoredRun]
     stand_ins: Mapping[str, str] = field(default_factory=dict)
+    pairs: int | None = None
+
+    def parts(self) -> list[Runs]:
+        """Return the runs over fewer pairs than the paper's, one object per number of pairs, the largest first."""
+        numbers = sorted({run.pairs for run in self.runs if run.pairs is not None}, reverse=True)
+        return [replace(self, pairs=number) for number in numbers]
 
     def find(self, method: str, dataset: str, scale: str, variant: str | None = None) -> list[StoredRun]:
         """The runs of a row, the preferred first; of one column with a ``variant``.
@@ -218,6 +244,7 @@ class Runs:
             run
             for run in self.runs
             if run.dataset == name
+            and run.pairs == self.pairs
             and run.scale == scale
             and run.is_of(wanted)
             and (variant is None or self.variant_of(run, wanted) == variant)
@@ -238,6 +265,6 @@ class Runs:
         """The run whose metrics stand in a row: ours, or the next best variant that has any."""
         for variant in ("ours", "default", "mixed", "on_demand"):
             for run in self.find(method, dataset, scale, variant):
-                if run.has_weights and run.score("epe") is not None:
+                if run.score("epe") is not None:
                     return run
         return None

@@ -108,13 +108,14 @@ def store(
     scores: dict[str, float] | None = None,
     failure: str | None = None,
     alone: bool = True,
+    pairs: int = 332,
     **parameters: Any,
 ) -> Path:
     """A run as ``evaluate`` leaves it, without its predictions."""
     folder.mkdir(parents=True)
     config = {
         "device": "some GPU",
-        "dataset": {"name": dataset, "pairs": 3, "frames": "0"},
+        "dataset": {"name": dataset, "pairs": pairs, "frames": "0"},
         "method": method,
         "parameters": {"warm_start": False, **parameters},
         "backend": backend,
@@ -145,7 +146,7 @@ def line(table: Table, *labels: str) -> Any:
 
 
 OURS = {"updates": 32, "coarse_updates": None, "cascade": False, "precision": "exact", "weights": "raft-sintel"}
-SEA = {**OURS, "updates": 4, "weights": "sea"}
+SEA = {**OURS, "updates": 4, "weights": "sea-raft-m-sintel"}
 CASCADED = {**SEA, "cascade": True, "coarse_updates": 4}
 
 
@@ -157,12 +158,19 @@ CASCADED = {**SEA, "cascade": True, "coarse_updates": 4}
         ({"used": "dense"}, "default"),
         ({"backend": "mixed", "used": "cuda"}, "mixed"),
         ({"backend": "reference", "used": "reference"}, "on_demand"),
-        ({"method": "ptlflow:raft", "used": "ptlflow", "patched": False}, "default"),
+        ({"method": "ptlflow:raft", "used": "ptlflow", "patched": False, "weights": "sintel"}, "default"),
         ({"method": "ptlflow:raft", "patched": True}, "ours"),
         ({"method": "ptlflow:raft", "used": "alt_cuda_corr", "patched": False, "alt_cuda_corr": "0a1b"}, "on_demand"),
         ({"updates": 12}, None),
         ({"precision": "fast"}, None),
         ({"warm_start": True}, None),
+        ({"weights": "raft-things"}, None),
+        ({"weights": "random"}, None),
+        ({"weights": "mine-sintel"}, None),
+        ({"weights": "a.pth", "weights_sha256": "90630d2e7d48"}, "ours"),
+        ({"weights": "sintel.pth", "weights_sha256": "fcfa4125d641"}, None),
+        ({"method": "ptlflow:raft", "patched": True, "weights": "things"}, None),
+        ({"pairs": 331}, None),
         ({"cascade": True, "coarse_updates": 32}, None),
         ({"method": "raft-small"}, None),
         ({"dataset": "kubric-8k"}, None),
@@ -253,8 +261,8 @@ def test_words_that_stand_for_numbers(tmp_path: Path) -> None:
     assert line(TABLES["2"](runs), "RAFT", "1024 - 1/8").here["ours.memory_gib"] == "no data"
     assert line(table, "RAFT", "1/4").here["px1"] == 9.0
     assert line(table, "RAFT", "1/4").here["lm_epe"] == "no data"
-    assert line(table, "RAFT", "1/2").here["px1"] == "no data"
-    assert line(table, "RAFT", "1/2").here["ours.runtime_s"] == 1.0
+    assert line(table, "RAFT", "1/2").here["px1"] == "not run"  # with the paper's weights
+    assert line(table, "RAFT", "1/2").here["ours.runtime_s"] == "not run"
     assert line(table, "RAFT", "1/1").here["px1"] == "OOM"
     assert line(table, "HCVFlow", "1/2").here["px1"] == "not in ptlflow"
     assert line(table, "GMFlow", "1/4").here["ours.runtime_s"] == "n/a"
@@ -270,6 +278,29 @@ def test_without_runs_every_place_says_so() -> None:
             assert words & {"not run", "not in ptlflow"}
 
 
+def test_fewer_pairs_have_rows_of_their_own(tmp_path: Path) -> None:
+    store(tmp_path / "a", "raft", **OURS, scale="1/4", seconds=0.2, scores=scores(20.0))
+    store(tmp_path / "b", "raft", **OURS, scale="1/4", backend="dense", used="dense", seconds=9.0, pairs=4)
+    store(tmp_path / "c", "raft", **OURS, scale="1/2", seconds=8.0, scores=scores(7.0), pairs=4)
+    table = TABLES["11"](Runs(read_runs([tmp_path])))
+    whole, parts = table.lines[: len(published.rows("11"))], table.lines[len(published.rows("11")) :]
+    by_scale = {row.labels[1]: row for row in whole if row.labels[0] == "RAFT"}
+    assert by_scale["1/4"].here["default.runtime_s"] == by_scale["1/2"].here["ours.runtime_s"] == "not run"
+    assert [(row.labels, row.here_label) for row in parts] == [
+        (("RAFT", "1/4"), "4 of 332 pairs"),
+        (("RAFT", "1/2"), "4 of 332 pairs"),
+    ]
+    assert parts[0].here["default.runtime_s"] == 9.0
+    assert parts[0].here["ours.runtime_s"] == "not run"
+    text = markdown(table)
+    (own,) = [row for row in text.splitlines() if "1/2, 4 of 332 pairs" in row]
+    assert "| here " in own
+    rows = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    assert [(row["source"], row["at"]) for row in rows[-2:]] == [("here", "4 of 332 pairs")] * 2
+    pytest.importorskip("matplotlib")
+    figures.accuracy_over_runtime(TABLES["1"](Runs(read_runs([tmp_path]))))
+
+
 def test_stand_ins_and_second_runs_are_told(tmp_path: Path) -> None:
     store(tmp_path / "a", "raft", **OURS, dataset="mine", scores=scores(5.0))
     store(tmp_path / "b", "raft", **OURS, dataset="mine", scores=scores(6.0))
@@ -282,7 +313,7 @@ def test_stand_ins_and_second_runs_are_told(tmp_path: Path) -> None:
 
 def test_table_8_is_of_three_sets(tmp_path: Path) -> None:
     store(tmp_path / "a", "raft", **OURS, dataset="sintel-clean", seconds=0.5)
-    store(tmp_path / "b", "ptlflow:dpflow", dataset="spring", seconds=0.75, patched=True)
+    store(tmp_path / "b", "ptlflow:dpflow", dataset="spring", seconds=0.75, patched=True, weights="sintel")
     table = TABLES["8"](Runs(read_runs([tmp_path])))
     assert line(table, "RAFT", "Sintel").here["ours.runtime_s"] == 0.5
     assert line(table, "DPFlow", "Spring").here["ours.runtime_s"] == 0.75

@@ -26,7 +26,7 @@ PUBLISHED = {
     "PointCNN++": {"forward": (60.4, 0.37), "training": (135.9, 0.59)},
     "fVDB 0.3.1": {"forward": (49.6, 0.82), "training": (155.1, 1.79)},
 }
-"""ResNet-18 at 164,833 points on an RTX 4090 as PointCNN++'s supplement has it: ms (training: with the forward), GB."""
+"""ResNet-18 on an RTX 4090 from PointCNN++'s supplement, without a number of points: ms, GB; training with forward."""
 Case = dict[str, Any]
 
 
@@ -134,7 +134,14 @@ def _phases(case: Case) -> Figure:
         for place, (name, published) in enumerate(PUBLISHED.items()):
             at = [phases.index(way) + 0.28 * place for way in published if way in phases]
             height = [published[way][number] for way in published if way in phases]
-            one.bar(at, height, 0.26, label=f"{name}, published, RTX 4090", hatch="/."[place] * 2, fill=False)
+            one.bar(
+                at,
+                height,
+                0.26,
+                label=f"{name}, published, RTX 4090, unknown number of points",
+                hatch="/."[place] * 2,
+                fill=False,
+            )
         one.set_xticks(range(len(phases)), phases)
         one.set_ylabel(("ms", "peak memory beyond the inputs, GB")[number])
     axes[0].legend(fontsize=7)

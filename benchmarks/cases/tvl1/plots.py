@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cases.tvl1.report import case_of
-from benchmarks.cases.tvl1.romera import AUTO, SCHEDULES
+from benchmarks.cases.tvl1.romera import AUTO, SCHEDULES, shown
 from benchmarks.cases.tvl1.solver import curve_of
 from benchmarks.figures import new_figure, save
 
@@ -39,6 +39,8 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     written = []
     for name, make in makers.items():
         case = case_of(results, name)
+        if name == "quality" and case is not None and {row["schedule"] for row in case["rows"]} == {AUTO}:
+            continue  # nothing in it compares two precisions
         if case is not None and any(row.get("status") == "ok" for row in case["rows"]):
             written.append(save(make(case, machine), folder / FILES[name]))
     return written
@@ -57,7 +59,7 @@ def _lines(axes: Axes, rows: Sequence[dict[str, Any]], x: Callable[[dict[str, An
             markersize=3,
             linestyle=_LINES.get(first["precision"], ":"),
             color=_COLOURS.get(first["schedule"], "black"),
-            label=name,
+            label=shown(name),
         )
     axes.grid(True, which="major", alpha=0.3)
     _legend(axes)
@@ -102,7 +104,7 @@ def _energy(case: dict[str, Any], machine: str) -> Figure:
         schedule = row["name"].split(" ")[0]
         marker = "o" if row["precision"] == "float32" else "^"
         point = (row["ns_per_pixel"], row["nj_per_pixel"])
-        axes.plot(*point, marker=marker, color=_COLOURS.get(schedule, "black"), linestyle="", label=row["name"])
+        axes.plot(*point, marker=marker, color=_COLOURS.get(schedule, "black"), linestyle="", label=shown(row["name"]))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("ns per pixel")
@@ -125,22 +127,20 @@ def _plain_log(axes: Axes) -> None:
 
 
 def _quality(case: dict[str, Any], machine: str) -> Figure:
-    """Rows: end-point and angular error of every set; columns: full batches by schedule, and one pair at a time."""
-    names = list(dict.fromkeys(row["set"] for row in case["rows"]))
-    schedules = list(dict.fromkeys(row["schedule"] for row in case["rows"]))
-    columns = [*((schedule, "seconds") for schedule in schedules), (AUTO, "seconds_alone")]
+    """Draw both errors of every set over time, for schedules that compute in both precisions."""
+    names = dict.fromkeys(row["set"] for row in case["rows"])
+    schedules = [name for name in dict.fromkeys(row["schedule"] for row in case["rows"]) if name != AUTO]
+    lines = [(name, schedule) for name in names for schedule in schedules]
     errors = (("epe", "end-point error, px"), ("aae", "angular error, °"))
-    lines = [(name, *error) for name in names for error in errors]
-    figure, axes = new_figure(len(lines), len(columns), (4 * len(columns), 2.9 * len(lines)))
-    for panels, (name, error, words) in zip(axes, lines, strict=True):
+    figure, axes = new_figure(len(lines), len(errors), (4.5 * len(errors), 2.9 * len(lines)))
+    for panels, (name, schedule) in zip(axes, lines, strict=True):
         some = next(row for row in case["rows"] if row["set"] == name)
-        for one, (schedule, key) in zip(panels, columns, strict=True):
+        for one, (error, words) in zip(panels, errors, strict=True):
             for precision, line in _LINES.items():
                 rows = curve_of(case, name, precision, schedule)
-                times = [1e3 * row[key] for row in rows]
+                times = [1e3 * row["seconds"] for row in rows]
                 one.plot(times, [row[error] for row in rows], line, marker="o", markersize=3, label=precision)
-            how = f"{some['batch']} pairs at a time" if key == "seconds" else "one pair at a time"
-            one.set_title(f"{name}, {some['scales']} scales, {how}, {schedule}", fontsize=8)
+            one.set_title(f"{name}, {some['scales']} scales, {some['batch']} pairs at a time, {schedule}", fontsize=8)
             _plain_log(one)
             one.set_xlabel("ms per pair")
             one.set_ylabel(words)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases.tvl1.published import SOURCE, TABLE1, TABLE2, TABLE3
-from benchmarks.cases.tvl1.romera import AUTO
+from benchmarks.cases.tvl1.romera import AUTO, shown
 from benchmarks.cases.tvl1.schedules import PRECISIONS, REFERENCE_SIDE, floor
 from benchmarks.cases.tvl1.solver import LIMITS, at_equal_time, curve_of
 from benchmarks.markdown import table
@@ -96,7 +96,7 @@ def size_table(results: dict[str, Any]) -> tuple[str, Table] | None:
     names = list(dict.fromkeys(row["name"] for row in rows))
     at = {(row["name"], row["size"][0]): row for row in rows}
     header = ["ns per pixel", *(f"{side}²" for side in sides)]
-    body = [[name, *(_status(at.get((name, side)), "ns_per_pixel", ".4f") for side in sides)] for name in names]
+    body = [[shown(name), *(_status(at.get((name, side)), "ns_per_pixel", ".4f") for side in sides)] for name in names]
     title = (
         f"Inner iterations by schedule and size, {_work(case['setting'])} (scales × warps × iterations), graph replay, "
         f"{_rounds(rows)}"
@@ -134,7 +134,7 @@ def work_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         rates = [f"{row['gflops']:.0f}", f"{row['gbytes_per_s']:.0f}"]
         least = floors[row["precision"]]
         over = "" if least is None else f"{row['median_s'] / max(least.values()):.1f}"
-        body.append([row["name"], *numbers, *times, *rates, over])
+        body.append([shown(row["name"]), *numbers, *times, *rates, over])
     for (schedule, precision), row in TABLE1.items():
         moved = row.accesses * (8 if precision == "float32" else 4)  # float2 and half2, as its intensities say
         numbers = [f"{row.operations}", f"{moved}", f"{row.operations / moved:.2f}"]
@@ -172,7 +172,8 @@ def depth_table(results: dict[str, Any]) -> tuple[str, Table] | None:
     at = {(row["name"], row["depth"]): row for row in rows}
     header = ["µs per iteration", *(f"depth {depth}" for depth in depths)]
     body = [
-        [name, *(_status(at.get((name, depth)), "ms_per_iteration", ".2f", 1e3) for depth in depths)] for name in names
+        [shown(name), *(_status(at.get((name, depth)), "ms_per_iteration", ".2f", 1e3) for depth in depths)]
+        for name in names
     ]
     height, width = rows[0]["size"] if rows else (0, 0)
     title = (
@@ -190,7 +191,12 @@ def energy_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         return f"Energy: not measured, {case['meter']}", [["version"]]
     head = ["version", "nJ a pixel", "ns a pixel", "W"]
     body = [
-        [r["name"], _status(r, "nj_per_pixel", ".3f"), _status(r, "ns_per_pixel", ".4f"), _status(r, "watts", ".0f")]
+        [
+            shown(r["name"]),
+            _status(r, "nj_per_pixel", ".3f"),
+            _status(r, "ns_per_pixel", ".4f"),
+            _status(r, "watts", ".0f"),
+        ]
         for r in case["rows"]
     ]
     height, width = case["rows"][0]["size"]
@@ -274,27 +280,29 @@ def peers_table(results: dict[str, Any]) -> tuple[str, Table] | None:
     return title, [["solver", "ms", "from … to", "over the first row's", "end-point error px"], *body]
 
 
-def _shown(case: Case) -> list[tuple[str, str, str, str]]:
-    """(set, schedule, key of the time, in words) of the curves that tell something: one pair alone leaves most of a GPU
-    idle, whatever the schedule."""
+def _compared(case: Case) -> list[tuple[str, str, str]]:
+    """Return (set, schedule, in words) of the curves that compare arithmetic in both precisions.
+
+    The solver's own schedule is left out: it computes whole warps in float32 in either precision.
+    """
     found = []
     for name in dict.fromkeys(row["set"] for row in case["rows"]):
         batch = next(row["batch"] for row in case["rows"] if row["set"] == name)
         for schedule in dict.fromkeys(row["schedule"] for row in case["rows"]):
-            found.append((name, schedule, "seconds", f"{batch} at a time, schedule {schedule}"))
-        found.append((name, AUTO, "seconds_alone", f"one at a time, schedule {AUTO}"))
+            if schedule != AUTO:
+                found.append((name, schedule, f"{batch} at a time, schedule {schedule}"))
     return found
 
 
 def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
-    """Table 2: errors at equal time, in full batches and alone."""
+    """Table 2: errors at equal time, in full batches."""
     case = case_of(results, "quality")
     if case is None:
         return []
-    title = "What half precision gains: errors in the time that float32 takes, and after equally many iterations"
+    title = "What arithmetic in half precision gains: errors in the time of float32, and after equally many iterations"
     found = [(title, finding(case))]
-    for name, schedule, key, words in _shown(case):
-        columns = at_equal_time(case, name, key=key, schedule=schedule)
+    for name, schedule, words in _compared(case):
+        columns = at_equal_time(case, name, schedule)
         if columns:
             some = next(row for row in case["rows"] if row["set"] == name and "scenes" in row)
             found.append(_quality_table(name, some, words, columns))
@@ -313,8 +321,8 @@ def finding(case: Case) -> Table:
         return cells
 
     body = []
-    for name, schedule, key, words in _shown(case):
-        for row in at_equal_time(case, name, key=key, schedule=schedule):
+    for name, schedule, words in _compared(case):
+        for row in at_equal_time(case, name, schedule):
             line = [f"{name}, {words}", f"{1e3 * row['seconds']:.3f}", f"{row['iterations float32']:.0f}"]
             if row["epe float16"] is None:
                 body.append([*line, "fewer than measured", *[""] * 4])
@@ -323,7 +331,7 @@ def finding(case: Case) -> Table:
             body.append([*line, f"{row['iterations float16']:.1f}", *compared(*both)])
         last = [curve[-1] for kind in PRECISIONS if (curve := curve_of(case, name, kind, schedule))]
         if len(last) == len(PRECISIONS) and last[0]["iterations"] == last[1]["iterations"]:
-            times = " / ".join(f"{1e3 * row[key]:.3f}" for row in last)
+            times = " / ".join(f"{1e3 * row['seconds']:.3f}" for row in last)
             body.append([f"{name}, {words}", times, *(str(row["iterations"]) for row in last), *compared(*last)])
     head = ["pairs", "ms a pair", "iterations float32", "float16", "EPE float32 / float16", "", "AAE", ""]
     return [head, *body]

@@ -1,9 +1,13 @@
 """The inner iterations by the four schedules of Romera et al. 2023, for the engine in place of its own.
 
 - ``global``: two kernels an iteration, one for the flow, one for the dual variable, in place.
-- ``shared_fusion``: one kernel an iteration; blocks compute the flow again where their neighbours have it.
-- ``global_pipeline``: several iterations in one pass, line after line; lines between iterations in global memory.
-- ``shared_pipeline``: the same, lines in shared memory.
+- ``shared_fusion``: one kernel an iteration; blocks compute the flow again where their neighbours have it. A variant:
+  the paper loads all inputs of a block into shared memory first, here threads read them from global memory, and only
+  the new flow lies in shared memory.
+- ``global_pipeline``: several iterations in one pass, line after line; lines between iterations in global memory. A
+  variant: the paper's blocks work on whole lines in place, here a block works on a panel of columns with a halo on both
+  sides, and keeps lines between iterations in scratch memory of its own.
+- ``shared_pipeline``: the same panels, lines in shared memory.
 
 ``register_pipeline`` is the engine's own: the same, lines in registers. All five give the same flow.
 """
@@ -33,8 +37,17 @@ AUTO = "auto"
 """In results: as the solver chooses by itself, level by level."""
 OURS = "register_pipeline"
 SCHEDULES = ("global", "shared_fusion", "global_pipeline", "shared_pipeline", OURS)
+VARIANTS = {"shared_fusion": "inputs unstaged", "global_pipeline": "panels"}
+"""Schedules that differ from the paper's, and how tables call what differs."""
 ACROSS = 32  # words of a tile of shared_fusion
 _Params = structures(Path(__file__).with_name("iterate_rows.cuh"))["IterateParams"]
+
+
+def shown(name: str) -> str:
+    """Return the name of a version, such as ``global float16``, as tables show it: variants are marked."""
+    schedule, *rest = name.split(" ")
+    marked = f"{schedule} ({VARIANTS[schedule]})" if schedule in VARIANTS else schedule
+    return " ".join([marked, *rest])
 
 
 @dataclass(frozen=True)

@@ -431,10 +431,9 @@ def curve_of(case: Result, name: str, precision: str, schedule: str) -> list[Row
     return sorted(rows, key=lambda row: int(row["iterations"]))
 
 
-def at_equal_time(
-    case: Result, name: str, marks: Sequence[int] = (5, 10, 20), key: str = "seconds", schedule: str = AUTO
-) -> list[Row]:
-    """Errors of both precisions in the time that float32 takes for ``marks`` iterations, linear in between."""
+def at_equal_time(case: Result, name: str, schedule: str, marks: Sequence[int] = (5, 10, 20)) -> list[Row]:
+    """Return errors of both precisions in the time that float32 takes for ``marks`` iterations, linear in between."""
+    key = "seconds"
     curves = {
         precision: sorted(curve_of(case, name, precision, schedule), key=lambda row: float(row[key]))
         for precision in PRECISIONS

@@ -1,0 +1,260 @@
+"""Tables that set each of our results next to the peer's in the same precision, made of the stored results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from operator_tables import RESULTS, lines, read
+
+Measured = tuple[dict[str, Any], dict[str, Any]]
+"""A case or a row, and the results that it stands in."""
+
+BEGIN_SHORT = "<!-- what it beats: begin -->\n"
+BEGIN_LIKE = "<!-- networks in equal precision: begin -->\n"
+BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
+TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
+SINGLE, HALF = "float32", "half precision"
+# Ours, then the others, by precision. "exact" is what stored runs call the plain module in float32.
+OURS = {SINGLE: ("module", "exact"), HALF: ("fast",)}
+OTHERS = {
+    SINGLE: ("ptlflow, dense", "ptlflow, alt_cuda_corr"),
+    HALF: ("ptlflow, dense, half", "ptlflow, alt_cuda_corr, half", "compiled, half", "module, half"),
+}
+NAMES = {
+    "ptlflow, dense": "ptlflow, dense volume",
+    "ptlflow, dense, half": "ptlflow, dense volume, autocast",
+    "ptlflow, alt_cuda_corr, half": "ptlflow, alt_cuda_corr, autocast",
+    "compiled, half": "our module through `torch.compile`",
+    "module, half": "our module, eager",
+}
+SIZES = ([55, 128], [56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
+FULL = [3432, 8192]
+EASY, FAST = "flow_easy_512x224", "flow_medium_512x224"
+
+
+def stored(*names: str) -> list[dict[str, Any]]:
+    """Return those of the results that exist, in this order."""
+    return [read(name) for name in names if (RESULTS / name).exists()]
+
+
+def card(results: dict[str, Any]) -> str:
+    """Return the GPU's short name, such as H200."""
+    return str(results["environment"]["gpu"]).removeprefix("NVIDIA ").split()[0]
+
+
+BOTH = tuple(f"like_{network}_{size}.json" for network in ("raft", "sea_raft") for size in ("hd", "8k"))
+"""Runs of one network at one size with both sides in both precisions."""
+OLDER = "models_h200.json"
+
+
+def networks(*names: str) -> list[Measured]:
+    """Return (case, results) of whole networks in these files, as far as they exist."""
+    return [(case, results) for results in stored(*names) for case in results["cases"]]
+
+
+def environments(runs: list[dict[str, Any]]) -> str:
+    """Return GPU, version, commit and date of these runs, each once."""
+    found: dict[str, list[str]] = {}
+    for results in runs:
+        where = results["environment"]
+        commits = found.setdefault(f"{where['gpu']}, PyTorch {where['versions']['torch']}", [])
+        text = f"commit {where['commit']}, {where['date']}"
+        if text not in commits:
+            commits.append(text)
+    return "; ".join(f"{machine}: {' and '.join(commits)}" for machine, commits in found.items())
+
+
+def cost(row: dict[str, Any], size: list[int]) -> str:
+    """Return seconds and peak memory of a row of frames of this size, or why it has none."""
+    if row["status"] == "out of memory" and "dense" in row["name"]:
+        pixels = -(-size[0] // 8) * -(-size[1] // 8)
+        return f"out of memory (the finest level has {4 * pixels**2 / 1e9:.0f} GB in float32)"
+    if row["status"] != "ok":
+        return str(row["status"])
+    seconds, memory = row["median_s"], row["peak_bytes"] / 2**30
+    return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB"
+
+
+def of(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the rows of these names, in their order."""
+    rows = {row["name"]: row for row in case["rows"]}
+    return [rows[name] for name in names if name in rows]
+
+
+def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -> list[str] | None:
+    """Return one line of the tables; None where ours or every other was not measured in this precision."""
+    ours, others = of(case, OURS[precision]), of(case, OTHERS[precision])
+    if not ours or not others:
+        return None
+    height, width = case["size"]
+    title = f"{TITLES[case['method']]}, {case['updates']} updates, {width}×{height}, {precision}, {card(results)}"
+    told = [f"{NAMES.get(row['name'], row['name'])} {cost(row, case['size'])}" for row in others]
+    return [title, cost(ours[0], case["size"]), "; ".join(told)]
+
+
+def networks_table() -> str:
+    """Return whole networks in equal precision, float32 first."""
+    rows = [["one pair of frames on the GPU", "fullfield", "others in the same precision"]]
+    found = networks(*BOTH, OLDER)
+    for precision in (SINGLE, HALF):
+        rows += [row for case, results in found if (row := network_row(case, results, precision))]
+    compiled = [row["first_call_s"] for case, _ in found for row in of(case, ("compiled, half",)) if "median_s" in row]
+    notes = [
+        "Time of one call and peak memory. float32: our plain module; convolutions of both sides use TF32, PyTorch's "
+        "default. Half precision:",
+        "our prepared form (`PreparedFlow`); ptlflow under float16 autocast, alt_cuda_corr's features in float32 as in "
+        "RAFT's own code.",
+    ]
+    if compiled:
+        notes.append(
+            "`torch.compile`: our module in float16, mode `reduce-overhead`, which records CUDA graphs; its first call "
+            f"takes {min(compiled):.0f} to {max(compiled):.0f} s."
+        )
+    else:
+        notes.append("No run with the peer in half precision is stored yet.")
+    return (
+        f"{lines(rows)}\n"
+        + "\n".join([*notes, f"{environments([results for _, results in found])}; `python -m benchmarks models`."])
+        + "\n"
+    )
+
+
+# ---- the lookup
+
+
+def lookups() -> list[Measured]:
+    """Return (case, results) of the lookup's benchmark; the first that has a contender counts."""
+    names = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
+    older = ("ptlflow", "sizes", "alt", "highest")
+    files = (*(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older))
+    return [(case, results) for results in stored(*files) for case in results["cases"]]
+
+
+def timed(row: dict[str, Any], eager: bool = False) -> str:
+    """Return milliseconds, by graph replay where there is one, and peak memory; else the status and the reason."""
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['reason']}" if row["status"] != "check failed" else "check failed"
+    replayed = isinstance(row.get("graph"), dict) and not eager
+    timing, mark = (row["graph"], "") if replayed else (row["eager"], " eager")
+    memory = row["peak_with_inputs_bytes"] / 1e6
+    value = 1e3 * timing["median_s"]
+    return (f"{value:.3g}" if value < 1000 else f"{value:.0f}") + f" ms{mark}, {memory:.0f} MB"
+
+
+def lookup_row(
+    size: list[int], name: str, scene: str, dtype: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the first row of a contender, and its results; None where it was not measured."""
+    for case, results in lookups():
+        if (case["size"], case["scene"], case["updates"], case["channels"]) == (size, scene, 32, 256):
+            if dtype is not None and case["dtype"] != dtype:
+                continue
+            if dtype == SINGLE and case["precision"] != "highest" and name == "cuda":
+                continue
+            for row in case["rows"]:
+                if row["name"] == name:
+                    return row, results
+    return None
+
+
+VOLUMES = ("RAFT's volume", "ptlflow volume")
+KERNEL = "Briedis et al., written anew"
+
+
+def lookup_table() -> str:
+    """Return milliseconds and memory of a pair's 32 lookups by size and contender."""
+    kernel = any(row["name"] == KERNEL for case, _ in lookups() for row in case["rows"])
+    columns: list[tuple[str, tuple[str, ...], str, str | None]] = [
+        ("fullfield, bfloat16, calm scene", ("cuda",), EASY, "bfloat16"),
+        ("fast scene", ("cuda",), FAST, "bfloat16"),
+    ]
+    if kernel:
+        columns.append((f"{KERNEL}, bfloat16, calm", (KERNEL,), EASY, "bfloat16"))
+        columns.append(("fast", (KERNEL,), FAST, "bfloat16"))
+    columns += [
+        ("fullfield, float32, calm", ("cuda",), EASY, SINGLE),
+        ("RAFT's volume, float32", VOLUMES, EASY, None),
+        ("alt_cuda_corr, float32", ("alt_cuda_corr",), EASY, None),
+    ]
+    rows = [["feature map", *(title for title, *_ in columns)]]
+    used: list[dict[str, Any]] = []
+    for size in SIZES:
+        cells = []
+        for _, names, scene, dtype in columns:
+            found = next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
+            cells.append("" if found is None else timed(found[0]))
+            used += [] if found is None else [found[1]]
+        if any(cells):
+            rows.append([f"{size[1]}×{size[0]}", *cells])
+    notes = [
+        "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
+        "float32 output; graph replay unless marked; peak memory with inputs. RAFT's volume: one batched product in "
+        "float32, pooled,",
+        "sampled bilinearly. Our float32 multiplies pairs of float16 (22 bits): precision `highest`.",
+        f"{environments(used)}; `python -m benchmarks correlation`.",
+    ]
+    return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+
+
+# ---- README
+
+
+def one(cases: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """Return the first case with these facts."""
+    return next(each for each in cases if all(each.get(key) == value for key, value in wanted.items()))
+
+
+def named(case: dict[str, Any], begin: str) -> dict[str, Any]:
+    """Return the first row whose name begins so."""
+    return next(row for row in case["rows"] if row["name"].startswith(begin))
+
+
+def short_table() -> str:
+    """Return one row per task and precision: ours and what people use today."""
+    rows = [["on one H200, unless said", "fullfield", "others"]]
+    raft = networks(*BOTH[:2])
+    if not any(case["size"] == FULL for case, _ in raft):
+        raft += [(one([case for case, _ in networks(OLDER)], method="raft", size=FULL), read(OLDER))]
+    ends = "Times and peak memory; each row compares both sides in the same precision."
+    if not any(network_row(case, results, HALF) for case, results in raft):
+        (prepared,) = of(raft[0][0], OURS[HALF])
+        ends += f" In half precision our prepared RAFT takes {cost(prepared, FULL)}; ptlflow was not measured so."
+    for precision in (SINGLE, HALF):
+        found = (network_row(case, results, precision) for case, results in raft)
+        rows += [[row[0].removesuffix(", H200"), *row[1:]] for row in found if row is not None]
+    size = [224, 512]
+    ours, theirs = lookup_row(size, "cuda", EASY, SINGLE), lookup_row(size, "alt_cuda_corr", EASY)
+    if ours is None or theirs is None:
+        raise ValueError("the results lack the lookup at 512×224")
+    where = "".join(f", {gpu}" for gpu in sorted({card(ours[1]), card(theirs[1])} - {"H200"}))
+    title = f"its correlation lookups alone, 512×224 feature maps, float32{where}"
+    rows.append([title, timed(ours[0], eager=True), f"alt_cuda_corr {timed(theirs[0])}"])
+    patched = one(read("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
+    after, before = (
+        f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.2f} GiB"
+        for row in (named(patched, "patched"), named(patched, "as it is"))
+    )
+    rows.append(["ptlflow's RAFT, 1242×375, float32, after `fullfield.patch(model)`", after, f"before {before}"])
+    defaults = one(read("tvl1_cpu.json")["cases"], case="own defaults")
+    tvl1, opencv = (
+        f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
+        for row in (named(defaults, "fullfield default"), named(defaults, "opencv defaults"))
+    )
+    rows.append(["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436", tvl1, f"OpenCV {opencv}"])
+    for dtype in ("float16", "bfloat16"):
+        points = read("points_h200.json")["cases"]
+        cloud = one(points, part="layer", dtype=dtype, channels=[64, 64], points=918_797)
+        cells = [
+            f"{1e3 * row['training']['median_s']:.3g} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
+            for row in (named(cloud, "cuda"), named(cloud, "pointelligence"))
+        ]
+        title = f"a convolution of {cloud['points']:,} points, 64→64, with its gradients, {dtype}"
+        rows.append([title, cells[0], f"PointCNN++'s own code {cells[1]}"])
+    return f"{lines(rows)}\n{ends}\n"
+
+
+PAGES = {
+    "README.md": ((BEGIN_SHORT, short_table),),
+    "docs/measured.md": ((BEGIN_LIKE, networks_table), (BEGIN_CORRELATION, lookup_table)),
+}
+"""Page, then the mark and the words of each part, as in ``tables.py``."""

@@ -1,0 +1,97 @@
+"""Tables in equal precision: no row compares two precisions, and every row names its GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    "gpu": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.11.0"}, "commit": "abc", "date": "2026-11-26"
+}  # fmt: skip
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, on a copy of the stored results that may be added to: ``tables.RESULTS``."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    for name in ("like_for_like", "operator_tables"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import like_for_like
+    import operator_tables
+
+    results = tmp_path / "results"
+    shutil.copytree(ROOT / "benchmarks" / "results", results)
+    for path in results.glob("like_*.json"):
+        path.unlink()
+    for module in (like_for_like, operator_tables):
+        monkeypatch.setattr(module, "RESULTS", results)
+    return like_for_like
+
+
+def row(name: str, seconds: float, **facts: Any) -> dict[str, Any]:
+    return {"name": name, "status": "ok", "median_s": seconds, "peak_bytes": 2 << 30, "first_call_s": 27.0, **facts}
+
+
+def test_only_float32_is_compared_until_both_halves_are_stored(tables: ModuleType) -> None:
+    for text in (tables.short_table(), tables.networks_table()):
+        assert "RAFT, 32 updates, 8192×3432, float32" in text
+        assert "half precision, " not in text
+    assert "ptlflow was not measured so" in tables.short_table()
+
+
+def test_a_run_with_both_precisions(tables: ModuleType) -> None:
+    rows = [
+        row("fast", 0.0111),
+        row("module", 0.0222),
+        row("compiled, half", 0.0333),
+        row("ptlflow, dense", 0.0444),
+        row("ptlflow, dense, half", 0.0555),
+    ]
+    case = {"method": "raft", "size": [1080, 1920], "updates": 12, "rows": rows}
+    stored = {"bench": "models", "cases": [case], "environment": ENVIRONMENT}
+    (tables.RESULTS / "like_raft_hd.json").write_text(json.dumps(stored))
+    for text in (tables.short_table(), tables.networks_table()):
+        lines = [line for line in text.splitlines() if "1920×1080" in line]
+        assert len(lines) == 2
+        single, half = lines
+        assert "float32, H100" in single
+        assert "half precision, H100" in half
+        assert [number in single for number in ("11.1 ms", "22.2 ms", "33.3 ms", "44.4 ms", "55.5 ms")] == [
+            False, True, False, True, False
+        ]  # fmt: skip
+        assert [number in half for number in ("11.1 ms", "22.2 ms", "33.3 ms", "44.4 ms", "55.5 ms")] == [
+            True, False, True, False, True
+        ]  # fmt: skip
+    assert "not measured so" not in tables.short_table()
+    assert "its first call takes 27 to 27 s" in tables.networks_table()
+    assert "8192×3432" in tables.short_table()
+
+
+def test_lookups_of_a_new_run_come_first_and_name_reasons(tables: ModuleType) -> None:
+    def lookup(name: str, **facts: Any) -> dict[str, Any]:
+        return {"name": name, "status": "ok", "peak_with_inputs_bytes": 1e6, "eager": {"median_s": 0.002}, **facts}
+
+    about = {"size": [224, 512], "scene": tables.EASY, "updates": 32, "channels": 256}
+    rows = [
+        lookup("cuda", graph={"median_s": 0.00123}),
+        {"name": "RAFT's volume", "status": "out of memory", "reason": "the volume takes 65.3 GiB"},
+        lookup(tables.KERNEL),
+    ]
+    cases = [{**about, "dtype": "bfloat16", "precision": "highest", "rows": rows}]
+    stored = {"bench": "correlation", "cases": cases, "environment": ENVIRONMENT}
+    (tables.RESULTS / "like_lookups.json").write_text(json.dumps(stored))
+    text = tables.lookup_table()
+    (line,) = (line for line in text.splitlines() if line.startswith("| 512×224"))
+    cells = [cell.strip() for cell in line.split("|")[2:-1]]
+    assert cells[0] == "1.23 ms, 1 MB"
+    assert cells[2] == "2 ms eager, 1 MB"
+    assert cells[5] == "out of memory: the volume takes 65.3 GiB"
+    assert "NVIDIA H100 80GB HBM3" in text
+    assert "1024×448" in text
