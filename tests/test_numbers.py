@@ -71,6 +71,7 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
             "±512 px",
             "below 5° and",
             "5° or 2 m",
+            "below 1° and",
             "threshold 0.01",
         ),
     ),
