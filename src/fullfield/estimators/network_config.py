@@ -41,7 +41,7 @@ class NetworkConfig(Config):
         "default the methods auto and fullfield-s do, others do not",
     )
     coarse_updates: int | None = parameter(
-        None, "updates at every level of a cascade but the finest; 'auto': the finest level's"
+        None, "updates at every level of a cascade but the finest; 'auto': the same number as at the finest"
     )
     double: bool = parameter(
         False,
