@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.io import open_video
 
     methods.use_threads(args.threads)
-    statistics = LiveStatistics()
+    tally = LiveStatistics()
     with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
         source = open_video(args.source)
         threads: list[threading.Thread] = []
@@ -103,10 +103,10 @@ def run(args: argparse.Namespace) -> int:
         screen = _Screen.of(args, chosen.device, source, stack)
         compute = _computation(chosen, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
-        interrupted = _play(args, source, compute, screen, statistics, status, threads)
-        if statistics.frames < 2 and not interrupted:
-            raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
-    _report(args, chosen, source, compute.backend, screen, statistics, interrupted)
+        interrupted = _play(args, source, compute, screen, tally, status, threads)
+        if tally.frames < 2 and not interrupted:
+            raise InputError(f"{args.source}: expected two frames or more, got {tally.frames}")
+    _report(args, chosen, source, compute.backend, screen, tally, interrupted)
     return 0
 
 
@@ -230,12 +230,12 @@ class _Status:
         self._source, self._last = source, time.monotonic()
         self._drawn = False
 
-    def tell(self, statistics: LiveStatistics) -> None:
+    def tell(self, tally: LiveStatistics) -> None:
         now = time.monotonic()
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
         self._last, self._drawn = now, self._live
-        line = f"fullfield: live: {summary(statistics)}"
+        line = f"fullfield: live: {summary(tally)}"
         if not self._live:
             say(line)
             return
@@ -247,9 +247,9 @@ class _Status:
             say("")
 
 
-def summary(statistics: LiveStatistics) -> str:
+def summary(tally: LiveStatistics) -> str:
     """Return rates and latency as text."""
-    counts = statistics.as_dict()
+    counts = tally.as_dict()
     latency = counts["latency_s"]
     if latency is None:
         return f"{counts['frames']} frames, no flow yet"
@@ -270,7 +270,7 @@ def _play(
     source: VideoSource,
     compute: Callable[[FramePair], Tensor],
     screen: _Screen,
-    statistics: LiveStatistics,
+    tally: LiveStatistics,
     status: _Status,
     threads: list[threading.Thread],
 ) -> bool:
@@ -292,8 +292,8 @@ def _play(
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
         frames = played_at_rate(source, clock, time.sleep, 1 / own, speed, partial(_waiting, args))
     work = (
-        partial(capture, frames, pairs, statistics),
-        partial(compute_newest, pairs, compute, results, statistics, clock, args.flows),
+        partial(capture, frames, pairs, tally),
+        partial(compute_newest, pairs, compute, results, tally, clock, args.flows),
     )
     threads += [threading.Thread(target=job, daemon=True) for job in work]
     for thread in threads:
@@ -302,7 +302,7 @@ def _play(
     try:
         while (done := results.take()) is not None:
             going_on = screen.show(done)
-            status.tell(statistics)
+            status.tell(tally)
             if not going_on:
                 break
     except KeyboardInterrupt:
@@ -328,10 +328,10 @@ def _report(
     source: VideoSource,
     backend: str,
     screen: _Screen,
-    statistics: LiveStatistics,
+    tally: LiveStatistics,
     interrupted: bool,
 ) -> None:
-    counts = statistics.as_dict()
+    counts = tally.as_dict()
     picture = None
     if screen.colors is not None:
         picture = {
@@ -342,7 +342,7 @@ def _report(
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
     what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
-    text = f"{report.printable(args.source)}: {what}: {summary(statistics)}"
+    text = f"{report.printable(args.source)}: {what}: {summary(tally)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
         text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}"
