@@ -13,7 +13,7 @@ from fullfield.estimators import TVL1Estimator
 from fullfield.evaluation import evaluate
 from fullfield.ops.tvl1 import TVL1Config
 
-pairs = Rendered(Path(sys.argv[0]).parent / "scene")  # rendered by `python -m tools render own`
+pairs = Rendered(Path(sys.argv[0]).parent / "scene")  # made by `python -m tools render own`
 sample = pairs[0]
 print(f"{pairs}; truth {tuple(sample.flow.shape)}, {float(sample.occluded.float().mean()):.1%} occluded")
 

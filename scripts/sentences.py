@@ -1,4 +1,4 @@
-"""Sentences with measured numbers, and short tables, made of the stored results by ``scripts/tables.py``."""
+"""Sentences with measured numbers and short tables, which ``scripts/tables.py`` writes from the stored results."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plumbing shared by compiled kernels."""
+"""Compilation, caches, launches and threads of kernels."""

@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept, and the word on stderr when they have to be compiled."""
+"""Folders of compiled kernels, and the messages on stderr when kernels are compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def candidates() -> Iterator[Path]:
-    """``FULLFIELD_CACHE_DIR`` or the user's cache folder, then a temporary folder of the user's."""
+    """Yield ``FULLFIELD_CACHE_DIR`` or the user's cache folder, then a temporary folder of the user's."""
     chosen = os.environ.get("FULLFIELD_CACHE_DIR")
     if chosen:
         yield Path(chosen)
@@ -33,10 +33,10 @@ def _temporary() -> Path:
 
 
 def usable(folder: Path) -> bool:
-    """Whether ``folder`` can be written, by nobody else; made if it does not exist.
+    """Return whether this user, and no other, can write to ``folder``, which is created if it does not exist.
 
-    What is compiled is run, so it is never taken from where somebody else could have put it: the folder is ours and
-    not open to all. Under the temporary folder, where everybody writes, the whole path is looked at.
+    Compiled code is run, so it is never loaded from a folder that another user could write to. Under the temporary
+    folder, where all users write, the whole path is checked.
     """
     try:
         if _temporary() in folder.parents:
@@ -51,13 +51,13 @@ def usable(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path, others: int) -> bool:
-    """A folder, no link, that belongs to this user and has none of the bits ``others`` set."""
+    """Return whether this is a folder, not a link, of this user with none of the bits ``others`` set."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others
 
 
 def _path_is_ours(folder: Path) -> bool:
-    """For a folder under :func:`_temporary`: no other user can replace any part of its path. True for all others."""
+    """Return whether no other user can replace a part of the path; True for folders outside :func:`_temporary`."""
     top = _temporary()
     if top not in folder.parents:
         return True
@@ -74,7 +74,7 @@ def _path_is_ours(folder: Path) -> bool:
 
 
 def folder_named(name: str) -> Path | None:
-    """A writable folder of that name in the first of the :func:`candidates` that allows it, or None."""
+    """Return a writable folder of that name in the first possible one of the :func:`candidates`, or None."""
     for parent in candidates():
         folder = parent / name
         if usable(folder):
@@ -83,14 +83,14 @@ def folder_named(name: str) -> Path | None:
 
 
 def say(text: str) -> None:
-    """A line on stderr, unless ``FULLFIELD_QUIET`` is set."""
+    """Print a line on stderr, unless ``FULLFIELD_QUIET`` is set."""
     if not os.environ.get("FULLFIELD_QUIET"):
         print(f"fullfield: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextmanager
 def announced(what: str, where: str, folder: Path | None) -> Iterator[None]:
-    """Say that ``what`` is compiled for ``where``, and how long it took."""
+    """Announce the compilation of ``what`` for ``where``, and print how long it took."""
     kept = "once" if folder is not None else "in every process: no cache folder can be written"
     say(f"compiling {what} for {where}, {kept} ...")
     start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Reasons that lie in the machine."""
+"""Reasons against a kernel that lie in the machine."""
 
 from __future__ import annotations
 
 
 class Missing(str):
-    """Why a kernel cannot run here whatever it is asked: something is not installed, or the GPU is too old."""
+    """Reason why a kernel cannot run on this machine for any request: a missing package, or a GPU that is too old."""
 
     __slots__ = ()

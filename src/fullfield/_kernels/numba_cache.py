@@ -1,4 +1,4 @@
-"""Compiling numba functions once per machine: where the cache lies, and a word on stderr when it is cold."""
+"""Compilation of numba functions once per machine, with a message on stderr if the cache is cold."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SAID = set[str]()
 
 
 def why_not() -> Missing | None:
-    """None where numba can be used, else the reason it cannot."""
+    """Return None if numba can be used, else the reason."""
     if importlib.util.find_spec("numba") is None:
         return Missing("numba is not installed (pip install numba)")
     return None
 
 
 def cache_folder(*sources: str) -> Path | None:
-    """A writable folder for code compiled from these source files, or None.
+    """Return a writable folder for code compiled from these source files, or None.
 
-    ``FULLFIELD_CACHE_DIR``, then the user's cache folder, then a temporary folder of the user's. The name holds a
+    It is in ``FULLFIELD_CACHE_DIR``, the user's cache folder or a temporary folder of the user's. The name contains a
     digest of the sources and versions, so that a change to a helper that numba inlines is never missed.
     """
     import llvmlite
@@ -47,7 +47,7 @@ def cache_folder(*sources: str) -> Path | None:
 
 @contextmanager
 def caching_in(folder: Path | None) -> Iterator[None]:
-    """Inside, functions decorated with ``njit(cache=True)`` keep their code in ``folder``, with checksums."""
+    """Enclose definitions whose ``njit(cache=True)`` functions keep their code in ``folder``, with checksums."""
     from numba import config
     from numba.core import caching
 
@@ -61,8 +61,10 @@ def caching_in(folder: Path | None) -> Iterator[None]:
 
 
 def jit_in(folder: Path | None) -> Callable[[Any], Any]:
-    """The decorator of a module's kernels, whose code is kept in ``folder``: they release the GIL, and a division by
-    zero is no exception."""
+    """Return the decorator of a module's kernels, whose code is kept in ``folder``.
+
+    The kernels release the GIL, and a division by zero raises no exception.
+    """
     from numba import njit
 
     def jit(function: Any) -> Any:
@@ -74,10 +76,10 @@ def jit_in(folder: Path | None) -> Callable[[Any], Any]:
 
 @functools.cache
 def _checked() -> Any:
-    """numba's files of one function, each with a checksum at its end.
+    """Return the class of numba's files of one function, each with a checksum at its end.
 
-    numba unpickles what it finds: a damaged file raises anything or ends the process. Here it is removed, which makes
-    numba compile again. Bytes after a pickle's end are not read, so the files stay numba's.
+    numba unpickles the files: a damaged one raises any exception or ends the process. This class removes a damaged
+    file, so that numba compiles again. Bytes after a pickle's end are not read, so numba can read the files too.
     """
     from numba.core.caching import IndexDataCacheFile
 
@@ -108,7 +110,7 @@ def _checked() -> Any:
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a file ends in the checksum of the rest; a damaged one is removed."""
+    """Return whether a file ends in the checksum of the rest; a damaged file is removed."""
     try:
         content = Path(path).read_bytes()
     except OSError:
@@ -128,33 +130,32 @@ def _say_once(folder: str, text: str) -> None:
 
 
 def is_warm(folder: Path | None, what: str) -> bool:
-    """Whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
+    """Return whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
     return folder is not None and _stamp(folder, what).exists()
 
 
 def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what: str) -> None:
     """Compile or load every ``name: (dispatcher, signature)``.
 
-    A cold cache is announced on stderr, since it costs seconds once (not where ``FULLFIELD_QUIET`` is set); a warm one
-    is silent.
+    A cold cache is announced on stderr, because it costs seconds once, unless ``FULLFIELD_QUIET`` is set.
     """
     cold = not is_warm(folder, what)
     with announced(what, "this CPU", folder) if cold else nullcontext():
         for dispatcher, signature in functions.values():
-            if signature not in dispatcher.overloads:  # as a kernel that two modules share may be
+            if signature not in dispatcher.overloads:  # a kernel that two modules share may be compiled already
                 dispatcher.compile(signature)
             dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     if cold and folder is not None:
-        with suppress(OSError):  # only the announcement would come again
+        with suppress(OSError):  # only the announcement would be repeated
             _stamp(folder, what).touch()
 
 
 class Kernels:
-    """A module of kernels, imported and compiled (or loaded) when it is first asked for; from any thread.
+    """Module of kernels that is imported and compiled (or loaded) on first use, from any thread.
 
     Args:
-        module: its full name. It has ``ENTRY_POINTS``, as :func:`compile_all` takes them, and their ``CACHE``.
-        what: they are, for the announcement.
+        module: full name of the module. It has ``ENTRY_POINTS``, as for :func:`compile_all`, and their ``CACHE``.
+        what: name of the kernels in the announcement.
     """
 
     def __init__(self, module: str, what: str) -> None:
@@ -163,7 +164,7 @@ class Kernels:
         self._ready: Any = None
 
     def __call__(self) -> Any:
-        """The module."""
+        """Return the module."""
         with self._lock:
             if self._ready is None:
                 module = importlib.import_module(self._name)
@@ -172,7 +173,7 @@ class Kernels:
         return self._ready
 
     def cache(self) -> tuple[Path | None, bool]:
-        """The folder of the compiled kernels (None: nowhere to write) and whether they are there for this CPU."""
+        """Return the folder of the compiled kernels, None if none is writable, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
         return folder, is_warm(folder, self._what)
 

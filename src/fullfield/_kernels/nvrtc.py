@@ -1,7 +1,7 @@
-"""CUDA C++ compiled with NVRTC at run time, kept on disk, loaded and launched through the driver.
+"""CUDA C++ that is compiled with NVRTC at run time, cached on disk, and launched through the driver.
 
-Both libraries are called through ctypes, not cuda-core: so the NVRTC that PyTorch's wheels bring is all that has to be
-installed, and a launch takes arguments prepared once. Nothing here imports PyTorch: devices are ordinals, streams and
+Both libraries are called through ctypes, not cuda-core. So only the NVRTC of PyTorch's wheels has to be installed, and
+a launch takes arguments that were prepared once. This module does not import PyTorch: devices are ordinals, streams and
 pointers are integers.
 """
 
@@ -34,18 +34,18 @@ _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class KernelError(RuntimeError):
-    """A call of NVRTC or of the CUDA driver failed."""
+    """Error of NVRTC or of the CUDA driver."""
 
 
 class Source(NamedTuple):
-    """A translation unit and its options, such as ``-DRADIUS=4``."""
+    """Translation unit and its options, such as ``-DRADIUS=4``."""
 
     text: str
     options: tuple[str, ...] = ()
 
     @classmethod
     def defining(cls, text: str, *options: str, **macros: int | str) -> Source:
-        """With further options, and these macros behind them; truths are 1 and 0."""
+        """Return a source with further options and then these macros; True is 1 and False is 0."""
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
 
@@ -57,7 +57,7 @@ def _library_names(major: int) -> tuple[str, ...]:
 
 
 def _package_folders(name: str) -> list[Path]:
-    """Where a package lies, without importing it."""
+    """Return the folders of a package without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -66,7 +66,7 @@ def _package_folders(name: str) -> list[Path]:
 
 
 def _folders(major: int) -> Iterator[Path]:
-    """Of NVIDIA's wheels, of PyTorch's own, of conda and toolkits."""
+    """Yield the folders of NVIDIA's wheels, PyTorch's wheels, conda and toolkits."""
     for root in _package_folders("nvidia"):
         for part in (f"cu{major}", "cuda_nvrtc"):
             yield from (root / part / place for place in ("lib", "bin/x86_64", "bin", "lib/x64"))
@@ -79,7 +79,7 @@ def _folders(major: int) -> Iterator[Path]:
 
 
 def candidates() -> Iterator[str]:
-    """Paths of NVRTC that exist, then names for the system's loader; for the newest CUDA major first."""
+    """Yield existing paths of NVRTC, then names for the system's loader, the newest CUDA major first."""
     for major in MAJORS:
         for name in _library_names(major):
             for folder in _folders(major):
@@ -90,7 +90,7 @@ def candidates() -> Iterator[str]:
 
 
 def _open(path: str) -> ctypes.CDLL | None:
-    """The library, after the one with its built-in functions, which it would look for by name only."""
+    """Open the library after the one with its built-in functions, which it would search by name only."""
     folder = Path(path).parent
     try:
         if Path(path).is_absolute():
@@ -106,7 +106,7 @@ def _open(path: str) -> ctypes.CDLL | None:
 
 
 def _from_pathfinder() -> ctypes.CDLL | None:
-    """As cuda-core finds it, where that is installed."""
+    """Open the library that cuda-core finds, if that is installed."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
         return _open(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
@@ -115,7 +115,7 @@ def _from_pathfinder() -> ctypes.CDLL | None:
 
 
 class Nvrtc:
-    """The compiler's library and its version."""
+    """Library of the compiler, with its version."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -135,7 +135,7 @@ class Nvrtc:
             raise KernelError(f"NVRTC: {text(code).decode()}")
 
     def compile(self, source: Source, arch: str) -> tuple[bytes, str]:
-        """Machine code (for ``compute_…`` PTX) and what the compiler had to say."""
+        """Return machine code (for ``compute_…`` PTX) and the compiler's messages."""
         lib, program = self.library, ctypes.c_void_p()
         self.check(lib.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"fullfield.cu", 0, None, None))
         try:
@@ -157,7 +157,7 @@ class Nvrtc:
         return buffer.raw
 
     def target(self, capability: tuple[int, int]) -> str:
-        """What to compile for: the device itself, Hopper with its own instructions, or PTX where it is too new."""
+        """Return the target to compile for: the device, Hopper with its own instructions, or PTX if it is too new."""
         number = capability[0] * 10 + capability[1]
         if number in self.archs:
             return "sm_90a" if number == 90 else f"sm_{number}"
@@ -178,7 +178,7 @@ def _find(newest: int) -> Nvrtc | None:
 
 
 def nvrtc() -> Nvrtc:
-    """The newest NVRTC here that the driver can run the code of.
+    """Return the newest NVRTC whose code the driver can run.
 
     Raises:
         KernelError: if there is none.
@@ -191,7 +191,7 @@ def nvrtc() -> Nvrtc:
 
 
 def why_not() -> Missing | None:
-    """None where kernels can be compiled, else what has to be installed."""
+    """Return None if kernels can be compiled, else what has to be installed."""
     try:
         nvrtc()
     except KernelError as error:
@@ -203,7 +203,7 @@ def why_not() -> Missing | None:
 
 
 class Compiler:
-    """Compiles what is not on disk yet: in parallel, announced, safe from any number of processes."""
+    """Compiler of sources that are not cached on disk: parallel, announced, and safe with any number of processes."""
 
     def __init__(self, arch: str, what: str) -> None:
         self.arch = arch
@@ -211,7 +211,7 @@ class Compiler:
         self.folder = folder_named("nvrtc")
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
-        """Machine code of every source."""
+        """Return the machine code of every source."""
         found = [self._kept(source) for source in sources]
         missing = [index for index, code in enumerate(found) if code is None]
         if missing:
@@ -244,7 +244,7 @@ class Compiler:
         return None
 
     def _keep(self, source: Source, code: bytes) -> None:
-        """Whole or not at all; a full disk only means compiling again."""
+        """Write the code to disk atomically; a full disk only means that it is compiled again."""
         if self.folder is None:
             return
         path = self._path(self.folder, source)
@@ -266,7 +266,8 @@ class Compiler:
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    """
+    """Return the CUDA driver's library.
+
     Raises:
         KernelError: if no NVIDIA driver is installed.
     """
@@ -281,7 +282,7 @@ def driver() -> ctypes.CDLL:
 
 
 def _driver_major() -> int:
-    """The newest CUDA major that the driver runs; any where there is none, as for compiling alone."""
+    """Return the newest CUDA major that the driver runs; without a driver any, because compiling needs none."""
     version = ctypes.c_int()
     try:
         check(driver().cuDriverGetVersion(ctypes.byref(version)))
@@ -291,9 +292,10 @@ def _driver_major() -> int:
 
 
 def check(code: int) -> None:
-    """
+    """Check the ``code`` that a driver call returned.
+
     Raises:
-        KernelError: if ``code``, which a driver call returned, is not zero.
+        KernelError: if it is not zero.
     """
     if code:
         text = ctypes.c_char_p()
@@ -302,7 +304,7 @@ def check(code: int) -> None:
 
 
 def make_current(device: int) -> None:
-    """The device's primary context for this thread, if it has none yet."""
+    """Set the device's primary context for this thread, if it has none yet."""
     context = ctypes.c_void_p()
     check(driver().cuCtxGetCurrent(ctypes.byref(context)))
     if not context.value:
@@ -311,7 +313,7 @@ def make_current(device: int) -> None:
 
 
 def capture_id(stream: int) -> int:
-    """The number of the graph that ``stream`` is being captured into, 0 where it is not."""
+    """Return the number of the graph that ``stream`` is captured into; 0 if it is not captured."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     check(driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
     if not status.value:
@@ -338,7 +340,7 @@ class _Launch(ctypes.Structure):
 
 
 class Kernel:
-    """One kernel of a library."""
+    """Kernel of a library."""
 
     __slots__ = ("_handle", "_launch", "_shared")
 
@@ -362,10 +364,11 @@ class Kernel:
         shared: int,
         device: int,
         stream: int,
-        arguments: ctypes.Array[ctypes.c_void_p],  # addresses; what they point to is copied before this returns
-        early: bool = False,  # from sm_90 on: begins before the kernel ahead of it ends, and waits for that itself
+        arguments: ctypes.Array[ctypes.c_void_p],  # addresses; the values are copied before this returns
+        early: bool = False,  # from sm_90 on: may begin before the previous kernel ends, and waits for it itself
     ) -> None:
-        # Not cuLaunchKernel: ctypes takes time for each of its eleven arguments.
+        """Launch the kernel on a stream."""
+        # Not cuLaunchKernel, because ctypes takes time for each of its eleven arguments.
         how = _Launch(grid[0], grid[1], 1, threads, 1, 1, shared, stream)
         if early:
             attribute = _Attribute(id=_EARLY)
@@ -397,7 +400,7 @@ class Library:
 
 
 class Libraries:
-    """The compiled sources of one operator, loaded once per architecture and process."""
+    """Compiled sources of one operator, loaded once per architecture and process."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -405,6 +408,7 @@ class Libraries:
         self._lock = threading.Lock()
 
     def load(self, sources: Sequence[Source], arch: str, device: int) -> list[Library]:
+        """Return the libraries of the sources, compiled and loaded if necessary."""
         with self._lock:
             missing = [source for source in dict.fromkeys(sources) if (source, arch) not in self._loaded]
             if missing:

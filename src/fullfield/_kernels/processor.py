@@ -1,4 +1,4 @@
-"""What this processor has."""
+"""Instruction sets of this processor."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from llvmlite import binding
 
 
 def has(feature: str) -> bool:
-    """Whether it has an instruction set, by LLVM's name for it, such as ``"avx512f"``."""
+    """Return whether the processor has an instruction set, by LLVM's name such as ``"avx512f"``."""
     return bool(binding.get_host_cpu_features().get(feature, False))

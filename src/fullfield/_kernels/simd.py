@@ -1,4 +1,4 @@
-"""Sixteen float32 lanes as one value inside numba functions.
+"""Vectors of sixteen float32 lanes inside numba functions.
 
 numba leaves vectorisation to LLVM's loop passes, which give up on stencils that write the arrays they read. Here the
 vector is explicit: ``load`` and ``store`` move 16 floats at any element offset of a 1-D float32 array, ``+ - * /``
@@ -53,23 +53,23 @@ class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def number(value: int) -> ir.Constant:
-    """An index."""
+    """Return a constant index."""
     return ir.Constant(INDEX, value)
 
 
 def constant(value: float) -> ir.Constant:
-    """The same in all lanes."""
+    """Return a constant with the same value in all lanes."""
     return ir.Constant(VECTOR, [value] * LANES)
 
 
 def place(context: Any, builder: Any, sig: Any, args: Any, which: int, index: Any = None) -> Any:
-    """A pointer into the array that is argument ``which``, at an index: by default the argument behind it."""
+    """Return a pointer into the array in argument ``which``, at ``index``: by default the next argument."""
     data = context.make_array(sig.args[which])(context, builder, args[which]).data
     return builder.gep(data, [args[which + 1] if index is None else index])
 
 
 def put_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
-    """A vector from any address, ``offset`` elements behind ``pointer``."""
+    """Load a vector from any address, ``offset`` elements after ``pointer``."""
     at = pointer if offset is None else builder.gep(pointer, [offset])
     value = builder.load(builder.bitcast(at, ir.PointerType(kind)))
     value.align = 4
@@ -77,20 +77,20 @@ def put_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR)
 
 
 def put_store(builder: Any, value: Any, pointer: Any, offset: Any = None) -> None:
-    """A vector to any address."""
+    """Store a vector at any address."""
     at = pointer if offset is None else builder.gep(pointer, [offset])
     builder.store(value, builder.bitcast(at, ir.PointerType(value.type))).align = 4
 
 
 def put_splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
-    """The same scalar in all lanes."""
+    """Return a vector with the same scalar in all lanes."""
     undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
 
 
 def put_cases(builder: Any, value: Any, cases: Iterable[int], put: Callable[[int], None]) -> None:
-    """A branch to what ``put`` makes of the case that the value is; nothing for others."""
+    """Branch to the code that ``put`` writes for the case that equals the value; other values do nothing."""
     end = builder.append_basic_block("cases.end")
     switch = builder.switch(value, end)
     for case in cases:
@@ -103,7 +103,7 @@ def put_cases(builder: Any, value: Any, cases: Iterable[int], put: Callable[[int
 
 
 def _made(put: Callable[..., Any]) -> Callable[..., Any]:
-    """The code of an intrinsic that only the values of its arguments matter to: ``put(builder, *values)``."""
+    """Return the code of an intrinsic that uses only its arguments' values: ``put(builder, *values)``."""
     return lambda _context, builder, _sig, args: put(builder, *args)
 
 
@@ -112,7 +112,7 @@ def _made(put: Callable[..., Any]) -> Callable[..., Any]:
 
 @intrinsic
 def load(typingctx: Any, array: Any, index: Any) -> Any:
-    """``array[index : index + 16]`` as a vector."""
+    """Return ``array[index : index + 16]`` as a vector."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return put_load(builder, place(context, builder, sig, args, 0))
@@ -122,7 +122,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """``array[index : index + 16] = value``."""
+    """Execute ``array[index : index + 16] = value``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         put_store(builder, args[2], place(context, builder, sig, args, 0))
@@ -133,7 +133,7 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """``array[index : index + 16] = value`` for an int32 array; fractions are cut off."""
+    """Execute ``array[index : index + 16] = value`` for an int32 array; fractions are truncated."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         put_store(builder, builder.fptosi(args[2], INTEGERS), place(context, builder, sig, args, 0))
@@ -144,13 +144,13 @@ def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def splat(typingctx: Any, scalar: Any) -> Any:
-    """The same float32 in all 16 lanes."""
+    """Return a vector with the same float32 in all 16 lanes."""
     return float32x16(types.float32), _made(put_splat)
 
 
 @intrinsic
 def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """``a * v[0:4] + b * v[4:8] + c * v[8:12] + d * v[12:16]`` as four scalars."""
+    """Return ``a * v[0:4] + b * v[4:8] + c * v[8:12] + d * v[12:16]`` as four scalars."""
     result = types.UniTuple(types.float32, 4)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -169,7 +169,7 @@ def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> An
 
 @intrinsic
 def lane_numbers(typingctx: Any) -> Any:
-    """``[0, 1, ..., 15]``."""
+    """Return ``[0, 1, ..., 15]``."""
     return float32x16(), _made(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
 
 
@@ -193,7 +193,7 @@ _binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
 def _of_llvm(name: str, builder: Any, x: Any) -> Any:
-    """LLVM's function of this name, lane by lane."""
+    """Call LLVM's function of this name, lane by lane."""
     kind = ir.FunctionType(VECTOR, [VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
     return builder.call(function, [x], fastmath=_FLAGS)
@@ -201,20 +201,22 @@ def _of_llvm(name: str, builder: Any, x: Any) -> Any:
 
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
-    """Square root, lane by lane."""
+    """Return the square root, lane by lane."""
     return float32x16(float32x16), _made(partial(_of_llvm, "sqrt"))
 
 
 @intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
-    """Largest whole number not above, lane by lane."""
+    """Return the largest whole number not above the value, lane by lane."""
     return float32x16(float32x16), _made(partial(_of_llvm, "floor"))
 
 
 @intrinsic
 def rough_rsqrt(typingctx: Any, x: Any) -> Any:
-    """``1 / sqrt(x)`` of positive values, off by at most 2^-13 of itself: AVX-512's estimate as it is, where there is
-    one; elsewhere what ``1 / sqrt(x)`` gives."""
+    """Return ``1 / sqrt(x)`` of positive values with a relative error of at most 2^-13.
+
+    With AVX-512 it is the processor's estimate, elsewhere ``1 / sqrt(x)``.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         one, mask = constant(1.0), ir.IntType(LANES)
@@ -229,7 +231,7 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
 
 @intrinsic
 def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
-    """1 where ``low <= x <= high``, else 0."""
+    """Return 1 where ``low <= x <= high``, else 0."""
 
     def put(builder: Any, x: Any, low: Any, high: Any) -> Any:
         inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
@@ -240,7 +242,7 @@ def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
 
 @intrinsic
 def some(typingctx: Any, x: Any) -> Any:
-    """Whether a lane is above 0."""
+    """Return whether any lane is above 0."""
 
     def put(builder: Any, x: Any) -> Any:
         bits = builder.bitcast(builder.fcmp_ordered(">", x, constant(0.0)), ir.IntType(LANES))
@@ -256,19 +258,23 @@ def _selected(sign: str, builder: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def minimum(typingctx: Any, x: Any, y: Any) -> Any:
-    """Smaller value, lane by lane (neither may be NaN)."""
+    """Return the smaller value, lane by lane (neither may be NaN)."""
     return float32x16(float32x16, float32x16), _made(partial(_selected, "<"))
 
 
 @intrinsic
 def maximum(typingctx: Any, x: Any, y: Any) -> Any:
-    """Larger value, lane by lane (neither may be NaN)."""
+    """Return the larger value, lane by lane (neither may be NaN)."""
     return float32x16(float32x16, float32x16), _made(partial(_selected, ">"))
 
 
 def exchanges(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
-    """An intrinsic of a tuple of vectors (none may be NaN): of the values at each pair of places, lane by lane, the
-    smaller goes to the first and the larger to the second; in the end those at the places ``kept`` are returned."""
+    """Return an intrinsic that sorts pairs of a tuple of vectors, lane by lane (none may be NaN).
+
+    Args:
+        *pairs: positions in the tuple, in order; the first one gets the smaller value, the second the larger.
+        kept: positions of the vectors to return.
+    """
 
     @intrinsic
     def exchange(typingctx: Any, values: Any) -> Any:
@@ -286,7 +292,7 @@ def exchanges(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
 
 @intrinsic
 def reciprocal_where(typingctx: Any, x: Any, floor: Any) -> Any:
-    """``1 / x`` where ``x > floor``, else 0."""
+    """Return ``1 / x`` where ``x > floor``, else 0."""
 
     def put(builder: Any, x: Any, floor: Any) -> Any:
         large, one = builder.fcmp_ordered(">", x, floor), constant(1.0)

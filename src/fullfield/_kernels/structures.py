@@ -1,4 +1,4 @@
-"""Parameters of kernels as ctypes has them, read from where they are declared: the CUDA sources."""
+"""Parameters of kernels as ctypes structures, read from their declarations in the CUDA sources."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NEXT = re.compile(r"()( *\**)(\w+)((?:\[[^]]+\])*)")
 
 
 class Structures:
-    """What some sources declare, taken together: ``structures["GreyParams"]`` is a class of ctypes.
+    """Declarations of some sources: ``structures["GreyParams"]`` is a ctypes structure.
 
     Fields are numbers, pointers, other structures of these sources and arrays of them, whose lengths are integers or
-    ``#define``d as such. A field whose name is a word of Python has a ``_`` behind it.
+    ``#define``d as integers. A field whose name is a keyword of Python gets a trailing ``_``.
 
     Args:
         text: the sources, one after the other.
-        known: what names of types stand for that are not declared there, such as a template's.
+        **known: types by name that are not declared in the sources, such as a template's.
     """
 
     def __init__(self, text: str, **known: Any) -> None:
@@ -40,13 +40,14 @@ class Structures:
         self._made: dict[str, Any] = {**_TYPES, **known}
 
     def number(self, expression: str) -> int:
-        """An integer, a name that is defined as one, or a sum of these."""
+        """Return the value of an integer, a name that is defined as one, or a sum of these."""
         return sum(int(self._numbers.get(part.strip(), part)) for part in expression.split("+"))
 
     def __getitem__(self, name: str) -> Any:
-        """
+        """Return the ctypes structure called ``name``.
+
         Raises:
-            ValueError: if it is not declared once, or as something else than these words say.
+            ValueError: if it is not declared exactly once, or has a field that is not supported.
         """
         if name not in self._made:
             found = self._bodies.get(name, [])
@@ -57,7 +58,7 @@ class Structures:
         return self._made[name]
 
     def _fields(self, structure: str, line: str) -> list[tuple[str, Any]]:
-        """Of ``type one, *two, three[4]``."""
+        """Return the fields of a line such as ``type one, *two, three[4]``."""
         fields, kind = [], ""
         for number, words in enumerate(" ".join(line.replace("const", " ").split()).split(",")):
             found = (_NEXT if number else _FIRST).fullmatch(words)

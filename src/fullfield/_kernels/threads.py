@@ -1,6 +1,6 @@
-"""Splitting rows over threads. The kernels release the GIL, so plain Python threads use all cores.
+"""Distribution of rows over threads. Kernels release the GIL, so plain Python threads use all cores.
 
-Own threads rather than numba's: its default layers abort under concurrent callers or after ``fork``. The number of
+These are not numba's threads, whose default layers abort with concurrent callers or after ``fork``. The number of
 threads is PyTorch's (``torch.set_num_threads``), which is 1 in DataLoader workers.
 """
 
@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Claim:
-    """A task that whoever comes first runs: a pool that cannot start a thread still keeps the task in its queue."""
+    """Task that only its first caller runs: a pool that cannot start a thread still keeps the task in its queue."""
 
     __slots__ = ("_first", "_task")
 
@@ -65,7 +65,7 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
     try:
         for claim in claims[1:]:
             futures.append(pool.submit(claim))
-    except RuntimeError:  # no memory for another thread: what no thread has begun is done here
+    except RuntimeError:  # no memory for another thread: this thread runs the tasks that none has begun
         here = claims
     try:
         for claim in here:
@@ -88,6 +88,6 @@ def rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
 
 
 def run_parts(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
-    """``task(first, last)`` over [0, count): a few parts a thread, for they differ in work, of at least ``grain``."""
+    """Run ``task(first, last)`` over [0, count), in a few parts of at least ``grain`` per thread, as work varies."""
     parts = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
     run([partial(task, *part) for part in parts], threads)

@@ -1,10 +1,10 @@
-"""Text of Hopper's products of a group of four warps, which inline assembly has to spell out."""
+"""Source of Hopper's warp-group matrix products, which need inline assembly."""
 
 from __future__ import annotations
 
 
 def product_with_registers(columns: int, bf16: bool, descriptor: int) -> str:
-    """``wgmma_rs``: m64nNk16, A in registers; ``descriptor``: the upper half of that of B, in shared memory, k by k."""
+    """Return ``wgmma_rs``: m64nNk16, A in registers; ``descriptor`` is the upper half of B's, in shared memory."""
     n = columns // 2
     kind = "bf16" if bf16 else "f16"
     d = ", ".join(f"%{i}" for i in range(n))

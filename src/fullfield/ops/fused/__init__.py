@@ -1,5 +1,5 @@
-"""What networks do between their convolutions, each in one pass over memory: activations, norms, gates, up-sampling.
+"""Steps of networks between convolutions, each in one pass over memory: activations, norms, gates, up-sampling.
 
-``reference`` says in PyTorch what every pass does; ``cuda`` does the same with kernels that NVRTC compiles on the
-user's machine. Activations are [B, h, w, C], channels next to each other in memory, C a multiple of eight on the GPU.
+``reference`` defines every pass in PyTorch; ``cuda`` has kernels that NVRTC compiles at run time. Activations are
+[B, h, w, C], channels-last in memory, with C a multiple of eight on the GPU.
 """

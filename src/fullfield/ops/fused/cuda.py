@@ -106,8 +106,11 @@ def convolve(
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """cuDNN chooses its algorithm by its own estimate, and with ``relu`` by trial runs where
-    ``torch.backends.cudnn.benchmark`` is set, which PyTorch's operator reads."""
+    """Convolve with cuDNN, which chooses its algorithm by its own estimate.
+
+    With ``relu`` it chooses by trial runs if ``torch.backends.cudnn.benchmark`` is set, because PyTorch's operator
+    reads that switch.
+    """
     image, pad, step = x.permute(0, 3, 1, 2), list(padding), [stride, stride]
     out: Tensor
     if relu:
@@ -120,6 +123,7 @@ def convolve(
 
 
 def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.frames_to_cells`."""
     batch, rows, columns, channels = out.shape
     _whole(out)
     if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
@@ -137,6 +141,7 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.affine_`."""
     _whole(y, x)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
@@ -153,6 +158,7 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.moments`."""
     _whole(y)
     batch, height, width, channels = y.shape
     if channels // _vector(y.dtype) > _THREADS:
@@ -172,6 +178,7 @@ def moments(y: Tensor, epsilon: float) -> Norm:
 
 
 def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.pack`."""
     _whole(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
@@ -185,6 +192,7 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_patches`."""
     _whole(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
@@ -209,10 +217,12 @@ def _targets(like: Tensor, to: Sequence[Target]) -> Any:
 
 
 def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_reset`."""
     _gate("gate_reset", state, zr, zr_map, None, None, [to])
 
 
 def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_update`."""
     _gate("gate_update", state, zr, zr_map, q, q_map, to)
 
 
@@ -229,6 +239,7 @@ def _gate(
 
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_step_`."""
     _whole(coords, taps)
     params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
@@ -238,6 +249,7 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 
 def gelu_(y: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gelu_`."""
     _whole(y)
     params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
@@ -245,6 +257,7 @@ def gelu_(y: Tensor) -> None:
 
 
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.depthwise_norm`."""
     _whole(x, weight, bias, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
@@ -264,6 +277,7 @@ def convex_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.convex_strip`."""
     params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()

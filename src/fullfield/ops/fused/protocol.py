@@ -1,4 +1,4 @@
-"""What ``reference`` and ``cuda`` have in common. Nothing here is part of autograd."""
+"""Interface of ``reference`` and ``cuda``. The passes take no part in autograd."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 CELL_CHANNELS = 32
-"""Of :meth:`Passes.frames_to_cells`: twelve values of each frame, then zeros."""
+"""Channels of :meth:`Passes.frames_to_cells`: twelve values of each frame, then zeros."""
 
 
 class Norm(NamedTuple):
-    """What brings channels where a norm wants them: x scale + shift."""
+    """Normalisation of channels: x scale + shift."""
 
     scale: Tensor | None
     """[C] or [B, C] float32; None for 1."""
@@ -21,7 +21,7 @@ class Norm(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Pixels put around a frame and its full size with them."""
+    """Padding of a frame, and its size with the padding."""
 
     top: int
     left: int
@@ -30,15 +30,15 @@ class Frame(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a result goes."""
+    """Destination of a result."""
 
     slice: Tensor
-    """[B, h, w, C], channels of a larger tensor perhaps; [B, w, h, C] if ``transposed``."""
+    """Tensor [B, h, w, C], possibly channels of a larger one; [B, w, h, C] if ``transposed``."""
     transposed: bool = False
 
 
 class Passes(Protocol):
-    """The passes. Activations are [B, h, w, C]; ``_`` behind a name: the first argument is overwritten."""
+    """Passes on activations [B, h, w, C]; one whose name ends in ``_`` overwrites its first argument."""
 
     def convolve(
         self,
@@ -50,20 +50,20 @@ class Passes(Protocol):
         stride: int = 1,
         padding: tuple[int, int] = (0, 0),
     ) -> Tensor:
-        """A convolution; ``relu`` needs a bias."""
+        """Convolve; ``relu`` needs a bias."""
 
     def frames_to_cells(self, frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
-        """Frames [B, 3, H, W], 0 … 1 or uint8, to −1 … 1 in cells of 2×2 pixels, the border repeated up to ``frame``.
+        """Convert frames [B, 3, H, W], 0 … 1 or uint8, to −1 … 1 in cells of 2×2 pixels, padded to ``frame``.
 
         ``out`` is [B, height / 2 + 3, width / 2 + 3, 32], (row, column, colour) of the first frame's cell, then of the
-        second's; two rows and columns of zeros before them and one behind: the border of a 7×7 convolution of stride 2.
+        second's. The border of a 7×7 convolution of stride 2 is zero: two rows and columns before them and one after.
         """
 
     def affine_(self, y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
-        """relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
+        """Compute relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
 
     def moments(self, y: Tensor, epsilon: float) -> Norm:
-        """What brings every channel of every item to mean 0 and variance 1."""
+        """Return the norm that gives every channel of every item mean 0 and variance 1."""
 
     def pack(
         self,
@@ -72,27 +72,27 @@ class Passes(Protocol):
         to: Sequence[Target],  # at most four
         flow: tuple[Tensor, int] | None = None,  # coords [B, 2, h, w], and the first of the two channels that hold it
     ) -> None:
-        """relu(source + bias) into ``to``, the flow coords − grid into two of its channels."""
+        """Write relu(source + bias) to ``to``, and the flow coords − grid to two of its channels."""
 
     def flow_patches(self, coords: Tensor, side: int, out: Tensor) -> None:
-        """Windows of the flow, (row, column, x or y) slow to fast, outside the map zero, further channels zero."""
+        """Write windows of the flow, (row, column, x or y) slow to fast; zero outside the map and elsewhere."""
 
     def gate_reset(self, state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
-        """sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
+        """Write sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
 
     def gate_update(
         self, state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]
     ) -> None:
-        """(1 − z) · state + z · tanh(q + its map), which may replace ``state`` itself; at most four targets."""
+        """Write (1 − z) · state + z · tanh(q + its map), which may replace ``state``; at most four targets."""
 
     def flow_step_(self, coords: Tensor, taps: Tensor, bias: Tensor) -> None:
         """Add bias and the sum over 3×3 neighbours of the products ``taps``: row, column, x or y slow to fast."""
 
     def gelu_(self, y: Tensor) -> None:
-        """y Φ(y)."""
+        """Compute y Φ(y)."""
 
     def depthwise_norm(self, x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
-        """A depthwise 7×7 convolution (``weight`` [49, C], float32), then mean 0 and variance 1 over the channels."""
+        """Convolve depthwise 7×7 (``weight`` [49, C], float32), then normalise to mean 0 and variance 1."""
 
     def convex_strip(
         self,
@@ -105,7 +105,7 @@ class Passes(Protocol):
         origin: tuple[int, int] = (0, 0),
         gain: float = 1.0,
     ) -> None:
-        """Convex up-sampling times ``gain`` of the cells' rows ``first_row`` and following, as many as ``mask`` has.
+        """Up-sample the cells' rows from ``first_row`` on, those of ``mask``, convexly and multiply by ``gain``.
 
-        ``out`` is the fine field from pixel ``origin`` (y, x) on, and is written where these rows lie.
+        ``out`` is the fine field from pixel ``origin`` (y, x) on; the pixels of these rows are written.
         """

@@ -1,4 +1,4 @@
-"""Every pass in PyTorch, for any device: what the kernels have to give."""
+"""Reference of every pass in PyTorch for any device; it defines the results of the kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def convolve(
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
 ) -> Tensor:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.convolve`."""
     out = functional.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding)
     out = out.relu_() if relu else out
     return out.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
 
 
 def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.frames_to_cells`."""
     height, width = frame1.shape[-2:]
     around = (frame.left, frame.width - width - frame.left, frame.top, frame.height - height - frame.top)
     out.zero_()
@@ -41,9 +43,10 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.affine_`."""
     if y.device.type != "cpu":
         return _affine_(y, norm, x, x_norm)
-    rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # whose float32 values stay in a core's cache
+    rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # rows whose float32 values stay in a core's cache
     for first in range(0, y.shape[1], rows):
         part = slice(first, first + rows)
         _affine_(y[:, part], norm, None if x is None else x[:, part], x_norm)
@@ -66,12 +69,14 @@ def _normed(x: Tensor, norm: Norm) -> Tensor:
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.moments`."""
     variance, mean = torch.var_mean(y.to(torch.float32), (1, 2), correction=0)
     scale = (variance + epsilon).rsqrt()
     return Norm(scale, -mean * scale)
 
 
 def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.pack`."""
     values = source if bias is None else (source + bias).relu_()
     if flow is not None:
         coords, first = flow
@@ -90,6 +95,7 @@ def _flow(coords: Tensor) -> Tensor:
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_patches`."""
     batch, _, height, width = coords.shape
     windows = functional.unfold(_flow(coords), side, padding=side // 2)
     windows = windows.view(batch, 2, side * side, height, width).permute(0, 3, 4, 2, 1).flatten(3)
@@ -98,12 +104,14 @@ def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
 
 
 def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_reset`."""
     channels = state.shape[-1]
     reset = zr[..., channels:].to(torch.float32) + zr_map[..., channels:]
     _store(reset.sigmoid_() * state, [to])
 
 
 def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_update`."""
     channels = state.shape[-1]
     update = (zr[..., :channels].to(torch.float32) + zr_map[..., :channels]).sigmoid_()
     candidate = (q.to(torch.float32) + q_map).tanh_()
@@ -111,6 +119,7 @@ def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Ten
 
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_step_`."""
     height, width = coords.shape[-2:]
     padded = functional.pad(taps[..., :18].to(torch.float32), (0, 0, 1, 1, 1, 1))
     total = bias.expand(*taps.shape[:3], 2)
@@ -121,10 +130,12 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 
 def gelu_(y: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gelu_`."""
     y.copy_(functional.gelu(y))
 
 
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.depthwise_norm`."""
     channels = x.shape[-1]
     filters = weight.t().reshape(channels, 1, 7, 7).to(torch.float32)
     done = functional.conv2d(x.permute(0, 3, 1, 2).to(torch.float32), filters, bias, padding=3, groups=channels)
@@ -136,7 +147,7 @@ def convex_upsample(
     mask: Tensor,  # [B, 9·factor², h, w]
     factor: int,
 ) -> Tensor:  # [B, C, factor·h, factor·w]
-    """Softmax and blend, differentiable."""
+    """Up-sample convexly: softmax and blend, differentiable."""
     batch, channels, height, width = field.shape
     weights = torch.softmax(mask.view(batch, 1, 9, factor, factor, height, width).to(field.dtype), 2)
     padded = functional.pad(field, (1, 1, 1, 1))
@@ -158,6 +169,7 @@ def convex_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
+    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.convex_strip`."""
     batch, _, height, width = field.shape
     rows = mask.shape[2]
     last = first_row + rows

@@ -1,4 +1,4 @@
-"""The public functions."""
+"""Public functions of the matching."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fullfield.ops.matching.protocol import Request, map_of, rows_of
 from fullfield.ops.spatial_correlation import spatial_correlation
 
 BACKENDS = ("cuda", "fused", "chunks")
-"""Of :func:`global_matching`, by preference."""
+"""Backends of :func:`global_matching`, preferred first."""
 MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
 _MATCHED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "cuda": op.matched,
@@ -39,7 +39,7 @@ def _named(channels: int, dtype: torch.dtype, device: torch.device, eager: bool,
     return _chosen(Request(channels, dtype, device, eager), backend)
 
 
-# As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
+# As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
 _named.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -49,10 +49,9 @@ def _chosen(request: Request, backend: str | None) -> str:
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
-    """(name, None) for every backend that can serve :func:`global_matching` of 128 channels here, (name, reason) for
-    the others.
+    """Return (name, None) for every backend of :func:`global_matching` that runs here, (name, reason) for others.
 
-    Preferred first.
+    The answer is for 128 channels; the preferred backend is first.
     """
     return MATCHERS.reasons(Request(128, dtype, torch.empty(0, device=device).device))
 
@@ -63,17 +62,18 @@ def global_matching(
     *,
     backend: str | None = None,
 ) -> Tensor:  # [B, 2, H1, W1] (u, v), cells
-    """Flow from every pixel to the mean position under ``softmax(⟨f1, f2⟩ / √C)`` over all positions of ``fmap2``.
+    """Return the flow to the mean position under ``softmax(⟨f1, f2⟩ / √C)`` over all positions of ``fmap2``.
 
-    Memory is linear in pixels, forward and backward: of the matrix of all pairs some rows are there at a time, 64 MiB
-    or one row; a smaller matrix is there as a whole. float32 features are compared in float32; 16-bit ones are
-    multiplied as they are and summed in float32, as is everything that follows. The result is float32, float64 for
-    float64. Differentiable in both maps. Deterministic but for gradients of "fused".
+    Memory is linear in pixels, forward and backward: only some rows of the matrix of all pairs are in memory at a time,
+    64 MiB or one row, or the whole of a smaller matrix. float32 features are compared in float32; 16-bit features are
+    multiplied in 16 bits and summed in float32, and all later steps are float32. The result is float32, or float64 for
+    float64. It is differentiable in both maps, and deterministic except for gradients of "fused".
 
     Args:
-        fmap1, fmap2: float32, float16, bfloat16 or float64, of one dtype, any strides.
-        backend: "cuda", "fused" or "chunks"; the first serves eager calls only. None takes the best that can; a named
-            one never falls back.
+        fmap1: float32, float16, bfloat16 or float64, any strides.
+        fmap2: of the same dtype, any strides.
+        backend: "cuda", "fused" or "chunks"; the first runs eager calls only. None chooses the best one that can run; a
+            named one never falls back.
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
@@ -84,7 +84,7 @@ def global_matching(
     scale = max(fmap1.shape[1], 1) ** -0.5
     eager = is_eager(fmap1, fmap2)
     channels = int(fmap1.shape[1])
-    if not eager:  # a symbol, perhaps; what is asked of it may not be one
+    if not eager:  # it may be a symbol, which a request must not contain
         channels = 0 if channels == 0 else 1 if channels <= fused.WIDEST else fused.WIDEST + 1
     name = _named(channels, fmap1.dtype, fmap1.device, eager, backend)
     if fmap1.numel() == 0:
@@ -97,10 +97,10 @@ def global_attention(
     fmap2: Tensor,  # [B, C, H2, W2]
     values: Tensor,  # [B, V, H2, W2]
 ) -> Tensor:  # [B, V, H1, W1]
-    """The mean of ``values`` under ``softmax(⟨f1, f2⟩ / √C)`` over all positions, in linear memory.
+    """Return the mean of ``values`` under ``softmax(⟨f1, f2⟩ / √C)`` over all positions, in linear memory.
 
-    As :func:`global_matching`, with anything in the coordinates' place: flow that is propagated to pixels that look
-    alike, or features. The result has the values' dtype; in half precision it is rounded like them.
+    The function is :func:`global_matching` with ``values`` in place of the coordinates, for instance features, or flow
+    that is propagated to similar pixels. The result has the values' dtype.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -115,7 +115,7 @@ def global_attention(
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """[B, N, V] of [B, N, C], [B, M, C], [B, M, V]: softmax(query · key / √C) times value, in linear memory."""
+    """Return softmax(query · key / √C) times value, [B, N, V] of [B, N, C], [B, M, C], [B, M, V], in linear memory."""
     scale = max(query.shape[-1], 1) ** -0.5
     request = Request(max(query.shape[-1], value.shape[-1]), query.dtype, query.device)
     serves = query.numel() > 0 and fused.supports(request) is None
@@ -127,9 +127,10 @@ def local_matching(
     fmap2: Tensor,  # [B, C, H, W]
     radius: int,
 ) -> Tensor:  # [B, 2, H, W] (u, v), cells
-    """Flow from every pixel to the mean position under the softmax over the window of ±``radius`` around it.
+    """Return the flow to the mean position under the softmax over the window of ±``radius`` around each pixel.
 
-    Positions outside the map take no part. The result is float32, float64 for float64. Differentiable in both maps.
+    Positions outside the map are excluded. The result is float32, or float64 for float64, and differentiable in both
+    maps.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -159,9 +160,9 @@ def local_attention(
     values: Tensor,  # [B, V, H, W]
     radius: int,
 ) -> Tensor:  # [B, V, H, W]
-    """The mean of ``values`` under the softmax over the window of ±``radius`` around each pixel.
+    """Return the mean of ``values`` under the softmax over the window of ±``radius`` around each pixel.
 
-    Outside the map features and values are zero and take part, as in GMFlow's propagation. The result has the values'
+    Outside the map features and values are zero and included, as in GMFlow's propagation. The result has the values'
     dtype.
 
     Raises:
@@ -184,7 +185,7 @@ def local_attention(
 
 
 def _scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:
-    """[B, 2r+1, 2r+1, H, W], float32 or float64."""
+    """Return the scores [B, 2r+1, 2r+1, H, W], float32 or float64."""
     found = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
     return found.to(exact) / math.sqrt(max(fmap1.shape[1], 1))

@@ -1,4 +1,4 @@
-"""Attention some rows at a time: any device and dtype, linear memory, differentiable to any order."""
+"""Attention in chunks of rows: any device and dtype, linear memory, differentiable to any order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fullfield.ops.operators import gradients_again
 
 
 def supports(_request: Request) -> None:
-    """Always serves."""
+    """Return None: this backend always runs."""
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """All columns of some rows, in float32 at least."""
+    """Compute all columns of some rows, in float32 at least."""
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     with torch.autocast(query.device.type, enabled=False):
         scores = (query.to(exact) * scale) @ key.to(exact).transpose(-2, -1)
@@ -27,7 +27,7 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 
 
 def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """By PyTorch's own gradients, what they need computed again."""
+    """Compute with PyTorch's own gradients and recompute what they need."""
     found = [
         checkpoint(_rows, part, key, value, scale, use_reentrant=False, preserve_rng_state=False)
         for part in torch.split(query, rows_at_a_time(key), -2)
@@ -48,7 +48,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, key, value, out = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # for gradients of the gradient
+        if torch.is_grad_enabled():  # for second-order gradients
             again = partial(_differentiable, scale=ctx.scale)
             return *gradients_again(again, (query, key, value), grad, wanted), None
         with torch.autocast(query.device.type, enabled=False):
@@ -81,7 +81,7 @@ _apply: Any = super(torch.autograd.Function, _Attention).apply
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """[..., N, V] of [..., N, C], [..., M, C], [..., M, V]: float32, or float64 for float64."""
+    """Return [..., N, V] of [..., N, C], [..., M, C], [..., M, V], float32, or float64 for float64."""
     if not is_eager(query, key, value):
         return _differentiable(query, key, value, scale)
     out: Tensor = _apply(query, key, value, scale)
@@ -89,7 +89,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 
 
 def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
-    """[B, 2, H1, W1] flow."""
+    """Return the flow [B, 2, H1, W1]."""
     value = positions_of(fmap2).flatten(1).transpose(0, 1)
     query, key = rows_of(fmap1), rows_of(fmap2)
     return flow_of(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)

@@ -95,7 +95,7 @@ def forward(
     sizes: tuple[tuple[int, int], tuple[int, int]],  # of the first map and of the second
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # [B, 2, N] flow, [B, N] logarithms of the softmax's sums, for `backward`
-    """Some rows at a time."""
+    """Compute the matching in chunks of rows."""
     flow = query.new_empty((query.shape[0], 2, query.shape[1]), dtype=torch.float32)
     logarithms = query.new_empty(query.shape[:2], dtype=torch.float32)
     work = _Rows(query, key, sizes, scale)

@@ -1,4 +1,4 @@
-"""The kernels' matching with its gradients, for eager code."""
+"""Matching by kernels with its gradients, for eager code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Matched(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         fmap1, fmap2, query, key, found, logarithms = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled():  # for gradients of the gradient
+        if torch.is_grad_enabled():  # for second-order gradients
             again = partial(chunks.matched, scale=ctx.scale)
             return *gradients_again(again, (fmap1, fmap2), grad, wanted), None
         saved = (query, key, found.flatten(2), logarithms)
@@ -43,7 +43,7 @@ def _forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor
 
 
 def _gradient(found: Tensor, fmap: Tensor) -> Tensor:
-    """[B, C, H, W] of rows, of which some may be beyond the map."""
+    """Return rows, some of which may be padding, as a map [B, C, H, W]."""
     return map_of(found[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
@@ -52,7 +52,7 @@ _apply: Any = super(torch.autograd.Function, _Matched).apply
 
 
 def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
-    """[B, 2, H1, W1] flow."""
+    """Return the flow [B, 2, H1, W1]."""
     if wants_gradient(fmap1, fmap2):
         out: Tensor = _apply(fmap1, fmap2, scale)
         return out

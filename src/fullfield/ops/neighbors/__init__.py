@@ -1,4 +1,4 @@
-"""Neighbours in continuous space: exact radius and kNN search, and the grid downsampling that keeps real points."""
+"""Exact radius and kNN search in point clouds, and grid downsampling that keeps original points."""
 
 from fullfield.ops.neighbors.api import BACKENDS, backends, knn_search, radius_search
 from fullfield.ops.neighbors.downsampling import Downsampled, grid_downsample

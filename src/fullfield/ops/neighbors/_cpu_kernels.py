@@ -1,4 +1,4 @@
-"""numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
+"""Numba kernels of the CPU backend. Importing this module needs numba and compiles nothing.
 
 Radius search: points sorted by the cell of a grid whose cells are as wide as the radius. Cells that follow each other
 in x follow each other in memory, so a query reads nine runs of points. kNN search: a balanced k-d tree without nodes:
@@ -147,7 +147,7 @@ def build_tree(points, order, axes, cuts, first, last):
 
 @_jit
 def nearest_rows(points, order, axes, cuts, bounds, queries, batches, k, rows, indices, first, last):
-    """The ``k`` nearest of queries ``first ... last``, by distance, then index. ``points`` lie in the tree's order."""
+    """Find the ``k`` nearest of queries ``first ... last``, by distance, then index; ``points`` are in tree order."""
     stack = np.empty((_DEPTH, 2), np.int64)
     least = np.empty(_DEPTH, np.float32)
     best = np.empty(k, np.float32)

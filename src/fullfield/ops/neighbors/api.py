@@ -1,4 +1,4 @@
-"""Exact neighbour search: public functions, what they promise, and who computes."""
+"""Public functions of the exact neighbour search, and the choice of its backend."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fullfield.ops.backends import Backends
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_length, check_pair, recentred
 
 BACKENDS = ("cuda", "cpu", "reference")
-"""In order of preference: compiled kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
+"""Backends, preferred first: kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
 SEARCHES = Backends("neighbour search", f"{__package__}.", BACKENDS)
 MOST_NEAREST = 1024
 
 
 def backends(device: str | torch.device = "cpu") -> list[tuple[str, str | None]]:
-    """(name, None) for every backend that can run on ``device``, (name, reason) for the others; preferred first."""
+    """Return (name, None) for every backend that runs on ``device``, (name, reason) for others; preferred first."""
     return SEARCHES.reasons(torch.device(device))
 
 
@@ -32,14 +32,14 @@ def radius_search(
     query_offsets: Tensor | None = None,  # [B + 1]
     backend: str | None = None,
 ) -> Neighbors:
-    """All points at most ``radius`` from each query, in its own cloud; a row's indices rise.
+    """Find all points at most ``radius`` from each query, in its own cloud; a row's indices ascend.
 
-    A point is its own neighbour. Distances are float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates, of any
-    size, are taken relative to the middle of their cloud before they become float32.
+    A point is its own neighbour. Distances are float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates are
+    converted to float32 relative to the middle of their cloud.
 
     Raises:
-        InputError: for anything but finite coordinates, a radius from 1e-18 to 1e18, fitting offsets, a backend that
-            can run.
+        InputError: if coordinates are not finite, the radius is not from 1e-18 to 1e18, offsets do not fit, or the
+            backend cannot run.
     """
     check_length(radius, "radius")
     cloud, asked = check_pair(points, queries, offsets, query_offsets)
@@ -57,12 +57,13 @@ def knn_search(
     query_offsets: Tensor | None = None,  # [B + 1]
     backend: str | None = None,
 ) -> Neighbors:
-    """The ``k`` points nearest to each query in its own cloud, nearest first, equal distances by index.
+    """Find the ``k`` points nearest to each query in its own cloud, nearest first, equal distances by index.
 
-    A cloud of fewer points gives all of them. A point is its own neighbour. Distances as in :func:`radius_search`.
+    A cloud with fewer points returns all of them. A point is its own neighbour. Distances are as in
+    :func:`radius_search`.
 
     Raises:
-        InputError: for anything but finite coordinates, k >= 1, fitting offsets, a backend that can run.
+        InputError: if coordinates are not finite, k < 1, offsets do not fit, or the backend cannot run.
     """
     _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
     cloud, asked = check_pair(points, queries, offsets, query_offsets)
@@ -70,7 +71,7 @@ def knn_search(
 
 
 def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
-    """:func:`radius_search` of checked clouds, with what :func:`recentred` gives of them; on GPUs one wait for all."""
+    """Run :func:`radius_search` on checked clouds and results of :func:`recentred`; GPUs wait once for all."""
     if not searches:
         return []
     module = _chosen(None, searches[0][2][0])
@@ -84,7 +85,7 @@ def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor],
 def nearest_neighbors(
     cloud: Cloud, asked: Cloud, pair: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
-    """:func:`knn_search` likewise."""
+    """Run :func:`knn_search` on checked clouds and a result of :func:`recentred`."""
     found: Neighbors = _chosen(backend, pair[0]).knn_search(*pair, cloud.offsets, asked.offsets, k)
     return found
 

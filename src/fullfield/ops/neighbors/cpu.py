@@ -1,4 +1,4 @@
-"""Compiled search on the CPU, all cores (``torch.set_num_threads``); results do not depend on their number."""
+"""Compiled search on the CPU; ``torch.set_num_threads`` sets the threads, and results do not depend on it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 _GRAIN = 64
 _MOST_CELLS = 1 << 62
-# Cells are a little wider than the radius: float32 distances round, and what rounds into the ball must be seen.
+# Cells are slightly wider than the radius, because a float32 distance may be rounded down to the radius.
 _MARGIN = 1.0 + 1e-5
 
 
 def supports(device: torch.device) -> str | None:
+    """Return None for the CPU with numba, else the reason."""
     if device.type != "cpu":
         return f"runs on the CPU, the points are on {device.type}"
     return why_not()
@@ -44,12 +45,13 @@ def _batches(offsets: Tensor) -> NDArray[np.int64]:
 
 
 def _cells(coords: NDArray[np.float32], batches: NDArray[np.int64], low: Any, cell: float) -> NDArray[np.int64]:
-    """[M, 4]: cloud, z, y, x. Far outside the grid is as good as just outside."""
+    """Return cells [M, 4]: cloud, z, y, x. Positions far outside the grid are clipped to just outside."""
     away = np.clip((coords.astype(np.float64) - low) / cell, -4.0, 2.0**60)
     return np.concatenate([batches[:, None], np.floor(away).astype(np.int64)[:, ::-1]], axis=1)
 
 
 def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
+    """Find the points within a radius; see :func:`fullfield.ops.neighbors.radius_search`."""
     kernel = _kernels().radius_rows
     spots, asked = _writable(points), _writable(queries)
     rows = np.zeros(len(asked) + 1, np.int64)
@@ -83,6 +85,7 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
+    """Find the k nearest points; see :func:`fullfield.ops.neighbors.knn_search`."""
     kernels = _kernels()
     spots, asked = _writable(points), _writable(queries)
     bounds = offsets.numpy()

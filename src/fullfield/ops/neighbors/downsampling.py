@@ -1,4 +1,4 @@
-"""Grid downsampling that keeps points as they are."""
+"""Grid downsampling that keeps original points."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fullfield import _check
 from fullfield.ops.neighbors import cuda
 from fullfield.ops.neighbors.ragged import Cloud, check_finite, check_shape, largest_coordinate
 
-# Clouds of more points are thinned one cell at a time: their sizes are waited for.
+# Clouds with more points are downsampled one cell size at a time, each with a wait for its size.
 _CHAINED = 1 << 19
 
 
 class Downsampled(NamedTuple):
-    """Which points are kept."""
+    """Indices of the points that are kept."""
 
-    indices: Tensor  # [K] int64, rising
+    indices: Tensor  # [K] int64, ascending
     offsets: Tensor  # [B + 1] int64, on the CPU: the kept points of each cloud
 
 
@@ -29,14 +29,14 @@ def grid_downsample(
     *,
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
 ) -> Downsampled:
-    """Keep in every cubic cell the point nearest to its centre, the first of equally near ones.
+    """Keep in every cubic cell the point nearest to its centre, the first one of equally near points.
 
-    Cells begin at multiples of ``cell``, so that clouds in the same coordinates share them. Computed in float64, on the
-    points' device, with the same result on every one.
+    Cells begin at multiples of ``cell``, so clouds in the same coordinates share them. The computation is in float64 on
+    the points' device, with the same result on every device.
 
     Raises:
-        InputError: for anything but finite coordinates, a cell above 0, fitting offsets; for cells so small that
-            their numbers along an axis do not fit 2⁵².
+        InputError: if coordinates are not finite, ``cell`` is not above 0, offsets do not fit, or the cells are so
+            small that their numbers along an axis exceed 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
     (found,) = thinned(check_shape(points, offsets), [float(cell)])[1]
@@ -44,8 +44,9 @@ def grid_downsample(
 
 
 def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thinned]]:
-    """:func:`grid_downsample` again and again, each time of what is left, for at least one cell. On GPUs with one wait
-    for all, but for those of large clouds. The cloud needs no check of its coordinates before.
+    """Apply :func:`grid_downsample` repeatedly, each time to the kept points, with at least one cell size.
+
+    GPUs wait once for all sizes, except for large clouds. The cloud's coordinates need no check before.
 
     Raises:
         InputError: as :func:`grid_downsample`.
@@ -62,7 +63,7 @@ def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thin
             largest, more = cuda.thin(last, some)
             if not found:
                 cloud = _checked(cloud, largest, cells)
-            if last.points.shape[0] > _CHAINED:  # memory for all its points is too much for those that are left
+            if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
                 more = [cuda.Thinned(kept.clone(), c._replace(points=c.points.clone())) for kept, c in more]
             found += more
         else:
@@ -90,7 +91,7 @@ def _thin(cloud: Cloud, cell: float) -> cuda.Thinned:
 
 def _kept(cloud: Cloud, cell: float) -> Tensor:
     points = cloud.points.to(torch.float64)
-    # A tensor, for CUDA would multiply by the reciprocal of a number.
+    # A tensor, because CUDA would multiply by the reciprocal of a number.
     scaled = points / torch.tensor(cell, dtype=torch.float64, device=points.device).expand(points.shape)
     corner = scaled.floor()
     x, y, z = (scaled - corner - 0.5).square().unbind(1)

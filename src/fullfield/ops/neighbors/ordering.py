@@ -1,4 +1,4 @@
-"""Points in an order in which what is near in space is near in memory."""
+"""Order of points in which neighbours in space are near in memory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from fullfield.ops.neighbors.ragged import check_cloud
 
-_BITS = 21  # of a coordinate in a Morton code
+_BITS = 21  # bits of a coordinate in a Morton code
 
 
 def spatial_order(
     points: Tensor,  # [N, 3] float32 or float64
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
 ) -> Tensor:  # [N] int64
-    """Indices that bring each cloud's points into the order of a Morton curve through its box; clouds stay in place.
+    """Return the indices that sort each cloud's points along a Morton curve; clouds stay in their order.
 
-    ``points[order]`` and ``features[order]`` are read faster by searches and convolutions than points in no order.
+    Searches and convolutions read ``points[order]`` and ``features[order]`` faster than unsorted points.
 
     Raises:
-        InputError: for anything but finite coordinates and offsets that fit.
+        InputError: if coordinates are not finite or offsets do not fit.
     """
     cloud = check_cloud(points, offsets)
     edges = cloud.offsets.tolist()
@@ -38,13 +38,13 @@ def _along(points: Tensor) -> Tensor:
 
 
 def morton_code(cells: Tensor) -> Tensor:
-    """[N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x weighs most."""
+    """Return the codes [N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x is the most significant."""
     x, y, z = (_spaced_bits(cells[:, axis]) for axis in range(3))
     return x << 2 | y << 1 | z
 
 
 def _spaced_bits(x: Tensor) -> Tensor:
-    """Bits two places apart, int64."""
+    """Insert two zero bits between the bits of int64 numbers."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),
         (16, 0x1F0000FF0000FF),

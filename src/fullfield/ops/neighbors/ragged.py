@@ -15,14 +15,14 @@ FLOATS = (torch.float32, torch.float64)
 MOST_POINTS = 2**31 - 1
 # Lengths whose squares are normal float32 numbers.
 _LEAST_LENGTH, _MOST_LENGTH = 1e-18, 1e18
-# Of a cloud's points, for its middle.
+# Number of a cloud's points that its middle is computed from.
 _SAMPLED = 63
-# Twice as much fits float32.
+# Twice this value fits float32.
 _MOST_COORDINATE = 1.7e38
 
 
 class Neighbors(NamedTuple):
-    """Pairs of a query and a point, row by row: those of query ``q`` are ``indices[offsets[q]:offsets[q + 1]]``."""
+    """Pairs of a query and a point: the points of query ``q`` are ``indices[offsets[q]:offsets[q + 1]]``."""
 
     offsets: Tensor  # [M + 1] int64
     indices: Tensor  # [P] int32, into the points
@@ -34,32 +34,34 @@ class Cloud(NamedTuple):
     points: Tensor  # [N, 3]
     offsets: Tensor  # [B + 1] int64, on the CPU
     largest: float = 0.0
-    """Magnitude of a coordinate."""
+    """Largest magnitude of a coordinate."""
 
     @property
     def batches(self) -> int:
+        """Number of clouds."""
         return self.offsets.numel() - 1
 
     def batch_of_point(self) -> Tensor:
-        """[N] int64 on the points' device."""
+        """Return the number of each point's cloud, [N] int64 on the points' device."""
         place, count = self.points.device, self.points.shape[0]
         numbers, sizes = torch.arange(self.batches, device=place), self.offsets.diff().to(place)
         return torch.repeat_interleave(numbers, sizes, output_size=count)
 
 
 def check_length(value: object, name: str) -> None:
-    """
+    """Check a length.
+
     Raises:
-        InputError: for anything but a number that float32 distances can be compared with.
+        InputError: if float32 distances cannot be compared with it.
     """
     _check.number(value, name, low=_LEAST_LENGTH, high=_MOST_LENGTH)
 
 
 def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
-    """Waits for the device.
+    """Check points and offsets and return them as clouds; waits for the device.
 
     Raises:
-        InputError: for points that are no finite [N, 3], or offsets that do not cover them in order.
+        InputError: if points are not finite [N, 3], or offsets do not cover them in order.
     """
     cloud = check_shape(points, offsets, name, of)
     largest = largest_coordinate(points)
@@ -68,7 +70,7 @@ def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of
 
 
 def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
-    """:func:`check_cloud` but for what the coordinates are, which leaves out the waiting."""
+    """Check as :func:`check_cloud` does, except for the coordinates' values, so without waiting for the device."""
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
     check_real(points, name)
     count = points.shape[0]
@@ -77,25 +79,27 @@ def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of
         return Cloud(points.detach(), torch.tensor([0, count]))
     _check.tensor(offsets, of, ("B + 1",), dtypes=(torch.int32, torch.int64))
     rows = offsets.detach().to("cpu", torch.int64)
-    numbers: list[int] = rows.tolist()  # plain ones are compared in less time
+    numbers: list[int] = rows.tolist()  # plain integers are compared faster
     fits = len(numbers) >= 1 and numbers[0] == 0 and numbers[-1] == count and numbers == sorted(numbers)
     _check.require(fits, of, f"offsets that rise from 0 to {count}", str(numbers[:8]))
     return Cloud(points.detach(), rows)
 
 
 def check_real(values: Tensor, name: str) -> None:
-    """
+    """Check that a tensor holds values.
+
     Raises:
-        InputError: for tensors without values, which a geometry cannot be made of.
+        InputError: if it has none, so that no geometry can be computed from it.
     """
     real = not values.is_meta and not isinstance(values, FakeTensor)
     _check.require(real, name, "a tensor that holds values", values)
 
 
 def check_finite(cloud: Cloud, largest: float, name: str = "points") -> None:
-    """
+    """Check that all coordinates are finite, by their largest magnitude.
+
     Raises:
-        InputError: if the largest magnitude of a coordinate says that one is not finite.
+        InputError: if one is not.
     """
     if not math.isfinite(largest):
         bad, count = int((~torch.isfinite(cloud.points).all(1)).sum()), cloud.points.shape[0]
@@ -109,10 +113,10 @@ def check_pair(
     query_offsets: Tensor | None,
     names: tuple[str, str] = ("queries", "query_offsets"),
 ) -> tuple[Cloud, Cloud]:
-    """Points and what is asked about them, the same cloud where that is None.
+    """Check points and queries and return their clouds; without queries the points' cloud twice.
 
     Raises:
-        InputError: as :func:`check_cloud`; if one has other clouds, another dtype or device than the other.
+        InputError: as :func:`check_cloud`, and if the two differ in number of clouds, dtype or device.
     """
     cloud = check_cloud(points, offsets)
     if queries is None:
@@ -126,16 +130,18 @@ def check_pair(
 
 
 def largest_coordinate(points: Tensor) -> float:
-    """The largest magnitude, 0 without points; NaN or infinite where one of them is. Waits for the device."""
+    """Return the largest magnitude, 0 without points, NaN or infinity if one is; waits for the device."""
     return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
 
 def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
-    """Both as float32, one tensor where they are one cloud. Float64 coordinates are first taken relative to the middle
-    of their cloud: the median of some of its points, which one that lies far off does not move.
+    """Return both as float32; if they are one cloud, the same tensor twice.
+
+    Float64 coordinates become relative to the middle of their cloud first: the median of some of its points, on which a
+    distant point has no effect.
 
     Raises:
-        InputError: for float64 coordinates beyond float32's range.
+        InputError: if float64 coordinates exceed float32's range.
     """
     if cloud.points.dtype == torch.float32:
         points = cloud.points.contiguous()
@@ -153,9 +159,9 @@ def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
 
 
 def _middles(cloud: Cloud) -> Tensor:
-    """[B, 3] float64: by axis, of points that lie evenly in the tensor."""
+    """Return the medians [B, 3] float64 by axis, of points at even steps in the tensor."""
     if not cloud.points.shape[0]:
         return cloud.points.new_zeros(cloud.batches, 3)
     chosen = cloud.offsets[:-1, None] + torch.arange(_SAMPLED) * cloud.offsets.diff()[:, None] // _SAMPLED
-    chosen = chosen.clamp(max=cloud.points.shape[0] - 1)  # of an empty cloud the next one's first
+    chosen = chosen.clamp(max=cloud.points.shape[0] - 1)  # for an empty cloud the first point of the next one
     return cloud.points[chosen.to(cloud.points.device)].median(1).values

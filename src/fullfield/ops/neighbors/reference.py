@@ -1,4 +1,4 @@
-"""Plain PyTorch, every query against every point of its cloud: defines the truth, runs on any device."""
+"""Reference in plain PyTorch for any device: every query against every point of its cloud."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import Tensor
 
 from fullfield.ops.neighbors.ragged import Neighbors
 
-_BLOCK = 1 << 22  # distances held at a time
+_BLOCK = 1 << 22  # distances in memory at a time
 
 
-def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+def supports(device: torch.device) -> str | None:  # noqa: ARG001 - any device
+    """Return None: the reference runs on any device."""
     return None
 
 
 def _squared(queries: Tensor, points: Tensor) -> Tensor:
-    """[M, N], summed in the order that the contract names."""
+    """Return squared distances [M, N], summed in the order of the contract."""
     x, y, z = ((queries[:, None, axis] - points[None, :, axis]).square() for axis in range(3))
     return (x + y) + z
 
@@ -44,6 +45,7 @@ def _rows(
 
 
 def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
+    """Find the points within a radius; see :func:`fullfield.ops.neighbors.radius_search`."""
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
 
     def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,6 +56,8 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
+    """Find the k nearest points; see :func:`fullfield.ops.neighbors.knn_search`."""
+
     def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
         nearest = torch.sort(distances, dim=1, stable=True).indices[:, :k]
         count = torch.full((distances.shape[0],), nearest.shape[1], dtype=torch.int64, device=points.device)

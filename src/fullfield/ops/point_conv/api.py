@@ -41,20 +41,24 @@ def point_conv(
     *,
     backend: str | None = None,
 ) -> Tensor:  # [M, Cout]
-    """``out[i] = bias + Σ weight[k].T @ features[j]`` over the triplets (i, j, k) of the geometry.
+    """Compute ``out[i] = bias + Σ weight[k].T @ features[j]`` over the triplets (i, j, k) of the geometry.
 
     ``weight.view(*geometry.kernel_size, Cin / groups, Cout)`` has the axes of the coordinates: cell
-    k = (kx·ty + ky)·tz + kz holds what lies k − t // 2 grid steps from a centre. Group g reads the input channels from
-    g·Cin / groups on and gives the outputs from g·Cout / groups on, as in :class:`torch.nn.Conv3d`. A centre without
+    k = (kx·ty + ky)·tz + kz holds the points k − t // 2 grid steps from a centre. Group g reads the input channels from
+    g·Cin / groups on and writes the outputs from g·Cout / groups on, as in :class:`torch.nn.Conv3d`. A centre without
     triplets gets the bias.
 
     Nothing of the size of triplets times channels is stored. Products of 16-bit features are exact and summed in
-    float32. Differentiable in features, weight and bias, any number of times; deterministic on every backend. Under
-    autocast all three are cast to its dtype.
+    float32. The result is differentiable in features, weight and bias, any number of times, and deterministic on every backend.
+    Under autocast all three are cast to its dtype.
 
     Args:
-        features: float32, float16, bfloat16 or float64; weight and bias have the same dtype and device.
-        backend: "cuda", "cpu" or "reference". None takes the best that can; a named one never falls back.
+        features: float32, float16, bfloat16 or float64.
+        weight: of the same dtype and device.
+        geometry: triplets of points, centres and kernel cells.
+        bias: of the same dtype and device, or None.
+        groups: number of groups of channels.
+        backend: "cuda", "cpu" or "reference". None chooses the best one that can run; a named one never falls back.
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.

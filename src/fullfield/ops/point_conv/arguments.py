@@ -50,13 +50,16 @@ def check_conv(
 
 
 def check_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
-    """A row for each point."""
+    """Check that features have one row per point."""
     fits = isinstance(features, Tensor) and features.ndim == 2 and as_many(features.shape[0], points)
     rows = None if fits else int(points)
     _check.tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
 
 
 def as_many(rows: int, points: int) -> bool:
-    """From two sides: after an equation torch.compile would write sizes of other tensors as sums with ``points``, a
-    number that Inductor then misses among the inputs of its graph."""
+    """Return whether the numbers are equal, by two inequalities.
+
+    After an equation torch.compile would write sizes of other tensors as sums with ``points``, which Inductor then does
+    not find among the inputs of its graph.
+    """
     return points <= rows <= points

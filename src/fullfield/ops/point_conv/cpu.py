@@ -23,6 +23,7 @@ _SEGMENTS, _SEGMENT_TILES, _SEGMENT_BYTES = 16, 64, 64 << 20
 
 
 def supports(request: Request) -> str | None:
+    """Return None if the CPU kernels can serve the request, else the reason."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -31,6 +32,7 @@ def supports(request: Request) -> str | None:
 
 
 def builds(device: torch.device) -> str | None:
+    """Return None if the CPU kernels can build triplets of points on ``device``, else the reason."""
     return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else why_not()
 
 
@@ -52,7 +54,7 @@ def _arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
 
 
 def _joined(request: Request) -> tuple[int, int]:
-    """Groups, and how many of the request's are joined to one: enough to fill a vector of outputs."""
+    """Return the number of groups, and how many of the request's form one: enough to fill a vector."""
     each = request.channels[1] // request.groups
     joined = 1
     while joined < request.groups and (joined * each < LANES or request.groups % joined):
@@ -71,7 +73,7 @@ def _block_diagonal(weight: Tensor, groups: int, joined: int) -> Tensor:
 
 
 def _packed(weight: Tensor) -> Tensor:
-    """[groups, K, inputs, outputs] as the kernels read it, flat."""
+    """Return the weight flat, [groups, K, inputs, outputs], in the kernels' order."""
     from fullfield.ops.point_conv._cpu_simd import PANEL
 
     short = -weight.shape[3] % LANES
@@ -81,6 +83,7 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+    """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     from fullfield.ops.point_conv._cpu_kernels import TILE
 
     kernel = _kernels().multiply_tiles
@@ -99,6 +102,7 @@ def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | 
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+    """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
     kernel = _kernels().outer_tiles
@@ -133,6 +137,7 @@ def assemble(
     grid: float,
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
+    """Return the triplets of neighbours: each with its kernel cell."""
     kernel = _kernels().assemble_rows
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
@@ -145,6 +150,7 @@ def assemble(
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+    """Return the triplets by point instead of by centre."""
     kernels = _kernels()
     rows, entries, beside, bits = _arrays(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)

@@ -23,5 +23,5 @@ _BUILDERS = _Builders("point_conv", f"{__package__}.", BACKENDS)
 
 
 def builder(device: torch.device) -> Any:
-    """The backend that makes triplets there; the reference can everywhere."""
+    """Return the backend that builds triplets on ``device``; the reference can on any."""
     return _BUILDERS.load(_BUILDERS.choose(None, device))

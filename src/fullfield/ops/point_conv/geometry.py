@@ -42,7 +42,7 @@ class PointGeometry:
 
     @property
     def centers(self) -> int:
-        """M"""
+        """Number of centres, M."""
         return self.forward.rows.shape[0] - 1
 
     @property
@@ -52,6 +52,7 @@ class PointGeometry:
 
     @property
     def device(self) -> torch.device:
+        """Device of the triplets."""
         return self.forward.rows.device
 
     @property
@@ -65,28 +66,29 @@ class PointGeometry:
         return row_of_entry(self.forward.rows), index, cell
 
     def directions(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What the registered operators take."""
+        """Return the triplets of both directions as the registered operators take them."""
         if self.mirrored:
             return list(self.forward), list(self.forward)
         return list(self.forward), [] if self.backward is None else list(self.backward)
 
     def require_gradient(self) -> None:
-        """
+        """Check that the geometry allows the gradient of features.
+
         Raises:
-            InputError: if the geometry was prepared without what the gradient of features needs.
+            InputError: if it was prepared with ``gradient=False`` and needs more triplets.
         """
         prepared = self.mirrored or self.backward is not None
         _check.require(prepared, "geometry", "one prepared with gradient=True", "gradient=False")
 
     def to(self, device: str | torch.device) -> PointGeometry:
-        """The same geometry on a device."""
+        """Return the geometry on ``device``."""
         place = _check.device(device)
         backward = None if self.backward is None else Triplets(*(t.to(place) for t in self.backward))
         return replace(self, forward=Triplets(*(t.to(place) for t in self.forward)), backward=backward)
 
 
 def kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
-    """Radius of the ball with the volume of the kernel's box: 1.86, 3.10, 4.34 grid for 3, 5, 7 cells a side."""
+    """Return the radius of the ball with the volume of the kernel's box: 1.86, 3.10, 4.34 grid for sides 3, 5, 7."""
     sides = kernel_sides(kernel_size)
     return float(grid * math.pow(3.0 * math.prod(sides) / (4.0 * math.pi), 1.0 / 3.0))
 
@@ -102,22 +104,26 @@ def radius_geometry(
     center_offsets: Tensor | None = None,  # [B + 1]
     gradient: bool = True,
 ) -> PointGeometry:
-    """Every centre reads the points of its own cloud that are at most ``radius`` away.
+    """Return the geometry in which every centre reads the points of its own cloud at most ``radius`` away.
 
     The kernel cell of point p seen from centre q is ``clamp(round((p − q) / grid) + t // 2, 0, t − 1)`` per axis,
-    halves to even, in float32; float64 coordinates are first taken relative to the middle of their cloud. Strided:
-    the centres are a subset of the points, with the grid of the points. Up-sampling: the points are the coarse ones,
-    with their grid, the centres the fine ones. No gradient reaches coordinates.
+    halves to even, in float32. Float64 coordinates are first taken relative to the middle of their cloud. For a strided
+    convolution the centres are a subset of the points, with the grid of the points. For up-sampling the points are the
+    coarse ones, with their grid, and the centres the fine ones. No gradient reaches coordinates.
 
     Args:
+        points: coordinates of the points.
         grid: side of a kernel cell, in the unit of the coordinates.
         kernel_size: cells along x, y, z, 1 to 8, or one number for all.
-        radius: default :func:`kernel_radius`.
-        gradient: whether the gradient of features will be asked for. It costs memory unless the centres are the points
-            and the kernel's sides odd.
+        centers: coordinates of the centres; None is the points.
+        radius: by default :func:`kernel_radius`.
+        offsets: index of the first point of each cloud, and the number of points; None is one cloud.
+        center_offsets: the same for the centres.
+        gradient: whether the gradient of features will be requested. It takes memory unless the centres are the points
+            and the kernel's sides are odd.
 
     Raises:
-        InputError: for anything but finite coordinates, a grid and a radius from 1e-18 to 1e18, offsets that fit.
+        InputError: if coordinates are not finite, grid or radius are not from 1e-18 to 1e18, or offsets do not fit.
     """
     check_length(grid, "grid")
     sides = kernel_sides(kernel_size)
@@ -184,13 +190,13 @@ def voxel_geometry(
     center_offsets: Tensor | None = None,  # [B + 1]
     gradient: bool = True,
 ) -> PointGeometry:
-    """The degraded case: points and centres count as the voxels that they lie in, ``floor(p / grid)`` in float64.
+    """Return the geometry on voxels: points and centres count as their voxels, ``floor(p / grid)`` in float64.
 
-    Every centre reads all points in the t³ voxels around its own. With one point a voxel that is a dense
-    convolution on the occupied voxels; several points of a voxel are read alike, and so added.
+    Every centre reads all points in the t³ voxels around its own. With one point per voxel this is a dense convolution on
+    the occupied voxels. Several points of a voxel are read alike and added.
 
     Raises:
-        InputError: as :func:`radius_geometry`; for voxels too small for their numbers to fit 62 bits.
+        InputError: as :func:`radius_geometry`, and if voxels are so small that their numbers exceed 62 bits.
     """
     _check.number(grid, "grid", above=0.0)
     sides = kernel_sides(kernel_size)
@@ -283,7 +289,7 @@ class _Ways(NamedTuple):
 
 
 def _assembled(wanted: Sequence[Wanted]) -> list[Triplets]:
-    """The neighbours may be written over."""
+    """Return the triplets of several requests; their neighbours may be overwritten."""
     build: Any = dispatch.builder(wanted[0].points.device)
     if hasattr(build, "assemble_all"):
         made: list[Triplets] = build.assemble_all(wanted)

@@ -26,7 +26,7 @@ _BLOCK = 1024
 def serve(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
 ) -> tuple[Any, Request]:
-    """The backend's module, and what it is asked."""
+    """Return the backend's module, and the request for it."""
     rows, entries, _ = triplets
     dtype, shape = features.dtype, features.shape
     # The precision is asked for only where it matters: the question takes the host long.
@@ -55,6 +55,7 @@ def product(
     features: Tensor, weight: Tensor, bias: Tensor | None, forward: list[Tensor], _backward: list[Tensor],
     _mirrored: bool, groups: int, backend: str | None,
 ) -> Tensor:  # fmt: skip
+    """Convolve features with weights and add the bias."""
     triplets = Triplets(*forward)
     module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
     with plain_mode(features.device.type):
@@ -67,7 +68,7 @@ def transposed_product(
     grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, groups: int,
     backend: str | None,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the features; where the backend can, without a transposed copy of the weights."""
+    """Return the gradient of the features, without a transposed copy of the weights if the backend can."""
     triplets = Triplets(*(forward if mirrored else backward))
     module, request = serve(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
     with plain_mode(grad.device.type):
@@ -95,6 +96,7 @@ def weight_product(
     features: Tensor, grad: Tensor, forward: list[Tensor], _backward: list[Tensor], _mirrored: bool, cells: int,
     groups: int, backend: str | None,
 ) -> Tensor:  # fmt: skip
+    """Return the gradient of the weight."""
     triplets = Triplets(*forward)
     module, request = serve(features, grad.shape[1], triplets, cells, groups, backend)
     with plain_mode(features.device.type):
@@ -118,7 +120,7 @@ def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
 def _adjoint(
     grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any
 ) -> Tensor:
-    """The gradient of the features as a convolution, which can be differentiated again."""
+    """Return the gradient of the features as a convolution, which can be differentiated again."""
     directions = (forward, backward) if mirrored else (backward, forward)
     out: Tensor = _CONVOLVE(grad, adjoint_weight(weight, rest[0], mirrored), None, *directions, mirrored, *rest)
     return out

@@ -28,12 +28,14 @@ def point_pool(
     geometry: PointGeometry,  # of N points and M centres
     mode: str = "max",
 ) -> Tensor:  # [M, C]
-    """Maximum or mean over the points of each centre, whatever their cells; 0 where it has none.
+    """Return the maximum or mean over the points of each centre, in any cell; 0 for a centre without points.
 
-    Sums are float32 (float64 for float64 features). Differentiable in features; nothing of the size of triplets times
-    channels is stored.
+    Sums are float32 (float64 for float64 features). The result is differentiable in features; nothing of the size of
+    triplets times channels is stored.
 
     Args:
+        features: features of the points.
+        geometry: triplets of points and centres.
         mode: "max" or "mean".
 
     Raises:
@@ -84,7 +86,7 @@ def _sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
 
 
 def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    """The maxima and, int32, where they came from; −1 for none."""
+    """Return the maxima and the points that they come from, int32, −1 for none."""
     triplets = Triplets(*forward)
     if usable("point_pool", "cuda", kernels.supports(features)):
         return kernels.pool_max(features, triplets, cells)
@@ -158,7 +160,7 @@ def _again_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
 
 
 def _again(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """The backward is linear in its gradient: its own gradient reads where the winners are."""
+    """Differentiate the backward pass, which is linear in its gradient: gather at the points of the maxima."""
     (winners,) = ctx.saved_tensors
     taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
     return taken.masked_fill(winners < 0, 0), None, [None] * ctx.count, None

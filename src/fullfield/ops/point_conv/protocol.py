@@ -75,4 +75,5 @@ class Request(NamedTuple):
 
     @property
     def accumulate_dtype(self) -> torch.dtype:
+        """Dtype of sums: float64 for float64, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32

@@ -17,12 +17,14 @@ CHUNK_BYTES = 16 << 20
 
 
 def supports(request: Request) -> str | None:
+    """Return None if the features are floating point, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs floating point features, got {request.dtype}"
     return None
 
 
 def builds(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+    """Return None: the reference builds triplets on any device."""
     return None
 
 
@@ -45,6 +47,7 @@ def _grouped(rows: Tensor, groups: int) -> Tensor:
 
 
 def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+    """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     exact, groups = request.accumulate_dtype, request.groups
     out = features.new_empty(request.rows, request.channels[1])
     for first, last, start, end in _chunks(request, triplets.rows):
@@ -61,6 +64,7 @@ def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | 
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+    """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     exact, groups = request.accumulate_dtype, request.groups
     shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
     out = features.new_zeros(shape, dtype=exact)
@@ -81,6 +85,7 @@ def assemble(
     grid: float,
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
+    """Return the triplets of neighbours: each with its kernel cell."""
     rows, indices = neighbors
     row, index = row_of_entry(rows), indices.to(torch.int64)
     # A tensor, for CUDA would multiply by the reciprocal of a number.
@@ -93,6 +98,7 @@ def assemble(
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+    """Return the triplets by point instead of by centre."""
     index, cell = unpack(triplets, cells)
     return sort(index, row_of_entry(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
 

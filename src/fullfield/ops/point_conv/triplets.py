@@ -40,7 +40,7 @@ def pack(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) ->
 
 
 def unpack(triplets: Triplets, cells: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
-    """Indices and cells, int64, of entries ``first:last``."""
+    """Return indices and cells, int64, of entries ``first:last``."""
     words = triplets.entries[first:last].to(torch.int64) & 0xFFFFFFFF
     if triplets.cells.numel():
         return words & 0x7FFFFFFF, words >> 31 << 8 | triplets.cells[first:last].to(torch.int64)

@@ -1,4 +1,4 @@
-"""Normalisation of points' features with what follows it, in one pass."""
+"""Normalisation of points' features with the residual and the ReLU after it, in one pass."""
 
 from fullfield.ops.point_norm.op import KINDS, point_norm
 from fullfield.ops.point_norm.protocol import Running

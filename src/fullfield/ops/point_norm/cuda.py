@@ -1,4 +1,4 @@
-"""The normalisation on NVIDIA GPUs, by kernels compiled on the user's machine. Never waits for the device."""
+"""Normalisation on NVIDIA GPUs with kernels that are compiled at run time. It never waits for the device."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ _SOURCE = Path(__file__).with_name("norm.cu")
 _DECLARED = structures(_SOURCE)
 _Params = _DECLARED["NormParams"]
 MOST_GROUPS = _DECLARED.number("MOST_GROUPS")
-# Channels that a lane holds at most; rows that a block sums at least; threads of a block.
+# Most channels of a lane; fewest rows that a block sums; threads of a block.
 _MOST_VALUES, _LEAST_ROWS, _THREADS = 32, 32, 128
 MOST_CHANNELS = 32 * _MOST_VALUES
-# Blocks that the rows are spread over.
+# Blocks that the rows are distributed over.
 _BLOCKS = 528
 
 
 def _layout(channels: int, vector: int) -> tuple[int, int]:
-    """Lanes of a row, and loads of each."""
+    """Return the lanes of a row, and the loads of each lane."""
     vectors = -(-channels // vector)
     lanes = min(32, 1 << (vectors - 1).bit_length())
     return lanes, -(-vectors // lanes)
 
 
-def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> str | None:
-    """None where these kernels serve rows of so many groups, else the reason that they do not; parameters are of one
-    type, that of the rows or float32, and what has rows is of theirs."""
+def supports(features: Tensor, weight: Tensor, *others: Tensor | None, groups: int) -> str | None:
+    """Return None if the kernels can normalise rows in ``groups`` groups, else the reason.
+
+    All parameters must have the rows' dtype or all float32, and other tensors with rows must have the rows' dtype.
+    """
     dtype, learned, device = features.dtype, weight.dtype, features.device
     if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
         return "needs rows of float32, float16 or bfloat16, and parameters of float32 or their dtype"
     if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS:
         return f"needs at most {MOST_GROUPS} groups and {MOST_CHANNELS} channels"
-    for tensor in (weight, *beside):
+    for tensor in (weight, *others):
         if tensor is None:
             continue
         rows = tensor.ndim == 2
         if tensor.device != device or tensor.dtype is not (dtype if rows else learned):
-            return "needs parameters of one dtype, and what has rows of theirs, on one device"
+            return "needs parameters of one dtype, and tensors with rows of the rows' dtype, on one device"
         if not rows and not tensor.is_contiguous():
             return "needs contiguous parameters"
     return launching.why_not(device)
@@ -57,7 +59,7 @@ def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: i
 
 @functools.cache
 def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) -> Source:
-    """All kernels for rows of so many channels; ``wide``: whether rows begin at multiples of 16 bytes."""
+    """Return the source of all kernels for rows of ``channels``; ``wide``: rows begin at multiples of 16 bytes."""
     vector = 16 // dtype.itemsize if wide else 1
     lanes, steps = _layout(channels, vector)
     text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
@@ -65,7 +67,7 @@ def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) 
 
 
 def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
-    """For rows at these addresses."""
+    """Return the kernels for rows at these addresses."""
     together = x.data_ptr() | x.shape[1] * x.itemsize
     for at in rows:
         together |= at or 0
@@ -78,7 +80,7 @@ def _row_blocks(rows: int) -> int:
 
 @dataclass
 class Norm:
-    """One call: what its gradient has to know."""
+    """Call of the normalisation, with what its gradient needs."""
 
     kind: str
     eps: float
@@ -91,7 +93,7 @@ class Norm:
     def forward(
         self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, running: Running | None
     ) -> Tensor:
-        """[N, C], contiguous as the residual."""
+        """Return the result [N, C]; features and residual are contiguous."""
         rows, channels = x.shape
         out = torch.empty_like(x)
         p = _Params()
@@ -120,7 +122,7 @@ class Norm:
     def backward(
         self, x: Tensor, y: Tensor | None, weight: Tensor, grad: Tensor, wants_residual: bool
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Of the features, of the residual where it is wanted, of scale and shift; all contiguous."""
+        """Return the gradients of features, residual (if requested), weight and bias; all tensors are contiguous."""
         rows, channels = x.shape
         out = torch.empty_like(x)
         of_residual = torch.empty_like(x) if wants_residual and self.relu else None
@@ -148,7 +150,7 @@ class Norm:
         return out, of_residual, of_weight, of_bias
 
     def _divide(self, p: Any) -> None:
-        """Rows into groups and chunks."""
+        """Divide the rows into groups and chunks."""
         rows = p.rows
         p.chunk = size = max(_LEAST_ROWS, -(-rows // _BLOCKS))
         if self.kind != "instance":

@@ -1,4 +1,4 @@
-"""The normalisation's public form, and its gradients."""
+"""Public function of the normalisation, and its gradients."""
 
 from __future__ import annotations
 
@@ -32,21 +32,25 @@ def point_norm(
     residual: Tensor | None = None,  # [N, C]
     relu: bool = False,
 ) -> Tensor:  # [N, C]
-    """``(features − mean) / √(variance + eps) · weight + bias``, ``+ residual`` and cut below 0 where asked for.
+    """Compute ``(features − mean) / √(variance + eps) · weight + bias``, then add a residual and apply a ReLU.
 
-    The result has the features' dtype, also under autocast. Statistics are float32 at least. On NVIDIA GPUs one kernel
-    for "layer" and three for the others, forward and backward alike, and nothing is rounded on the way; elsewhere, for
-    float64, more than 1024 channels or 64 clouds, and under transforms, PyTorch's own operators, one after the other.
-    Deterministic.
+    The result has the features' dtype, also under autocast. Statistics are at least float32. NVIDIA GPUs use one kernel
+    for "layer" and three for the other kinds, forward and backward, without intermediate rounding. Other devices,
+    float64, more than 1024 channels or 64 clouds, and transforms use PyTorch's operators one after the other. The
+    result is deterministic.
 
     Args:
         features: float32, float16, bfloat16 or float64.
-        weight, bias: of the features' dtype or float32.
+        weight: scale, of the features' dtype or float32.
+        bias: shift, of the weight's dtype.
         kind: "layer": statistics over the channels of each point. "batch": over all points. "instance": over the
             points of each cloud.
-        sizes: points of each cloud, for "instance".
-        running: for "batch": what is used, or moved towards the present statistics. The variance that is kept is the
+        eps: added to the variance.
+        sizes: number of points of each cloud, for "instance".
+        running: for "batch": statistics that are used, or updated with those of the points. The stored variance is the
             unbiased one.
+        residual: added to the result, of the features' dtype.
+        relu: whether negative results become 0.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -89,7 +93,7 @@ def _check_norm(
         _check.tensor(value, name, (channels,), device=features.device)
     if residual is not None:
         _check.tensor(residual, "residual", tuple(features.shape), dtypes=(features.dtype,), device=features.device)
-    if kind == "instance" and sum(sizes) != rows:  # worded only here: under torch.compile they are symbols
+    if kind == "instance" and sum(sizes) != rows:  # formatted only here: under torch.compile they are symbols
         raise _check.InputError(f"sizes: expected {rows} points in all, got {sum(sizes)}")
     if kind == "batch" and (running is None or running.update) and rows < 2:
         _check.require(False, "features", "at least two points to train a batch norm", features)
@@ -98,10 +102,10 @@ def _check_norm(
 def gradients_before_relu(
     again: Callable[..., Tensor], inputs: Sequence[Tensor], out: Tensor | None, grad: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """:func:`gradients_again`, and that of the residual behind them; ``out``: the result where a ReLU cut it."""
+    """Return :func:`gradients_again` and then the residual's gradient; ``out`` is the result if a ReLU was applied."""
     through = grad if out is None else grad.masked_fill(out <= 0, 0)
-    *asked, of_residual = wanted
-    return [*gradients_again(again, inputs, through, asked), through if of_residual else None]
+    *others, of_residual = wanted
+    return [*gradients_again(again, inputs, through, others), through if of_residual else None]
 
 
 class _Norm(torch.autograd.Function):
@@ -125,7 +129,7 @@ class _Norm(torch.autograd.Function):
         features, weight, bias, out = ctx.saved_tensors
         made: cuda.Norm = ctx.made
         wanted = ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # for gradients of the gradient
+        if torch.is_grad_enabled():  # for second-order gradients
             running = None if ctx.running is None else ctx.running._replace(momentum=0.0)
 
             def again(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

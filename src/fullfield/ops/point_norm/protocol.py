@@ -1,4 +1,4 @@
-"""What the forms of the normalisation share."""
+"""Types that the implementations of the normalisation share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Running(NamedTuple):
-    """A batch norm's running statistics."""
+    """Running statistics of a batch norm."""
 
     mean: Tensor  # [C]
     var: Tensor  # [C]
     momentum: float
     update: bool
-    """Whether they move to those of the present rows, which are normalised by their own then; else they are used."""
+    """True if the rows are normalised by their own statistics, which update the running ones; else those are used."""

@@ -1,4 +1,4 @@
-"""The normalisation in PyTorch: any device, dtype and transform; defines the truth."""
+"""Normalisation in PyTorch for any device, dtype and transform; it defines the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def normalised(
     residual: Tensor | None,
     relu: bool,
 ) -> Tensor:
-    """As :func:`fullfield.ops.point_norm.point_norm`, arguments checked."""
+    """Normalise as :func:`fullfield.ops.point_norm.point_norm` does; arguments are checked by the caller."""
     exact = torch.float64 if features.dtype == torch.float64 else torch.float32
     if kind == "layer":
         out = functional.layer_norm(

@@ -17,9 +17,9 @@ _FLOATS = (*FEATURES, torch.float64)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
-    """(name, None) for every backend that can serve PWC-Net's windows of 9×9 here, (name, reason) for the others.
+    """Return (name, None) for every backend that runs here, (name, reason) for the others, preferred first.
 
-    Preferred first.
+    The answer is for PWC-Net's windows of 9×9.
     """
     request = Request(Window((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
     return SAMPLERS.reasons(request)
@@ -35,21 +35,24 @@ def spatial_correlation(
     padding: int | Pair = 0,
     backend: str | None = None,
 ) -> Tensor:  # [B, PH, PW, OH, OW]; OH = (H + 2·padding − 1) // stride + 1
-    """Products of each pixel's features with those of a fixed window around it.
+    """Compute the products of each pixel's features with those of a fixed window around it.
 
-    ``out[b, i, j, h, w] = ⟨fmap1[b, :, y, x], fmap2[b, :, y + i·d − r, x + j·d − r]⟩`` with y = h·stride − padding,
-    x likewise, d = ``dilation_patch`` and r = d·(patch_size − 1) // 2; what lies outside a map counts as zero. No mean,
-    no root: networks divide by C themselves, or not. The values of ``spatial_correlation_sampler``
-    with ``kernel_size=1``.
+    ``out[b, i, j, h, w] = ⟨fmap1[b, :, y, x], fmap2[b, :, y + i·d − r, x + j·d − r]⟩`` with y = h·stride − padding, x
+    likewise, d = ``dilation_patch`` and r = d·(patch_size − 1) // 2. Features outside a map are zero. The sum is not
+    normalised: networks divide by C themselves, or not. The values are those of ``spatial_correlation_sampler`` with
+    ``kernel_size=1``.
 
-    Differentiable in both maps, to any order; sums are float32 (float64 for float64). Deterministic. Extra memory is
-    the result's, and nothing else on a GPU.
+    The result is differentiable in both maps, to any order, and deterministic. Sums are float32 (float64 for float64).
+    The extra memory is the result's, and nothing else on a GPU.
 
     Args:
-        fmap1, fmap2: float32, float16, bfloat16 or float64, of one size and dtype, any strides. The result has that
-            dtype.
-        patch_size, dilation_patch, stride, padding: numbers, or pairs (vertical, horizontal).
-        backend: "cuda", "cpu" or "reference". None takes the best that can; a named one never falls back.
+        fmap1: float32, float16, bfloat16 or float64, any strides. The result has its dtype.
+        fmap2: of the same size and dtype, any strides.
+        patch_size: size of the window, a number or a pair (vertical, horizontal), as the next arguments.
+        dilation_patch: distance between the window's pixels.
+        stride: distance between the pixels of ``fmap1``.
+        padding: zeros around the maps.
+        backend: "cuda", "cpu" or "reference". None chooses the best one that can run; a named one never falls back.
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
@@ -63,7 +66,7 @@ def spatial_correlation(
 
 
 def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:
-    """Checked, and kept for the calls that follow."""
+    """Check the arguments and return the window, which is kept for later calls."""
     given = (patch_size, dilation_patch, stride, padding)
     keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in given)
     return (_kept_window if keeps else _made_window)(*given)

@@ -24,6 +24,7 @@ _LANES = 16
 
 
 def supports(request: Request) -> str | None:
+    """Return None if the CPU kernels can serve the request, else the reason."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the maps are on {request.device}"
     if request.dtype not in FEATURES:
@@ -71,8 +72,10 @@ def _inside(start: int, step: int, count: int, size: int) -> tuple[slice, slice]
 
 
 def _rows(fmap: Tensor, y: tuple[int, int, int], x: tuple[int, int, int], channels: int, pitch: int) -> Tensor:
-    """Flat [B·rows][channels][pitch] of the pixels ``(start, step, count)``, zeros where there are none, and behind the
-    last row, where its last product may read."""
+    """Return flat [B·rows][channels][pitch] of the pixels ``(start, step, count)``.
+
+    Missing pixels are zero, and so is the space after the last row, where its last product may read.
+    """
     shape = (fmap.shape[0], y[2], channels, pitch)
     flat = torch.zeros(math.prod(shape) + 4 * _LANES, dtype=torch.float32)
     out = flat[: -4 * _LANES].view(shape)
@@ -87,6 +90,7 @@ def _pitch(columns: int) -> int:
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
     batch, channels, height, width = fmap1.shape
     out_size, (rows, columns) = window.out_size((height, width)), window.patch
     out = torch.empty(batch, rows, columns, *out_size, dtype=torch.float32)
@@ -106,6 +110,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+    """Return the requested gradients of the two maps."""
     grad = grad.float()
     found = []
     for second, want in zip((False, True), wanted, strict=True):

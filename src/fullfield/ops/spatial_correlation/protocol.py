@@ -76,10 +76,10 @@ class Module(Protocol):
 
 
 def choose(window: Window, fmap: Tensor, backend: str | None) -> Module:
-    """The backend that serves maps like this one.
+    """Return the backend for maps like this one.
 
     Raises:
-        InputError: if ``backend`` is named and cannot; the message gives every backend's reason.
+        InputError: if the named ``backend`` cannot serve them; the message gives every backend's reason.
     """
     return _choose(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
 

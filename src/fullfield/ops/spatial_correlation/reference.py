@@ -10,6 +10,7 @@ from fullfield.ops.spatial_correlation.protocol import Request, Window
 
 
 def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
+    """Return None: the reference serves every request."""
     return None
 
 
@@ -34,10 +35,12 @@ def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
     return compared(fmap1, fmap2, window)
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+    """Return the requested gradients of the two maps."""
     with torch.enable_grad():
         maps = [fmap1.detach(), fmap2.detach()]
         kept = [m.requires_grad_() for m, want in zip(maps, wanted, strict=True) if want]

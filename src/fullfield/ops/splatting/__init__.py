@@ -1,6 +1,6 @@
-"""Vectors carried to where they point: scattered, shared out, and the holes between them filled.
+"""Forward warping (splatting) of a flow field [2, H, W], and the filling of holes.
 
-Plain functions on one flow field [2, H, W]; compiled kernels on the CPU, PyTorch elsewhere.
+The functions use compiled kernels on the CPU and PyTorch elsewhere.
 """
 
 from fullfield.ops.splatting.api import carried as carried

@@ -1,4 +1,4 @@
-"""numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
+"""Numba kernels of the CPU backend. Importing this module needs numba and compiles nothing.
 
 Fields are [2, H, W] float32, masks [H, W] uint8.
 """
@@ -16,7 +16,7 @@ _jit = jit_in(CACHE)
 
 @_jit
 def scatter_longest(flow, moved, known):
-    """Every finite vector to the pixel nearest to its end; the longest stays, of equally long ones the last."""
+    """Write every finite vector to the pixel nearest to its end; the longest wins, of equally long ones the last."""
     height, width = known.shape
     longest = np.full((height, width), np.float32(-1.0))
     for y in range(height):
@@ -38,7 +38,7 @@ def scatter_longest(flow, moved, known):
 
 @_jit
 def fill_rings(field, known):
-    """Fill pixels that are not known (0) from those that are (1), in place; 2 marks the ring that is next."""
+    """Fill unknown pixels (0) from known ones (1) in place; 2 marks the next ring."""
     height, width = known.shape
     holes = 0
     for y in range(height):
@@ -94,8 +94,11 @@ def _touches(known, y, x):
 
 @_jit
 def share_out(flow, part, weights, known, sums):
-    """Every known vector to four pixels around ``part`` of its way. ``weights``: strength, trust; ``sums``: strength
-    times u and v, strength, share, strength times trust."""
+    """Add every known vector to the four pixels around ``part`` of its length, bilinearly.
+
+    ``weights`` holds strength and trust. ``sums`` receives strength times u and v, strength, share, and strength times
+    trust.
+    """
     height, width = known.shape
     way = np.float32(part)
     one = np.float32(1.0)

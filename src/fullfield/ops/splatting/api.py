@@ -1,4 +1,4 @@
-"""The public functions. float32 on the CPU goes to compiled kernels where numba is there."""
+"""Public functions. Compiled kernels process float32 on the CPU if numba is installed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from fullfield.ops.splatting import cpu, reference
 
 
 def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
-    """The motion of the last pair, at the pixels of the next one's first frame, if motion goes on as it was.
+    """Predict the flow of the next pair: move each vector along itself, as if motion were constant.
 
-    Each vector lands at the pixel nearest to its end; of several the longest stays (it moves over what is slower), of
-    equally long ones the last. Vectors that are not finite go nowhere. Pixels that none reaches are filled as by
-    :func:`fill_holes`. RAFT's own warm start does the same on its 1/8 grid with the nearest vector instead.
+    Each vector is written to the pixel nearest to its end. Of several vectors the longest wins, as if it covered
+    the slower ones; of equally long ones the last. Vectors that are not finite are dropped. Pixels without a
+    vector are filled as by :func:`fill_holes`. RAFT's own warm start does the same on its 1/8 grid, with the nearest
+    vector instead.
 
-    The work grows with the number of pixels, however large the holes are. Raises InputError for another shape.
+    The work grows with the number of pixels, for holes of any size.
+
+    Raises:
+        InputError: if the flow has another shape.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     return cpu.moved_forward(flow) if cpu.serves(flow) else reference.moved_forward(flow)
 
 
 def fill_holes(flow: Tensor, known: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
-    """Unknown vectors take the mean of their known neighbours, ring by ring from the rim inwards.
+    """Fill unknown vectors with the mean of their known neighbours, ring by ring from the rim inwards.
 
-    Zero where nothing is known. Each pixel is in one ring. Raises InputError for other shapes or devices.
+    The result is zero if no vector is known. Each pixel is in one ring.
+
+    Raises:
+        InputError: if the shapes or devices do not fit.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     _check.tensor(known, "known", flow.shape[1:], device=flow.device)
@@ -37,11 +44,15 @@ def carried(
     trust: Tensor,  # [H, W], 0 to 1
     known: Tensor,  # bool [H, W]
 ) -> tuple[Tensor, Tensor, Tensor]:  # [2, H, W], [H, W], [H, W]
-    """A flow on the pixels that its vectors reach after ``part`` of their way.
+    """Splat a flow onto the pixels that its vectors reach after ``part`` of their length.
 
-    Returns the vectors there, how far a pixel is covered, and the mean trust of what covers it. Every vector is
-    shared out bilinearly to four pixels, by weights that fall steeply with its trust. Raises InputError for other
-    shapes or devices.
+    Every vector is added bilinearly to four pixels, with weights that fall steeply with its trust.
+
+    Returns:
+        The vectors, how far each pixel is covered, and the mean trust of the vectors that cover it.
+
+    Raises:
+        InputError: if the shapes or devices do not fit.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     for plane, name in ((trust, "trust"), (known, "known")):

@@ -1,4 +1,4 @@
-"""float32 on the CPU by compiled kernels of one thread, which release the GIL."""
+"""CPU backend for float32: compiled kernels of one thread, which release the GIL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ _kernels = Kernels(f"{__package__}._cpu_kernels", "splatting kernels")
 
 
 def serves(flow: Tensor) -> bool:
-    """Whether the kernels take it."""
+    """Return whether the kernels can process ``flow``."""
     return flow.device.type == "cpu" and flow.dtype == torch.float32 and why_not() is None
 
 
 def moved_forward(flow: Tensor) -> Tensor:
+    """Move each vector along itself; see :func:`fullfield.ops.splatting.moved_forward`."""
     known = torch.zeros(flow.shape[1:], dtype=torch.uint8)
     moved = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()
@@ -25,6 +26,7 @@ def moved_forward(flow: Tensor) -> Tensor:
 
 
 def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
+    """Fill unknown vectors; see :func:`fullfield.ops.splatting.fill_holes`."""
     have = known.to(torch.uint8).contiguous().clone()
     field = torch.where(known, flow.detach(), 0.0)
     _kernels().fill_rings(field.numpy(), have.numpy())
@@ -32,6 +34,7 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
 
 
 def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Splat a flow; see :func:`fullfield.ops.splatting.carried`."""
     trust = trust.detach().to(torch.float32)
     weights = torch.stack((torch.exp(12 * trust), trust))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)

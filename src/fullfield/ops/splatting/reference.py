@@ -1,4 +1,4 @@
-"""Plain PyTorch, on any device: defines what is computed."""
+"""Reference in plain PyTorch for any device; it defines the results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fullfield.ops.positions import positions
 
 
 def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+    """Move each vector along itself; see :func:`fullfield.ops.splatting.moved_forward`."""
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
     xs, ys = positions((height, width), flow.device, flow.dtype)
@@ -30,6 +31,7 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
 
 
 def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
+    """Fill unknown vectors; see :func:`fullfield.ops.splatting.fill_holes`."""
     height, width = known.shape
     if not bool(known.any()):
         return torch.zeros_like(flow)
@@ -50,11 +52,12 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
         ring = around[fillable[around]]
         order = torch.arange(len(ring), dtype=torch.int32, device=flow.device)
         mark[ring] = order
-        ring = ring[mark[ring] == order]  # each once
+        ring = ring[mark[ring] == order]  # each one once
     return field.view(2, height + 2, stride)[:, 1:-1, 1:-1].contiguous()
 
 
 def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Splat a flow; see :func:`fullfield.ops.splatting.carried`."""
     height, width = flow.shape[-2:]
     columns, rows = positions((height, width), flow.device, flow.dtype)
     x, y = columns + part * flow[0], rows + part * flow[1]

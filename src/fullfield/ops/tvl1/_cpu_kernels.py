@@ -49,7 +49,7 @@ _jit = jit_in(CACHE)
 
 @_jit
 def _row_u(s, size, start, stop, up, bound, theta):
-    """u <- v + theta div p on one row segment; v from the clamped data step."""
+    """Update u <- v + theta div p on one row segment; v is from the clamped data step."""
     high = splat(bound)
     low = splat(-bound)
     weight = splat(theta)
@@ -78,7 +78,7 @@ def _row_u(s, size, start, stop, up, bound, theta):
 
 @_jit
 def _row_p(s, size, start, stop, down, slope):
-    """p <- (p + slope grad u) / (1 + slope |grad u|) on one row segment."""
+    """Update p <- (p + slope grad u) / (1 + slope |grad u|) on one row segment."""
     one = splat(np.float32(1.0))
     k = splat(slope)
     for i in range(start, stop, 16):
@@ -98,7 +98,7 @@ def _row_p(s, size, start, stop, down, slope):
 
 @_jit
 def _guided_row_u(s, size, start, stop, up, slowness):
-    """u <- M (u / tau + div p) + B on one row segment."""
+    """Update u <- M (u / tau + div p) + B on one row segment."""
     k = splat(slowness)
     for i in range(start, stop, 16):
         p = i + P11 * size
@@ -114,7 +114,7 @@ def _guided_row_u(s, size, start, stop, up, slowness):
 
 @_jit
 def _guided_row_p(s, size, start, stop, down, sigma):
-    """p <- p + sigma grad u, pulled back to |p| <= edge, on one row segment."""
+    """Update p <- p + sigma grad u, projected to |p| <= edge, on one row segment."""
     k = splat(sigma)
     least = splat(np.float32(1e-6))
     for i in range(start, stop, 16):
@@ -197,7 +197,7 @@ def sweep_strip(s, size, pitch, height, width, top, bottom, depth, kind, rule):
 
 @_jit
 def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
-    """The rows around ``seam`` (the first row of the lower strip) that two finished strips left behind."""
+    """Update the rows around ``seam``, the first row of the lower strip, after both strips have finished."""
     columns = (width + 15) // 16 * 16
     panels = (columns + PANEL - 1) // PANEL
     for panel in range(panels):
@@ -233,7 +233,7 @@ def _gradient(image, height, width, y, x):
 
 @_jit
 def first_rows(s, size, pitch, height, width, top, bottom, image):
-    """The first frame and its gradient into planes I1, I1X, I1Y."""
+    """Write the first frame and its gradient to planes I1, I1X, I1Y."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(width):

@@ -48,10 +48,10 @@ _jit = jit_in(CACHE)
 def linearise_rows(
     s, size, pitch, height, width, top, bottom, packed, lambda_, epsilon, slowness, residual, weights, corners
 ):
-    """The 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), around the present flow.
+    """Compute the 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), at the current flow.
 
-    ``packed`` is the second frame as ``_cpu_kernels.second_rows`` lays it out, of which the gradient is used;
-    ``weights`` (128 float32) and ``corners`` (32 int32) are scratch.
+    ``packed`` is the second frame in the layout of ``_cpu_kernels.second_rows``, whose gradient is used; ``weights``
+    (128 float32) and ``corners`` (32 int32) are scratch.
     """
     stride = (width + 3) * 4
     zero = splat(np.float32(0.0))
@@ -123,8 +123,10 @@ def _row_jumps(s, size, pitch, height, width, y, jumps, at):
 
 @_jit
 def _near_jumps(jumps, pitch, width, first, last, threshold, active):
-    """active[x] <- 1 where a jump of rows [first, last] over ``threshold`` is at most RADIUS columns away, else 0; row
-    y of ``jumps`` is its ``y % SPAN``-th, the one behind them is scratch."""
+    """Set active[x] <- 1 if a jump above ``threshold`` in rows [first, last] is at most RADIUS columns away, else 0.
+
+    Row y of the image is row ``y % SPAN`` of ``jumps``; the row after them is scratch.
+    """
     zero = splat(np.float32(0.0))
     one = splat(np.float32(1.0))
     low = splat(np.float32(-3e38))
@@ -242,7 +244,7 @@ def blur_rows(source, target, height, width, top, bottom, kernel, line):
 
 @_jit
 def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
-    """Derivatives of the first frame and the given flow."""
+    """Write the derivatives of the first frame, and the given flow."""
     half = np.float32(0.5)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
@@ -265,8 +267,10 @@ def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
 
 @_jit
 def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance):
-    """The coupling, by the forward-backward distance as ``ops.consistency`` has it; ``base`` alone where ``backward``
-    has no rows."""
+    """Write the coupling from the forward-backward distance of ``ops.consistency``.
+
+    The coupling is ``base`` if ``backward`` has no rows.
+    """
     one = np.float32(1.0)
     scale = one / (distance * distance)
     for y in range(top, bottom):
@@ -294,7 +298,7 @@ def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, b
 
 @_jit
 def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide):
-    """The smoothness's weight, and the colours into the planes of ``guide``."""
+    """Write the weight of the smoothness, and the colours into the planes of ``guide``."""
     channels = colours.shape[0]
     share = np.float32(1.0) / np.float32(channels)
     for y in range(top, bottom):
@@ -314,7 +318,7 @@ def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, 
 
 @_jit
 def blend_rows(s, size, pitch, width, top, bottom, trust, flow):
-    """The change of the flow, less of it where it is large; ``trust`` 0: all of it."""
+    """Apply the change of the flow, and less of it where it is large; with ``trust`` 0 all of it."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(width):

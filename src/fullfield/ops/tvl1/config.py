@@ -78,7 +78,7 @@ class TVL1Config(Config):
 
     @staticmethod
     def preset(name: str) -> TVL1Config:
-        """The parameters named ``paper``, ``default``, ``realtime`` or ``fast``; InputError for another name.
+        """Return the parameters named ``paper``, ``default``, ``realtime`` or ``fast``; InputError for another name.
 
         - ``default``: best quality.
         - ``realtime``: ``default`` with six tenths of its warps; over 100 frames of 1920×1080 a second on an H200.

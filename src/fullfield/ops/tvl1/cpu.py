@@ -29,6 +29,7 @@ DEPTH = 15
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:
+    """Return None if the CPU kernels can compute with these settings, else the reason."""
     if device.type != "cpu":
         return f"runs on cpu only, got {device.type}"
     if dtype != torch.float32:
@@ -39,7 +40,7 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
 
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Solver:  # noqa: ARG001
-    """Takes checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress; makes the flow [B, 2, H, W]."""
+    """Return a function of checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress, to the flow."""
     return Solver(height, width, config)
 
 
@@ -61,13 +62,13 @@ class _Level:
         return plane * self.size + self.pitch + self._left
 
     def view(self, state: Plane, plane: int) -> Plane:
-        """The pixels of a plane, [height, width]."""
+        """Return the pixels of a plane, [height, width]."""
         start = plane * self.size
         padded = state[start : start + (self.height + 2) * self.pitch].reshape(self.height + 2, self.pitch)
         return padded[1 : self.height + 1, self._left : self._left + self.width]
 
     def left_border(self, state: Plane, plane: int) -> Plane:
-        """The column before the first pixel, [height]."""
+        """Return the column before the first pixel, [height]."""
         start = self.origin(plane) - 1
         return state[start : start + self.height * self.pitch : self.pitch]
 

@@ -38,14 +38,14 @@ def check_arguments(height: int, width: int, config: object, kind: type, dtype: 
 
 
 def placed(device: torch.device) -> torch.device:
-    """The device with its number, if it is a GPU."""
+    """Return the device, with its number if it is a GPU."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch.device) -> Tensor:
-    """The frame, if it is [B, C, H, W] with C = 1 or 3, floating, on the device; InputError otherwise."""
+    """Check that a frame is floating [B, C, H, W] with C = 1 or 3 on the device, and return it; InputError otherwise."""
     frame = _check.tensor(frame, name, ("B", "C", height, width))
     index = None if device.type == "cpu" else device.index
     here = frame.device.type == device.type and index in (None, frame.device.index)
@@ -87,9 +87,10 @@ def pair_by_pair(
     start: Tensor | None,  # [B, 2, H, W]
     progress: Progress | None,
 ) -> Tensor:  # [B, 2, H, W]
-    """The flow that ``solve`` makes of every pair, from grey frames [H, W] of 0 ... 255 and a start [2, H, W].
+    """Run ``solve`` on every pair of grey frames [H, W] of 0 ... 255 and its start [2, H, W], and return the flows.
 
-    Raises InputError for values out of range, before and after.
+    Raises:
+        InputError: if values of frames, start or flow are out of range.
     """
     frame1, frame2 = frame1.to(dtype), frame2.to(dtype)
     check_values(frame1, "frame1")
@@ -106,7 +107,7 @@ def pair_by_pair(
 
 
 def share(progress: Progress | None, item: int, items: int) -> Progress | None:
-    """The report of one pair of a batch."""
+    """Return the progress callback of one pair of a batch."""
     if progress is None:
         return None
 

@@ -80,8 +80,10 @@ class FlowRefiner:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the refiner keeps between calls, on its device; a call adds the result. None: the reference keeps
-        nothing, and takes what PyTorch takes."""
+        """Bytes that the refiner keeps between calls on its device; a call adds the result.
+
+        None for the reference, which keeps nothing.
+        """
         if self._cuda is not None:
             return guided_cuda.bytes_of(self.height, self.width)
         return None if self._cpu is None else self._cpu.memory_bytes
@@ -191,7 +193,7 @@ def coupling_weights(
     backward: Tensor | None,  # [B, 2, H, W]
     config: RefinementConfig,
 ) -> Tensor:  # [B, H, W]
-    """The weight of the squared distance to ``flow`` in the energy."""
+    """Return the weight of the squared distance to ``flow`` in the energy."""
     if backward is None:
         return flow.new_full((len(flow), *flow.shape[2:]), config.coupling)
     distance = forward_backward_distance(flow, backward) / config.consistent_distance
@@ -202,8 +204,10 @@ def remaining(
     misfits: Tensor,  # [B, N], before each round that was judged
     config: RefinementConfig,
 ) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1
-    """How much of the flow's change remains, and how much of what later passes changed: by the share of itself that the
-    misfit lost in the first round. Everything where there is no second misfit."""
+    """Return the shares of the flow's change, and of the change of later passes, that are kept.
+
+    They depend on the relative decrease of the misfit in the first round. Without a second misfit everything is kept.
+    """
     ones = misfits.new_ones(len(misfits), 1, 1, 1)
     if misfits.shape[1] < 2:
         return ones, ones

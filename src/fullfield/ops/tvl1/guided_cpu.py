@@ -31,6 +31,7 @@ kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement 
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return None if the CPU kernels can compute with these settings, else the reason."""
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if device.type != "cpu":
@@ -69,7 +70,7 @@ class Refiner:
         threads: int,
         rounds: int,
     ) -> tuple[Plane, torch.Tensor]:  # [2, H, W]
-        """The refined flow, and the misfits as ``guided_reference.refine`` gives them."""
+        """Refine a flow; return it with the misfits of ``guided_reference.refine``."""
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads

@@ -35,8 +35,10 @@ PLANES = _FITS + JUDGED
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the blocks that iterate. A tile has 64 columns and ``warps * rows`` rows, of which ``depth`` at every side are
-    computed twice."""
+    """Shape of the iterating blocks.
+
+    A tile has 64 columns and ``warps * rows`` rows, of which ``depth`` on every side are computed twice.
+    """
 
     warps: int = 16
     rows: int = 4
@@ -57,6 +59,7 @@ SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5,
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return None if the kernels can compute with this dtype on ``device``, else the reason."""
     reason = launching.why_not(device)
     if reason is None and dtype != torch.float32:
         reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
@@ -78,8 +81,11 @@ def bytes_of(height: int, width: int) -> int:
 
 
 class Refiner:
-    """For one size of frame; holds every buffer. From its second call on a CUDA graph drives it, but for the two
-    kernels that read the frames. Calls are put in order, on whatever streams they are."""
+    """Refiner for one size of frames, with all buffers.
+
+    From its second call on a CUDA graph runs it, except for the two kernels that read the frames. Calls run in order on any
+    streams.
+    """
 
     @torch.inference_mode(False)  # the buffers outlive a caller's inference mode
     def __init__(
@@ -107,8 +113,10 @@ class Refiner:
         backward: Tensor | None,  # [B, 2, H, W], contiguous
         rounds: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The refined flow [B, 2, H, W], the flags, and the misfits [B, N] as ``guided_reference.refine`` gives them,
-        all on the device. ``rounds``: by default the configuration's."""
+        """Refine a flow; return it [B, 2, H, W] with flags and the misfits [B, N] of ``guided_reference.refine``.
+
+        All results are on the device. ``rounds`` is by default the configuration's.
+        """
         rounds = self._config.rounds if rounds is None else rounds
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
         with self._in_order(self._tensors):
@@ -172,7 +180,7 @@ class Refiner:
         return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
 
     def _load(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
-        """What depends on where the tensors of a call lie."""
+        """Run the kernels that depend on the addresses of a call's tensors."""
         stream = raw_stream(self._about.index)
         for name in ("guided_down", "guided_across"):
             p = self._params(len(frames[0]))

@@ -14,6 +14,7 @@ from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gra
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG001 - all backends'
+    """Return None if the reference can compute in this dtype, else the reason."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
     return None
@@ -30,7 +31,7 @@ class Pair(NamedTuple):
 
 
 def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
-    """The refined flow [2, H, W] of one pair, and the misfits before its first two rounds or the only one."""
+    """Refine one pair; return the flow [2, H, W], and the misfits before its first two rounds or the only one."""
     colours, first, second, prior, coupling = pair
     edge = edge_weights(colours, config.edges)
     first, second = gaussian_blur(first, config.blur), gaussian_blur(second, config.blur)
@@ -168,7 +169,7 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
 
 
 def blended(prior: Tensor, flow: Tensor, trust: float) -> Tensor:
-    """The change of the flow, less of it where it is large."""
+    """Apply the change of the flow, and less of it where it is large."""
     if trust == 0:
         return flow
     change = flow - prior

@@ -86,10 +86,12 @@ class PersistentSolver:
         self._count = 0
 
     def __call__(self, frame1: Any, frame2: Any, out: Any = None) -> Tensor:
-        """The flow [B, 2, H, W] float32 of a pair, from no motion; (u, v), x right, y down, pixels of ``frame1``.
+        """Compute the flow [B, 2, H, W] float32 of a pair, from zero; (u, v), x right, y down, pixels of ``frame1``.
 
-        ``step`` then goes on from ``frame2``. ``out``: contiguous memory for the flow; by default new memory. Raises
-        InputError for frames of another shape, dtype or device.
+        :meth:`step` then continues from ``frame2``. ``out`` is contiguous memory for the flow, by default new memory.
+
+        Raises:
+            InputError: if a frame has another shape, dtype or device.
         """
         frames = self._frame(frame1, "frame1"), self._frame(frame2, "frame2")
         with self._lock, self._in_order(self._engine.tensors):
@@ -103,9 +105,9 @@ class PersistentSolver:
         return flow
 
     def step(self, frame: Any, out: Any = None) -> Tensor | None:
-        """The flow from the frame before to ``frame``, as :meth:`__call__`; None for the first frame.
+        """Compute the flow from the previous frame to ``frame`` as :meth:`__call__` does; None for the first frame.
 
-        The pyramid of the frame before is used again; the flow before is the start, if ``warm_start``.
+        The pyramid of the previous frame is reused. With ``warm_start`` the previous flow is the start.
         """
         tensor = self._frame(frame, "frame")
         with self._lock, self._in_order(self._engine.tensors):
@@ -185,7 +187,7 @@ class PersistentSolver:
             self._engine.begin_at_last()
 
     def _make_engine(self, batch: int, height: int, width: int) -> Engine:
-        """The place to give the engine another schedule."""
+        """Return the engine; benchmarks override this to use another schedule."""
         return Engine(batch, height, width, self.config, self.device)
 
     def _warm_up(self) -> None:

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
+    """Return None if the reference can compute with these settings, else the reason."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
     return None if config.cuda_alone is None else f"has no {config.cuda_alone}"
 
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
+    """Return a function of checked frames, a start and a progress to the flow."""
     return partial(pair_by_pair, partial(solve, config=config), dtype)
 
 

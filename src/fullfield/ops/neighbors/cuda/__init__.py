@@ -33,19 +33,20 @@ _Radii = launching.batch(_Radius)
 
 
 def supports(device: torch.device) -> str | None:
+    """Return None if the kernels run on ``device``, else the reason."""
     return launching.why_not(device)
 
 
 @functools.cache
 def radius_source() -> Source:
-    """Radius search."""
+    """Return the source of the radius search."""
     text = launching.read_source(_CLOUDS, launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
     return Source.defining(text, KEY="unsigned", ROOM=_ROOM)
 
 
 @functools.cache
 def tree_source(k: int) -> Source:
-    """kNN search of at most ``k`` neighbours."""
+    """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
     return Source.defining(launching.read_source(_CLOUDS, launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
 
@@ -170,7 +171,7 @@ def radius_searches(searches: Sequence[Search]) -> list[Neighbors]:
 
 
 def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
-    """Waits for the device once, for the number of pairs."""
+    """Find the points within a radius; waits for the device once, for the number of pairs."""
     return radius_searches([(points, queries, offsets, query_offsets, radius)])[0]
 
 

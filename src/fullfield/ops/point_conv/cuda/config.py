@@ -39,14 +39,17 @@ class Operands:
 
     @property
     def parts(self) -> int:
+        """Number of 16-bit parts of a value."""
         return 1 + self.split
 
     @property
     def scaled(self) -> bool:
+        """True if float32 values are scaled into float16's range."""
         return self.code == 0 and not self.bf16
 
     @property
     def options(self) -> tuple[str, ...]:
+        """Compiler options of the operands."""
         return Source.defining("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
 
 
@@ -62,14 +65,17 @@ class Channels:
 
     @property
     def padded_inputs(self) -> int:
+        """Input channels, padded to a multiple of eight."""
         return -(-self.inputs // 8) * 8
 
     @property
     def padded_outputs(self) -> int:
+        """Output channels, padded to a multiple of eight."""
         return -(-self.outputs // 8) * 8
 
 
 def operands_of(request: Request, beside: bool) -> Operands:
+    """Return the operands' form for a request."""
     exact = request.dtype == torch.float32
     bf16 = request.dtype == torch.bfloat16 or (exact and request.precision == "medium")
     return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", beside)
@@ -86,6 +92,7 @@ def without_bfloat16(request: Request) -> Request:
 
 
 def channels_of(request: Request) -> Channels:
+    """Return the channels of the kernels' groups, which may join several of the request's."""
     inputs, outputs = (count // request.groups for count in request.channels)
     joined = 1
     while joined < request.groups and (joined * min(inputs, outputs) < _FULL or request.groups % joined):
@@ -148,6 +155,7 @@ class Multiply(_Forward):
         return self.slab_parts * self.cell_parts
 
     def shared(self, cells: int, parts: int) -> int:
+        """Return the bytes of shared memory of a block."""
         sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
         return 16 * self.vectors(cells, parts) if self.resident else sums
 
@@ -185,9 +193,11 @@ class MultiplyHopper(_Forward):
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return 128 * self.groups + 128
 
     def shared(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
+        """Return the bytes of shared memory of a block."""
         ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
@@ -229,6 +239,7 @@ def hopper_config(request: Request, operands: Operands, device: Device) -> Multi
 
 
 def multiply_config(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
+    """Return the kernel of the multiplication for a request on a device."""
     hopper = hopper_config(request, operands, device)
     if hopper is not None:
         return hopper
@@ -277,9 +288,11 @@ class Outer(_Form):
 
     @property
     def warps(self) -> int:
+        """Warps of a block."""
         return self.cells * self.halves
 
     def shared(self, parts: int) -> int:
+        """Return the bytes of shared memory of a block."""
         features = self.warps * self.buffers * parts * 32 * self.inputs * 2
         gradients = parts * (self.tile + 1) * self.outputs * 2
         places = self.tile * (8 + 4 * (self.cells + 1))
@@ -305,6 +318,7 @@ class OuterHopper(_Form):
     """Blocks a multiprocessor."""
 
     def shared(self, _parts: int) -> int:
+        """Return the bytes of shared memory of a block."""
         stages = 2 * (self.cells + 1) * 48 * 128
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
@@ -314,7 +328,7 @@ class OuterHopper(_Form):
 
 
 def _wgmma_shared(bf16: bool) -> str:
-    """wgmma m64n192k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
+    """Return wgmma m64n192k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
     kind = "bf16" if bf16 else "f16"
     d = ", ".join(f"%{i}" for i in range(96))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(96))
@@ -343,6 +357,7 @@ def hopper_outer_config(request: Request, operands: Operands, device: Device) ->
 
 
 def outer_config(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
+    """Return the kernel of the outer products for a request on a device."""
     hopper = hopper_outer_config(request, operands, device)
     if hopper is not None:
         return hopper

@@ -118,14 +118,14 @@ def _outer_plan(device: Device, request: Request, beside: bool) -> _OuterPlan:
 
 
 def _alike(request: Request) -> Request:
-    """The same for all requests of about as many rows, in steps of an eighth or less."""
+    """Return one request for all requests with about as many rows, in steps of an eighth or less."""
     device, dtype, channels, groups, cells, rows, _, _, precision = request
     step = max(0, rows.bit_length() - 4)
     return Request(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
 
 
 def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
-    """The largest finite magnitude of each, float32 as int32."""
+    """Return the largest finite magnitude of each tensor, float32 as int32."""
     found = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):
         if tensor.numel():
@@ -148,6 +148,7 @@ def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
 def multiply(
     request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
+    """Multiply and add over the triplets of each row; the result is [rows, outputs]."""
     out = features.new_empty((request.rows, request.channels[1]))
     if not out.numel():
         return out
@@ -180,6 +181,7 @@ def multiply(
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+    """Sum the outer products of features and gradients per cell: the gradient of the weight."""
     out = features.new_empty((request.cells, request.channels[0] // request.groups, request.channels[1]))
     if not out.numel():
         return out

@@ -20,6 +20,7 @@ _Params = structures(_SOURCE)["PoolParams"]
 
 
 def supports(features: Tensor) -> str | None:
+    """Return None if the kernels can pool the features, else the reason."""
     return launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
 
 
@@ -43,7 +44,7 @@ def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets
 
 
 def pool_sum(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
-    """Sums over every row, in its order."""
+    """Sum over every row, in its order."""
     return _run("pool_sum", features, None, triplets, cells)
 
 
@@ -54,5 +55,5 @@ def pool_max(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, 
 
 
 def pool_max_backward(grad: Tensor, winners: Tensor, triplets: Triplets, cells: int) -> Tensor:
-    """What every point collects of the gradient from the centres that it won."""
+    """Return for every point the sum of the gradients of the centres whose maximum it is."""
     return _run("pool_max_backward", grad, winners.contiguous(), triplets, cells)

@@ -25,6 +25,7 @@ _Batch = launching.batch(structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
+    """Return None if the kernels can build triplets of points on ``device``, else the reason."""
     return launching.why_not(device)
 
 

@@ -33,6 +33,7 @@ _Forward, _Backward = (
 
 
 def supports(request: Request) -> str | None:
+    """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in FEATURES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if not request.window.is_aligned:
@@ -73,7 +74,7 @@ def _source(name: str, dtype: torch.dtype, wide: bool, columns: Columns, **macro
 
 @functools.cache
 def forward_source(wide: bool, columns: Columns, rows: int) -> Source:
-    """The forward kernel of float32 features; ``rows`` of displacements a block."""
+    """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
     macros = {"PI": rows, "CC": _CHANNELS, "THREADS": forward_threads(columns, rows)}
     return _source("forward.cu", torch.float32, wide, columns, **macros)
 
@@ -119,7 +120,7 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
 
 @functools.cache
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
-    """The forward kernel of 16-bit features."""
+    """Return the source of the forward kernel of 16-bit features."""
     shared = (launching.HALVES, launching.VALUES, launching.PRODUCTS, launching.COPIES)
     text = launching.read_source(*shared, _COMMON, _HERE / "forward_half.cu")
     return Source.defining(
@@ -175,7 +176,7 @@ def spread_of(columns: Columns, others: int, channels: int, shared: int) -> tupl
 
 
 def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
-    """Fills in both axes; the number of tiles of all classes."""
+    """Fill in both axes; return the total number of tiles."""
     total = 1
     for index, axis in enumerate((p.y, p.x)):
         axis.step, axis.stride = window.dilation_patch[index], window.stride[index]
@@ -196,6 +197,7 @@ def _is_wide(window: Window, width: int, starts: tuple[int, ...], *tensors: Tens
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """Compute the products of a window; see :func:`fullfield.ops.spatial_correlation.spatial_correlation`."""
     batch, channels, height, width = fmap1.shape
     out_size = window.out_size((height, width))
     out = fmap1.new_empty((batch, *window.patch, *out_size))
@@ -224,6 +226,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+    """Return the requested gradients of the two maps."""
     return [
         _gradient(fmap1 if second else fmap2, grad, window, second)
         for second, want in zip((False, True), wanted, strict=True)

@@ -11,6 +11,7 @@ from fullfield.ops.tvl1.config import TVL1Config
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
+    """Return None if the kernels can compute with these settings, else the reason."""
     reason = launching.why_not(device)
     if reason is None and dtype != torch.float32:
         reason = f"takes and returns float32, got {str(dtype).removeprefix('torch.')}"
@@ -18,6 +19,7 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
 
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
+    """Return the solver for one size of frames."""
     from fullfield.ops.tvl1.cuda.solver import Solver
 
     return Solver(height, width, config, device)

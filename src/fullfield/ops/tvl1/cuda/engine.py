@@ -26,11 +26,15 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 class Schedule(Protocol):
     """How the inner iterations of a level run; :class:`RegisterPipeline` says what both methods have to do."""
 
-    def prepare(self, level: Level, iterations: int) -> None: ...
+    def prepare(self, level: Level, iterations: int) -> None:
+        """Compile and allocate what the iterations of a level need."""
+        ...
 
     def iterate(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
-    ) -> None: ...
+    ) -> None:
+        """Queue the iterations of a level on a stream."""
+        ...
 
 
 class Engine:
@@ -96,8 +100,10 @@ class Engine:
         yield from self._passes.tables()
 
     def read(self, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, *, flags: bool = False) -> None:
-        """One or two frames [B, C, H, W] into the finest images at ``place`` and after it; ``solve`` will write
-        ``flow`` [B, 2, H, W], contiguous. ``flags``: note values out of range."""
+        """Read one or two frames [B, C, H, W] into the finest images from ``place`` on.
+
+        ``solve`` will write ``flow`` [B, 2, H, W], contiguous. With ``flags`` values out of range are noted.
+        """
         images = tuple(self._images[0][place : place + len(frames)])
         noted = self.flags if flags else None
         self._passes.grey(frames, images, noted, flow, self._flow_at)(raw_stream(self._about.index))
@@ -134,7 +140,7 @@ class Engine:
         launch(raw_stream(self._about.index))
 
     def pyramid(self, place: int, count: int = 1) -> None:
-        """The coarser images of ``count`` frames from the finest at ``place``."""
+        """Compute the coarser images of ``count`` frames from the finest at ``place``."""
         for n in range(1, len(self.sizes)):
 
             def reduce(n: int = n) -> Launch:
@@ -145,7 +151,7 @@ class Engine:
             self._kept(("reduce", n, place, count), reduce)
 
     def solve(self, first: int, *, flags: bool = False, progress: Progress | None = None) -> None:
-        """The flow from the frame at place ``first`` to the other one. ``flags``: note a flow that is not finite."""
+        """Compute the flow from the frame at place ``first`` to the other one; with ``flags`` note if it is not finite."""
         reset = self.config.dual_reset
         last = len(self.sizes) - 1
         for number in range(last, -1, -1):
@@ -180,7 +186,7 @@ class Engine:
         return unused.as_strided(flow.shape, (item, *flow.stride()[1:]), unused.storage_offset())
 
     def _enlarge(self, number: int) -> None:
-        """The flow of the next coarser level, and its dual variable if it is carried, to level ``number``."""
+        """Enlarge the flow of the next coarser level, and its dual variable if it is kept, to level ``number``."""
         (height, width), (h, w) = self.sizes[number], self.sizes[number + 1]
         finer, coarser = self._levels[number], self._levels[number + 1]
 
@@ -218,7 +224,7 @@ class Engine:
                 break
 
     def _whole(self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]) -> None:
-        """A warp in one kernel. ``options``: zero dual at first, dual of use later, flow is the result, note flags."""
+        """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""
         config, level, cut = self.config, self._levels[number], self._cuts[number]
         zero, keep, final, flags = options
 
@@ -237,7 +243,7 @@ class Engine:
         level.front = 1 - level.front
 
     def _clean(self, number: int, *, final: bool, flags: bool) -> None:
-        """The filtered flow to where the next warp, the next level or the caller reads it."""
+        """Write the filtered flow to where the next warp, the next level or the caller reads it."""
         level, noted = self._levels[number], self.flags if final and flags else None
 
         def median() -> Launch:

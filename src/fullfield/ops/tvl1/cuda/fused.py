@@ -132,8 +132,10 @@ class Tiling:
 
 
 def _cut(size: int, held: int, again: int, step: int) -> tuple[int, int] | None:
-    """Tiles along a side, and their own pixels each, a multiple of ``step``, of those that a block holds less what it
-    computes ``again``."""
+    """Return the number of tiles along a side, and their own pixels, a multiple of ``step``.
+
+    A tile's own pixels are those that a block holds, minus those that it computes ``again``.
+    """
     if size <= held:
         return 1, 0
     most = (held - again) // step * step
@@ -166,7 +168,10 @@ def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Devi
 
 
 def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
-    """What an H200 takes for a warp of a level. Of its 132 multiprocessors blocks of larger clusters reach 120."""
+    """Estimate the time of a warp of a level on an H200.
+
+    Blocks of larger clusters reach 120 of its 132 multiprocessors.
+    """
     shape = cut.shape
     reached = device.processors if shape.cluster <= 2 else device.processors * 10 // 11
     rounds = -(-batch * cut.across * cut.down // max(1, reached // shape.cluster))
@@ -177,7 +182,7 @@ def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
 
 
 def best(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
-    """The fastest tiling of a level by what an H200 took, or None where warps are faster pass by pass."""
+    """Return the fastest tiling of a level by times on an H200, or None if warps are faster pass by pass."""
     found: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
         if shape.shared > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):

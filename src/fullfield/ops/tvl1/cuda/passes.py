@@ -79,7 +79,7 @@ def planes_of(tensor: Tensor, width: int | None = None) -> Planes:
 
 
 def dual_of(level: Level) -> Planes:
-    """The dual variable of a level's present state."""
+    """Return the dual variable of a level's current state."""
     address = level.address(level.dual_plane(level.front))
     size = (level.batch, DUAL, level.height, level.width)
     return Planes(address, *size, level.pitch, level.plane_step, level.item_step, level.dtype)
@@ -98,7 +98,7 @@ class _Table(NamedTuple):
         return int(self.weight.shape[1])
 
     def span(self, columns: int) -> int:
-        """Inputs that a run of ``columns`` outputs needs at most; runs begin at multiples of ``columns``."""
+        """Return the most inputs that a run of ``columns`` outputs needs; runs begin at multiples of ``columns``."""
         last = np.minimum(np.arange(0, len(self.begins), columns) + columns, len(self.begins)) - 1
         return int((self.begins[last] - self.begins[::columns]).max()) + self.taps
 
@@ -122,7 +122,7 @@ class Passes:
         self._tables: dict[tuple[str, int, int], _Table] = {}
 
     def tables(self) -> Iterator[Tensor]:
-        """The resampling tables so far."""
+        """Yield the resampling tables that exist so far."""
         for table in self._tables.values():
             yield from (table.first, table.weight)
 
@@ -144,8 +144,10 @@ class Passes:
         flow: Tensor | None = None,
         flow_at: Tensor | None = None,
     ) -> Launch:
-        """Frames of one shape and dtype, with any strides, to grey planes. Writes the address of ``flow``, where the
-        flow is to go, to ``flow_at``."""
+        """Convert frames of one shape and dtype, with any strides, to grey planes.
+
+        The address of ``flow``, which later kernels write, is written to ``flow_at``.
+        """
         batch, channels, height, width = frames[0].shape
         params = _DECLARED["GreyParams"]()
         for number, (frame, plane) in enumerate(zip(frames, out, strict=True)):
@@ -172,8 +174,17 @@ class Passes:
         closed: bool = False,
         source_at: Tensor | None = None,
     ) -> Launch:
-        """``down``, ``across``: gaussian, linear or none; ``scale``: of even and odd planes; ``closed``: zero at the
-        far borders, as a dual variable; ``source_at``: where the source's address will lie, if not in ``source``."""
+        """Resample planes.
+
+        Args:
+            source: planes to read.
+            target: planes to write.
+            down: filter along columns: gaussian, linear or none.
+            across: filter along rows, by default the same.
+            scale: factors of even and odd planes.
+            closed: whether the far borders are zero, as for a dual variable.
+            source_at: holds the source's address, if that is not ``source``'s own.
+        """
         vertical = self._table(down, source.height, target.height)
         horizontal = self._table(across or down, source.width, target.width)
         params = _DECLARED["ResampleParams"]()
@@ -210,7 +221,7 @@ class Passes:
     def median(
         self, level: Level, side: int, target: Planes, *, target_at: Tensor | None = None, flags: Tensor | None = None
     ) -> Launch:
-        """The flow of ``level`` -> float32 ``target`` [B, 2, H, W]; ``side`` 0: as it is."""
+        """Filter the flow of ``level`` into float32 ``target`` [B, 2, H, W]; with ``side`` 0 copy it."""
         params = _DECLARED["MedianParams"]()
         params.flow = level.address(level.flow_plane(level.front))
         params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None

@@ -47,7 +47,7 @@ SHAPES = {torch.float32: Shape(128, 10, words=4, blocks=3), torch.float16: Shape
 
 
 def plan(iterations: int, depth: int) -> list[int]:
-    """Iterations of every pass, as even as they come: at most two different depths."""
+    """Return the iterations of every pass, as equal as possible, with at most two different depths."""
     count = -(-iterations // depth)
     least, more = divmod(iterations, count)
     return [least + 1] * more + [least] * (count - more)
@@ -99,7 +99,7 @@ def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
 
 
 def fill(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
-    """What every kernel that iterates has to know: planes, from the front to set ``to``, sizes, constants."""
+    """Fill in the parameters of every iterating kernel: planes, from the front to set ``to``, sizes and constants."""
     front = level.front
     params.flow, params.flow_out = level.address(level.flow_plane(front)), level.address(level.flow_plane(to))
     params.dual, params.dual_out = level.address(level.dual_plane(front)), level.address(level.dual_plane(to))
@@ -131,14 +131,16 @@ class RegisterPipeline:
     def iterate(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
     ) -> None:
-        """Queue ``iterations`` on ``level``; ``level.front`` tells where the result lies afterwards.
+        """Queue ``iterations`` on ``level``; ``level.front`` then names the set with the result.
 
-        Allocates nothing and waits for nothing once ``prepare`` has run with the same arguments: may be captured.
+        Once ``prepare`` has run with the same arguments, the call allocates nothing and does not wait, so it may be captured.
 
         Args:
+            level: level to iterate on.
+            iterations: number of iterations.
             config: ``lambda_``, ``theta``, ``tau`` and ``borders`` are used.
             stream: CUDA stream as an integer, of ``level.device``.
-            zero_dual: whether the dual variable starts from zero, whatever lies in memory.
+            zero_dual: whether the dual variable starts from zero, for any values in memory.
         """
         device, shape = launching.device_of(level.device), self._shape_for(level)
         for depth in plan(iterations, shape.depth):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class Solver:
-    """TV-L1 for one size of frame. Keeps the buffers of the last batch size; from its second call on they are driven by
-    a CUDA graph, except with a stopping threshold, which needs the host (and looks at the whole batch), with
-    ``progress``, and inside a graph that the caller records (call once before).
+    """TV-L1 solver for one size of frames, with the buffers of the last batch size.
+
+    From its second call on a CUDA graph runs the kernels. Exceptions are a stopping threshold, which needs the host and
+    considers the whole batch, ``progress``, and a graph that the caller records (call once before).
     """
 
     def __init__(self, height: int, width: int, config: TVL1Config, device: torch.device) -> None:
@@ -60,7 +61,7 @@ class Solver:
         start: Tensor | None,  # [B, 2, H, W] float32
         progress: Progress | None,
     ) -> tuple[Tensor, Tensor]:
-        """The flow [B, 2, H, W], and one integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
+        """Queue a pair; return the flow [B, 2, H, W] and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
         flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
         with self._in_order(self._tensors):
             engine = self._prepared(len(frame1))

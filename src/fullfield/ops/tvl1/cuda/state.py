@@ -84,11 +84,11 @@ class Level:
         return self.memory.data_ptr() + plane * self.plane_step * self.dtype.itemsize
 
     def flow_plane(self, front: int) -> int:
-        """Number of the first flow plane of set ``front``."""
+        """Return the number of the first flow plane of set ``front``."""
         return front * (FLOW + DUAL)
 
     def dual_plane(self, front: int) -> int:
-        """Number of the first dual plane of set ``front``."""
+        """Return the number of the first dual plane of set ``front``."""
         return front * (FLOW + DUAL) + FLOW
 
     @property
