@@ -33,7 +33,7 @@ _NAMES = ("bias", "log distance", "log residual", "log contrast", "own log scale
 
 
 def samples() -> dict[str, tuple[Tensor, Tensor]]:
-    """Return evidence [N, 6], whose last column is the plain distance, and the error [N] of the pixels of every pair."""
+    """Return evidence [N, 6], whose last column is the plain distance, and errors [N] of the pixels of every pair."""
     estimator, found = RefinedEstimator(build("fullfield-s")), {}
     for name, (first, second, truth) in pairs().items():
         frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
