@@ -27,13 +27,13 @@ from fullfield.estimators.reliability import evidence
 from fullfield.io import atomic_path, read_flow
 
 RIGHT = 1.0
-"""Pixels: a flow is right if it is less off."""
+"""Largest error of a correct flow, px."""
 _SAMPLES = 20_000
 _NAMES = ("bias", "log distance", "log residual", "log contrast", "own log scale")
 
 
 def samples() -> dict[str, tuple[Tensor, Tensor]]:
-    """Evidence [N, 6], the last the plain distance, and the error [N] of pixels of every pair."""
+    """Return evidence [N, 6], whose last column is the plain distance, and errors [N] of the pixels of every pair."""
     estimator, found = RefinedEstimator(build("fullfield-s")), {}
     for name, (first, second, truth) in pairs().items():
         frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
@@ -52,7 +52,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def fitted(parts: list[tuple[Tensor, Tensor]], columns: list[int]) -> Tensor:
-    """Logistic regression, every pair with the same weight; Newton's method."""
+    """Fit a logistic regression by Newton's method, with the same weight for every pair."""
     x = torch.cat([rows[:, columns] for rows, _ in parts])
     y = torch.cat([(error < RIGHT).double() for _, error in parts])
     weight = torch.cat([torch.full((len(error),), 1 / len(error), dtype=torch.float64) for _, error in parts])
@@ -65,7 +65,7 @@ def fitted(parts: list[tuple[Tensor, Tensor]], columns: list[int]) -> Tensor:
 
 
 def judged(found: dict[str, tuple[Tensor, Tensor]], columns: list[int]) -> dict[str, Tensor]:
-    """Confidence of every pair's pixels, by the others."""
+    """Return the confidence of every pair's pixels, with constants fitted on the other scenes."""
     confidence = {}
     for name, (rows, _) in found.items():
         others = [part for other, part in found.items() if other.split()[-1] != name.split()[-1]]
@@ -74,15 +74,17 @@ def judged(found: dict[str, tuple[Tensor, Tensor]], columns: list[int]) -> dict[
 
 
 def sparsification(confidence: Tensor, error: Tensor) -> float:
-    """Area between two curves over the mean error: how the mean falls while the least sure pixels leave, and while
-    those with the largest error do."""
+    """Return the area between two sparsification curves, divided by the mean error.
+
+    The curves are the mean error after removing the least confident pixels, and after removing the largest errors.
+    """
     kept = torch.arange(1, len(error) + 1)
     sure, best = (error[order].cumsum(0) / kept for order in (confidence.argsort(descending=True), error.argsort()))
     return float((sure - best).mean() / error.mean())
 
 
 def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
-    """How large the error is at each confidence."""
+    """Return the errors at each level of confidence, and how well the confidence is calibrated."""
     edges = (0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
     parts: list[dict[str, Any]] = []
     gap = 0.0
@@ -110,7 +112,7 @@ def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the constants, store the tables."""
+    """Print the constants and store the tables."""
     found = samples()
     versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
     stored: dict[str, Any] = {

@@ -35,6 +35,7 @@ STEPS = ("lint", "spelling", "format", "types", "site", "tests")
 
 
 def commands(step: str, further: list[str]) -> list[list[str]]:
+    """Return the commands of a step, without the interpreter."""
     if step == "site":
         return [[os.fspath(ROOT / "scripts" / "site.py"), *further]]
     if step == "tests":
@@ -43,9 +44,10 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
 
 
 def suite(further: list[str], marked: str = "") -> list[list[str]]:
-    """Return the commands of the tests: one, or on a machine with a GPU two, the first for tests that run alone.
+    """Return the command of the tests; with a GPU two, the first for tests that must run alone.
 
-    Every process gets its share of the cores, and idle threads sleep, because they would slow other processes down.
+    Those measure times or fill the memory. Every process has its share of the cores, and idle threads sleep, so that
+    they do not slow the other processes.
     """
     ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
     ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
@@ -58,7 +60,7 @@ def suite(further: list[str], marked: str = "") -> list[list[str]]:
 
 
 def run(command: list[str]) -> tuple[int, str]:
-    """Run a command; return the exit code, and the output that was not printed already."""
+    """Run a command; return its exit code, and its output unless that was printed at once."""
     tool, tests = command[:1] == ["-m"], command[:2] == ["-m", "pytest"]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,13 +75,13 @@ def run(command: list[str]) -> tuple[int, str]:
         )
     code = done.returncode
     if tests and code == 5 and command[2:4] == ["-m", "alone"]:
-        code = 0  # no selected test is of this kind
+        code = 0  # none of the requested tests runs alone
     result = f"{'FAILED' if code else 'passed'} in {time.perf_counter() - start:.0f} s"
     return code, f"$ {' '.join(command)}\n{done.stdout or ''}{result}"
 
 
 def gpu(target: Path) -> int:
-    """Run the tests on the GPU; write how many passed, failed and were skipped, the time and the environment."""
+    """Run the tests of a GPU and write the counts of results, the time and the environment."""
     import torch
 
     if not torch.cuda.is_available():
@@ -121,6 +123,7 @@ def gpu(target: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
+    """Run the requested steps and return the exit code of the first that fails."""
     if arguments[:1] == ["gpu"] and len(arguments) == 2:
         return gpu(Path(arguments[1]))
     if arguments and arguments[0] not in STEPS:

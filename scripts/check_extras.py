@@ -1,4 +1,4 @@
-"""Install a wheel with each optional extra into its own environment, and use the extra.
+"""Install a wheel with each optional extra into a separate environment, and use the extra.
 
 python scripts/check_extras.py dist/fullfield-*.whl [EXTRA ...]     by default all but dev; minutes for each
 """
@@ -92,16 +92,17 @@ site = os.path.join(os.environ['FULLFIELD_CHECKOUT'], 'scripts', 'site.py')
 sys.exit(subprocess.run([sys.executable, site, '--quick']).returncode)
 """,
 }
-"""Code that uses each extra, run outside the checkout; the first one uses no extra."""
+"""Script that uses each extra, run outside the checkout; the first uses no extra."""
 
 
 def declared() -> set[str]:
+    """Return the extras that pyproject.toml declares."""
     table = (ROOT / "pyproject.toml").read_text("utf-8").split("[project.optional-dependencies]\n")[1].split("\n[")[0]
     return set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
 
 
 def check(wheel: Path, extra: str, folder: Path) -> str | None:
-    """Return None, or the problem."""
+    """Install the wheel with an extra and use it; return the problem, or None."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment["FULLFIELD_CACHE_DIR"] = str(folder / "cache")
     environment["FULLFIELD_CHECKOUT"] = str(ROOT)
@@ -121,6 +122,7 @@ def check(wheel: Path, extra: str, folder: Path) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
+    """Check the extras and return 1 if one does not work."""
     if not arguments or not arguments[0].endswith(".whl"):
         print(__doc__, file=sys.stderr)
         return 2

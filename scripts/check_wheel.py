@@ -1,4 +1,4 @@
-"""Check the files of a wheel: all that fullfield reads when it runs, and no others.
+"""Check that a wheel holds all files that fullfield reads at run time, and no others.
 
 python scripts/check_wheel.py dist/fullfield-*.whl
 """
@@ -15,7 +15,7 @@ MOST_BYTES = 12_000_000
 
 
 def problems(wheel: Path) -> list[str]:
-    """Return one line per file that is missing or does not belong there, and one if the wheel is too large."""
+    """Return one line for each missing or unexpected file, and for a size beyond the limit."""
     with zipfile.ZipFile(wheel) as opened:
         inside = set(opened.namelist())
     wanted = {
@@ -34,6 +34,7 @@ def problems(wheel: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
+    """Print the problems of a wheel and return 1 if there are any."""
     if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ SHARED = ("Reading frames",)
 def verbs(
     parser: argparse.ArgumentParser | None = None, path: str = ""
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Every verb that runs, with those of verbs below a verb: ``("train flow", its parser)``."""
+    """Yield every verb that runs and its parser, also nested ones such as ``train flow``."""
     parser = parser or build_parser()
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
@@ -32,16 +32,18 @@ def verbs(
 
 
 def page_of(verb: str) -> Path:
+    """Return the page of a verb."""
     return PAGES / f"{verb.replace(' ', '-')}.md"
 
 
 def shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    """Return the options of a group that its help shows."""
     actions = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
     return [action for action in actions if "--help" not in action.option_strings]
 
 
 def row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
-    """The line of a table: names, value, meaning."""
+    """Return the row of a table: names, value, meaning."""
     formatter = parser._get_formatter()
     value = (
         "" if action.nargs == 0 else formatter._format_args(action, formatter._get_default_metavar_for_optional(action))
@@ -54,7 +56,7 @@ def row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
 
 
 def groups(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """The lines of each group of options, by title."""
+    """Return the rows of each group of options, by title."""
     found = {}
     for group in parser._action_groups:
         rows = [row(action, parser) for action in shown(group)]
@@ -65,7 +67,7 @@ def groups(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
 
 
 def options(verb: str, parser: argparse.ArgumentParser, shared: dict[str, list[str]]) -> str:
-    """The options of a verb as tables; groups that ``flow`` has too lead there."""
+    """Return the options of a verb as tables; groups shared with ``flow`` become a link."""
     lines: list[str] = []
     elsewhere: list[str] = []
     for title, rows in groups(parser).items():
@@ -81,11 +83,13 @@ def options(verb: str, parser: argparse.ArgumentParser, shared: dict[str, list[s
 
 
 def filled(text: str, tables: str) -> str:
+    """Return the page with the tables of its options replaced."""
     head, _, rest = text.partition(BEGIN)
     return head + BEGIN + tables + END + rest.partition(END)[2]
 
 
 def main(arguments: list[str]) -> int:
+    """Write the pages, or with ``--check`` compare them; return the exit code."""
     parsers = dict(verbs())
     shared = groups(parsers[FULL])
     different = []

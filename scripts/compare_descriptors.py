@@ -1,10 +1,10 @@
-"""A learned descriptor beside FPFH on the shared pairs of clouds, as they are and made worse.
+"""Compare a learned descriptor with FPFH on the shared pairs of clouds, unchanged and degraded.
 
 python scripts/compare_descriptors.py runs/descriptor/weights.safetensors --seen kitchen demo
 
---seen names pairs whose clouds it was trained on: they are shown, but do not count. Exit code 1 when it does not beat
-FPFH on the others: as many pairs found, none wrongly accepted, as high a feature matching recall, a higher mean inlier
-ratio. Seconds are a processor's.
+--seen names pairs whose clouds it was trained on; they are printed but do not count. The exit code is 1 unless it beats
+FPFH on the others: at least as many pairs found, none wrongly accepted, at least the same feature matching recall, a
+higher mean inlier ratio. Seconds are CPU time.
 """
 
 from __future__ import annotations
@@ -51,25 +51,30 @@ class Shared(NamedTuple):
 
 
 def whole(pair: Shared, _: np.random.Generator) -> Floats:
+    """Return the source as it is."""
     return pair.source
 
 
 def thinned(pair: Shared, draw: np.random.Generator) -> Floats:
+    """Return a random tenth of the source."""
     kept: Floats = pair.source[draw.random(len(pair.source)) < 0.1]
     return kept
 
 
 def noisy(pair: Shared, draw: np.random.Generator) -> Floats:
+    """Return the source with noise of one unit."""
     return pair.source + draw.normal(scale=pair.unit, size=pair.source.shape)
 
 
 def cropped(pair: Shared, draw: np.random.Generator, share: float = 0.6) -> Floats:
+    """Return the part of the source on one side of a random plane."""
     along = pair.source @ draw.normal(size=3)
     kept: Floats = pair.source[along > np.quantile(along, 1 - share)]
     return kept
 
 
 def hard(pair: Shared, draw: np.random.Generator) -> Floats:
+    """Return a smaller part of the source, with noise."""
     return noisy(pair._replace(source=cropped(pair, draw, 0.4)), draw)
 
 
@@ -84,13 +89,14 @@ CHANGES: dict[str, Change] = {
 
 
 def shared(name: str) -> Shared:
+    """Read a shared pair."""
     folder, source, target, truth, near, unit = PAIRS[name]
     moved, fixed = (read_point_cloud(DATA / folder / file).points.astype(np.float64) for file in (source, target))
     return Shared(moved, fixed, read_pose(DATA / folder / truth), near, unit)
 
 
 def turned(points: Floats, draw: np.random.Generator) -> tuple[Floats, Floats]:
-    """The points in a random pose, and that pose."""
+    """Return the points in a random pose, and that pose."""
     turn, _ = np.linalg.qr(draw.normal(size=(3, 3)))
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), draw.normal(size=3)
@@ -98,7 +104,7 @@ def turned(points: Floats, draw: np.random.Generator) -> tuple[Floats, Floats]:
 
 
 def measured(pair: Shared, change: Change, seed: int, descriptor: LearnedDescriptor | None) -> dict[str, Any]:
-    """One registration; the source is changed and turned at random."""
+    """Register a pair whose source is changed and turned at random; return errors and counts."""
     draw = np.random.default_rng(seed)
     source, pose = turned(change(pair, draw), draw)
     truth = torch.from_numpy(pair.truth @ np.linalg.inv(pose))
@@ -120,7 +126,8 @@ def measured(pair: Shared, change: Change, seed: int, descriptor: LearnedDescrip
     return {**row, **errors, "found": right, "wrong": found.success and not right}
 
 
-def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return counts, means and medians over runs."""
     errors = [row for row in rows if row["found"]]
     middles = {
         name: statistics.median(row[name] for row in errors) if errors else math.nan for name in ("rre", "rte", "rmse")
@@ -137,6 +144,7 @@ def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line(name: str, method: str, row: dict[str, Any]) -> str:
+    """Return a row of the printed table."""
     return (
         f"{name:<22}{method:<9}{row['found']:>4} of {row['runs']:<3}{row['wrong']:>6}{100 * row['ir']:>8.1f}"
         f"{100 * row['fmr']:>7.0f}{row['rre']:>8.2f}{row['rte']:>8.3f}{row['seconds']:>8.2f}"
@@ -144,6 +152,7 @@ def line(name: str, method: str, row: dict[str, Any]) -> str:
 
 
 def main() -> int:
+    """Register all pairs with both descriptors, print and store the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("weights", metavar="WEIGHTS")
     parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), help="[all]")
@@ -166,13 +175,13 @@ def main() -> int:
                 for method, descriptor in methods.items()
             }
             for method, runs in rows[name][what].items():
-                print(line(f"{name}, {what}", method, told(runs)), flush=True)
+                print(line(f"{name}, {what}", method, summary(runs)), flush=True)
     unseen = [name for name in args.pairs if name not in args.seen]
     totals = {}
     for method in methods:
         runs = [row for name in unseen for part in rows[name].values() for row in part[method]]
         if runs:
-            totals[method] = told(runs)
+            totals[method] = summary(runs)
             print(line("unseen, all", method, totals[method]))
     accepted = {
         method: sum(register(pairs[a].source, pairs[b].target, descriptor=d).success for a, b in UNLIKE)

@@ -25,13 +25,13 @@ SHUTTER = 1.0  # of a frame, centred: long, so that it shows
 
 
 def vector_blur(plate: Tensor, vectors: Tensor) -> Tensor:
-    """The mean over the plate sampled along each pixel's own vector, as a node does that gathers."""
+    """Return the mean of the plate sampled along each pixel's own vector, as a gathering node does."""
     steps = torch.linspace(-SHUTTER / 2, SHUTTER / 2, SAMPLES)
     return torch.stack([warp(plate, -float(step) * vectors)[0] for step in steps]).mean(0)
 
 
 def st_map(second: Tensor, path: Path) -> Tensor:
-    """The second frame looked up at the map's coordinates: R from left to right, G from bottom to top, 0 to 1."""
+    """Sample the second frame at the map's coordinates: R from left to right, G from bottom to top, 0 to 1."""
     stored = np.asarray(oiio.ImageBuf(str(path)).get_pixels(oiio.FLOAT))
     height, width = stored.shape[:2]
     x = stored[..., 0] * width - 0.5 - np.arange(width)
@@ -40,6 +40,7 @@ def st_map(second: Tensor, path: Path) -> Tensor:
 
 
 def main(arguments: list[str]) -> int:
+    """Estimate the flow, draw the pictures and write them."""
     if len(arguments) > 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -25,7 +25,7 @@ SIX = "mean of the six"
 
 
 def _errors() -> dict[str, dict[str, float]]:
-    """Return the errors by method and pair, with the mean of Middlebury's six after them."""
+    """Return errors by method and pair, with the mean of Middlebury's six pairs after them."""
     found: dict[str, dict[str, float]] = {}
     for method, errors in read("errors_cpu.json")["errors"].items():
         six = {name.removeprefix("middlebury "): value for name, value in errors.items() if "middlebury" in name}
@@ -44,7 +44,7 @@ def _by_pair(methods: list[str], digits: str, pairs: int | None = None) -> str:
 
 
 def start() -> str:
-    """Return the errors of the methods that need no download."""
+    """Return the table of the methods that need no download."""
     names = (SIX, *CALLED)
     rows = [["mean end-point error, px", "six Middlebury pairs", *(name.removeprefix("sintel ") for name in CALLED)]]
     errors = _errors()
@@ -56,15 +56,18 @@ def start() -> str:
 
 
 def card() -> str:
+    """Return the errors of fullfield-s and others by pair."""
     methods = ["fullfield-s", "fullfield-s, accurate", "auto", "auto, accurate", "tvl1", "raft-small"]
     return _by_pair(methods, "#.3g")
 
 
 def official() -> str:
+    """Return the errors of the official weights by pair."""
     return _by_pair(["raft-things", "raft-small", "raft-sintel"], ".4f")
 
 
 def refined() -> str:
+    """Return the errors of RAFT, refined and in three passes, by pair."""
     forms = ("", ", refined", ", three passes")
     return _by_pair([f"{name}{form}" for name in ("raft-sintel", "raft-small") for form in forms], ".3f")
 

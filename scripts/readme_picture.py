@@ -28,7 +28,7 @@ OUT = Path(__file__).resolve().parent.parent / "docs" / "images" / "flow.jpg"
 METHOD = "tvl1"
 WIDTH, HEIGHT, FINER, SHORTCUT = 3840, 2160, 2, 4
 LEFT, TOP, SIDE = 1700, 330, 400  # the part that is shown pixel by pixel
-MOTION = 12.0  # pixels of motion that get the full colour
+MOTION = 12.0  # end of the colour scale, px
 INK, PAPER = (40, 40, 40), (255, 255, 255)
 
 Matrix = tuple[float, float, float, float, float, float]  # (a, b, c, d, e, f): x' = a·x + b·y + c, y' = d·x + e·y + f
@@ -36,23 +36,25 @@ Shape = tuple[list[tuple[float, float]], tuple[int, int, int]]  # a polygon and 
 
 
 def turned(degrees: float, x: float, y: float, right: float, down: float) -> Matrix:
-    """A turn about (x, y), then a shift."""
+    """Return a turn about (x, y) followed by a shift."""
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return (c, -s, x - c * x + s * y + right, s, c, y - s * x - c * y + down)
 
 
 def moved(matrix: Matrix, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates after the motion."""
     a, b, c, d, e, f = matrix
     return a * x + b * y + c, d * x + e * y + f
 
 
 def inverse(matrix: Matrix) -> Matrix:
+    """Return the inverse motion."""
     whole = np.linalg.inv(np.array([matrix[:3], matrix[3:], (0, 0, 1)], dtype=np.float64))
     return tuple(float(value) for value in whole[:2].ravel())  # type: ignore[return-value]
 
 
 def noise(seed: int) -> Tensor:
-    """Light and dark at every size from 3 to 800 pixels: [1, 1, H, W], about 0.4 to 1.2."""
+    """Return brightness with detail at every size from 3 to 800 pixels: [1, 1, H, W], about 0.4 to 1.2."""
     draw = torch.Generator().manual_seed(seed)
     total = torch.zeros(1, 1, HEIGHT, WIDTH)
     for octave in range(9):
@@ -63,7 +65,7 @@ def noise(seed: int) -> Tensor:
 
 
 def bar(x: float, y: float, x2: float, y2: float, wide: float, wide2: float) -> list[tuple[float, float]]:
-    """A stroke that gets thinner."""
+    """Return the outline of a tapered stroke."""
     length = math.hypot(x2 - x, y2 - y) or 1.0
     u, v = -(y2 - y) / length / 2, (x2 - x) / length / 2
     return [
@@ -75,6 +77,7 @@ def bar(x: float, y: float, x2: float, y2: float, wide: float, wide2: float) -> 
 
 
 def disc(x: float, y: float, long: float, short: float, angle: float) -> list[tuple[float, float]]:
+    """Return the outline of an ellipse."""
     turns = np.linspace(0, 2 * math.pi, 14, endpoint=False)
     c, s = math.cos(angle), math.sin(angle)
     return [
@@ -84,7 +87,7 @@ def disc(x: float, y: float, long: float, short: float, angle: float) -> list[tu
 
 
 def tree(draw: np.random.Generator, x: float, y: float, angle: float, length: float, wide: float) -> list[Shape]:
-    """A branch with its branches, leaves at their ends."""
+    """Return a branch with its branches, and leaves at their ends."""
     x2, y2 = x + length * math.cos(angle), y + length * math.sin(angle)
     dark = draw.uniform(0.75, 1.0)
     shapes: list[Shape] = [(bar(x, y, x2, y2, wide, 0.75 * wide), (int(140 * dark), int(105 * dark), int(80 * dark)))]
@@ -102,6 +105,7 @@ def tree(draw: np.random.Generator, x: float, y: float, angle: float, length: fl
 
 
 def grass(draw: np.random.Generator) -> list[Shape]:
+    """Return blades of grass along the lower edge."""
     shapes: list[Shape] = []
     for _ in range(2600):
         x, high, lean, light = (
@@ -116,6 +120,7 @@ def grass(draw: np.random.Generator) -> list[Shape]:
 
 
 def hills(draw: np.random.Generator, level: float, colour: tuple[int, int, int]) -> list[Shape]:
+    """Return a ridge and everything below it."""
     xs = np.linspace(-200, WIDTH + 200, 160)
     waves = np.zeros_like(xs)
     for _ in range(5):
@@ -125,7 +130,7 @@ def hills(draw: np.random.Generator, level: float, colour: tuple[int, int, int])
 
 
 def layer(shapes: list[Shape], matrix: Matrix, light: Tensor) -> tuple[Tensor, Tensor]:
-    """Drawn after the motion: colour times its share of the pixel [3, H, W], and that share [1, H, W]."""
+    """Draw shapes after a motion; return colour times coverage [3, H, W], and the coverage [1, H, W]."""
     size = (FINER * WIDTH, FINER * HEIGHT)
     colours, share = Image.new("RGB", size), Image.new("L", size)
     pens = ImageDraw.Draw(colours), ImageDraw.Draw(share)
@@ -144,6 +149,7 @@ def layer(shapes: list[Shape], matrix: Matrix, light: Tensor) -> tuple[Tensor, T
 
 
 def pixels() -> tuple[Tensor, Tensor]:
+    """Return the coordinates of all pixels."""
     y, x = torch.meshgrid(
         torch.arange(HEIGHT, dtype=torch.float32), torch.arange(WIDTH, dtype=torch.float32), indexing="ij"
     )
@@ -151,7 +157,7 @@ def pixels() -> tuple[Tensor, Tensor]:
 
 
 def scene() -> tuple[Tensor, Tensor, Tensor]:
-    """Two frames [3, H, W], bytes, and the true flow [2, H, W] of the first."""
+    """Return two frames [3, H, W] of bytes, and the true flow [2, H, W] of the first."""
     draw = np.random.default_rng(4)
     whole: list[Shape] = [([(-9e3, -9e3), (9e3, -9e3), (9e3, 9e3), (-9e3, 9e3)], (150, 190, 235))]
     still = turned(0, 0, 0, 0, 0)
@@ -179,7 +185,7 @@ def scene() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shortcut(estimate: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
-    """The flow of smaller frames, enlarged to the frames' size."""
+    """Estimate the flow of smaller frames and enlarge it to the frames' size."""
     reduced = (np.array(picture(frame).reduce(SHORTCUT)) for frame in (first, second))
     small = [torch.from_numpy(frame).permute(2, 0, 1).contiguous() for frame in reduced]
     flow = SHORTCUT * estimate(*small)[None]
@@ -187,11 +193,12 @@ def shortcut(estimate: Callable[[Tensor, Tensor], Tensor], first: Tensor, second
 
 
 def picture(frame: Tensor) -> Image.Image:
+    """Return a frame [3, H, W] as a picture."""
     return Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy())
 
 
 def sheet(first: Tensor, truth: Tensor, found: dict[str, Tensor]) -> Image.Image:
-    """Above the whole frame and its flow, below the part of them, of the truth and of the shortcut's flow."""
+    """Draw the frame and its flow on top, and parts of them, of the truth and of the shortcut's flow below."""
     drawn = {name: picture(flow_to_image(flow, max_motion=MOTION)) for name, flow in found.items()}
     true = picture(flow_to_image(truth, max_motion=MOTION))
     frame, ours = picture(first), next(iter(drawn.values()))
@@ -222,6 +229,7 @@ def sheet(first: Tensor, truth: Tensor, found: dict[str, Tensor]) -> Image.Image
 
 
 def main(arguments: list[str]) -> int:
+    """Draw the scene, estimate its flow and write the picture."""
     if len(arguments) > 1:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""Mean end-point errors of the methods on every shared pair with true flow, stored; is `auto` rightly the default?
+"""Store mean end-point errors of the methods on every shared pair with true flow; check that `auto` beats TV-L1.
 
 python scripts/score_methods.py             all methods; needs FULLFIELD_DATA
-python scripts/score_methods.py auto tvl1   these anew, the others as they are stored
+python scripts/score_methods.py auto tvl1   recompute these, keep the stored errors of the others
 
 Writes benchmarks/results/errors_cpu.json; exits with 1 while `auto` loses a pair to TV-L1.
 """
@@ -42,7 +42,7 @@ MIDDLEBURY = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus"
 
 
 def pairs() -> dict[str, tuple[Path, Path, Path]]:
-    """First frame, second frame and true flow of every pair, by name."""
+    """Return first frame, second frame and true flow of every pair, by name."""
     flow, found = DATA / "flow", {}
     for name in MIDDLEBURY:
         folder = flow / "middlebury" / name
@@ -62,7 +62,7 @@ def pairs() -> dict[str, tuple[Path, Path, Path]]:
 
 
 def estimated(first: Path, second: Path, method: str, passes: int | None = None, **how: Any) -> fullfield.Flow:
-    """By one of :data:`METHODS`."""
+    """Estimate the flow with the settings of one of :data:`METHODS`."""
     if passes is None:
         return fullfield.estimate(first, second, method, **how)
     refined = RefinedEstimator(build(method, **how), RefinementConfig(passes=passes, rounds=1))

@@ -45,11 +45,11 @@ STYLES = {
 COUNTS = {911: (5, 5, 3), 4242: (4, 5, 2)}
 """Pairs of each style, by seed."""
 _FEWEST = 50
-"""Hidden pixels, below which a pair does not judge the occlusion."""
+"""Least number of hidden pixels of a pair that scores the occlusion."""
 
 
 class Known(NamedTuple):
-    """A pair and what is true of it."""
+    """Pair of frames with its true flow and masks."""
 
     frames: tuple[Tensor, Tensor]  # [1, 3, H, W] each
     flow: Tensor  # [2, H, W]
@@ -58,7 +58,7 @@ class Known(NamedTuple):
 
 
 def known() -> Iterator[tuple[str, str, Known]]:
-    """Set, name and pair."""
+    """Yield the set, the name and the pair, for all pairs."""
     for name, (first, second, truth) in pairs().items():
         if "alley_1" in name:
             one, other = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
@@ -74,13 +74,16 @@ def known() -> Iterator[tuple[str, str, Known]]:
 
 
 def directions(network: str, group: str, name: str, pair: Known) -> Directions:  # noqa: ARG001 - for stored flows
-    """The network's flow both ways."""
+    """Estimate the network's forward and backward flow."""
     return RefinedEstimator(build(**NETWORKS[network]), refine=False).directions(*pair.frames)
 
 
-def judged(pair: Known, ways: Directions) -> dict[str, Any]:
-    """Errors in px of the network, and in three passes with all of their change and with what remains of it; of one
-    pass the occlusion and the confidence beside the forward-backward distance."""
+def scored(pair: Known, ways: Directions) -> dict[str, Any]:
+    """Score the refinement, the occlusion and the confidence of a pair.
+
+    Errors in px: of the network, of three passes with all of their change and with the kept change, and of one pass.
+    Occlusion and confidence of one pass are compared with the forward-backward distance.
+    """
     first, second = pair.frames
     three = RefinementConfig(passes=3, rounds=1)
     flows = [ways.forward] + [
@@ -107,7 +110,7 @@ def judged(pair: Known, ways: Directions) -> dict[str, Any]:
 
 
 def precision_and_f1(score: Tensor, hidden: Tensor, threshold: float) -> tuple[float, float]:
-    """Average precision of the order, F1 of what lies above the threshold."""
+    """Return the average precision of the order, and F1 of the scores above the threshold."""
     right = hidden[score.argsort(descending=True)].double()
     precision = right.cumsum(0) / torch.arange(1, len(right) + 1)
     above = score > threshold
@@ -116,11 +119,11 @@ def precision_and_f1(score: Tensor, hidden: Tensor, threshold: float) -> tuple[f
 
 
 def main() -> int:
-    """Judge every pair with every network, and store what was found."""
+    """Score every pair with every network, and store the scores."""
     found: dict[str, dict[str, dict[str, Any]]] = {network: {} for network in NETWORKS}
     for group, name, pair in known():
         for network, by_group in found.items():
-            told = by_group.setdefault(group, {})[name] = judged(pair, directions(network, group, name, pair))
+            told = by_group.setdefault(group, {})[name] = scored(pair, directions(network, group, name, pair))
             line = ", ".join(f"{what} {value:.3f}" for what, value in told.items() if isinstance(value, float))
             print(f"{network}, {group}, {name}: {line}", file=sys.stderr, flush=True)
     versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}

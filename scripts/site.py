@@ -29,7 +29,7 @@ MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 
 def copy_pages() -> None:
-    """The pages and what they link to, so that Sphinx and the examples write nothing into the checkout."""
+    """Copy the pages and the files they link to, so that Sphinx and the examples write nothing into the checkout."""
     wanted = {path for pattern in (*TAKEN, *LINKED) for path in ROOT.glob(pattern) if path.is_file()}
     wanted = {path for path in wanted if "__pycache__" not in path.parts}
     made = set(MADE.rglob("*"))
@@ -44,6 +44,7 @@ def copy_pages() -> None:
 
 
 def main(arguments: list[str]) -> int:
+    """Build the site and return the exit code."""
     if arguments not in ([], ["--quick"]):
         print(__doc__, file=sys.stderr)
         return 2
