@@ -63,7 +63,7 @@ def train_descriptor(
     every: int = 500,
     progress: Progress | None = None,
 ) -> Trained:
-    """Train a descriptor on pairs cut from ``clouds`` and from made-up scenes; a run that was stopped goes on.
+    """Train a descriptor on pairs cut from ``clouds`` and from synthetic scenes; a stopped run continues.
 
     On the CPU the same configuration gives the same weights, bit for bit, with any stops and any number of workers,
     unless it says ``seconds``.
