@@ -28,8 +28,8 @@ def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
     assert (ran.json["made"], ran.json["kept"]) == (2, 0)
     assert ran.json["size"] == {"width": 48, "height": 32}
     ran = cli(*OUT, 3, "--seed", "5", "-q")
-    assert ran.out.startswith("made: 1 pairs made in ")
-    assert ran.out.endswith(", 2 were there\n")
+    assert ran.out.startswith("made: 1 pair written in ")
+    assert ran.out.endswith(", 2 existed\n")
     assert sorted(path.name for path in (scene / "made").iterdir()) == [
         "flow",
         "frame1",
@@ -54,7 +54,7 @@ def test_a_full_disk(refused: Callable[..., str], cli: Any, scene: Path, size: s
         assert "No space left on device" in refused(*command)
         assert not list(small.rglob("*.part*")), "no piece is left"
         subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
-        assert cli(*command).out.startswith("small/made: 2 pairs made in ")
+        assert cli(*command).out.startswith("small/made: 2 pairs written in ")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -77,5 +77,5 @@ def test_mistakes(refused: Callable[..., str], cli: Any, scene: Path) -> None:
     assert "--device: expected" in refused(*OUT, 1, "--device", "abacus")
     assert "--style: expected one of usual, small, large, bars, figures" in refused(*OUT, 1, "--style", "thin")
     assert cli(*OUT, 1, "-q").code == 0
-    assert "made.json: its pairs were made otherwise (seed was 0, is 1)" in refused(*OUT, 1, "--seed", "1")
+    assert "made.json: holds pairs of other settings (seed was 0, is 1)" in refused(*OUT, 1, "--seed", "1")
     assert "(style.camera_motion was 9.0, is 3.0; style.object_motion was " in refused(*OUT, 1, "--style", "small")

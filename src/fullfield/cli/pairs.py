@@ -1,4 +1,4 @@
-"""``fullfield pairs -o FOLDER``: made-up pairs with exact flow, as a data set."""
+"""``fullfield pairs -o FOLDER``: write synthetic pairs with exact flow as a data set."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
 
-HELP = "write made-up pairs with exact flow"
+HELP = "write synthetic pairs with exact flow"
 DESCRIPTION = (
-    "Write pairs of frames made up from a seed: things that hide each other before a moving camera, "
-    "with exact flow, occlusions and where the flow is known. The folder is the data set 'made'. A GPU makes "
+    "Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, "
+    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'made'. A GPU makes "
     "thousands of pairs a second; a CPU needs seconds for each."
 )
 EPILOG = """\
@@ -22,32 +22,32 @@ examples:
   fullfield pairs -o made-figures --style figures --device cuda
   fullfield evaluate tvl1 made:made
 
-A run that was stopped goes on where it was, and a larger --count adds pairs: give the command again.
+The same command continues a run that was stopped; with a larger --count it adds pairs.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield pairs``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
-    parser.add_argument("--count", type=argtypes.count, default=20, help="pairs")
-    parser.add_argument("--size", type=argtypes.size, default="640x360", help="of the frames")
+    parser.add_argument("--count", type=argtypes.count, default=20, help="number of pairs")
+    parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
     parser.add_argument(
         "--seed",
         type=argtypes.natural,
         default=0,
-        help="of everything; training begins at 0 too, so take another one for pairs to judge by",
+        help="seed of everything; training starts at 0 too, so use another one for validation",
     )
     parser.add_argument(
-        "--textures", metavar="PACK", help="pictures of a pack (python -m tools textures) [drawn from a fixed seed]"
+        "--textures", metavar="PACK", help="picture pack, from python -m tools textures [procedural pictures]"
     )
     parser.add_argument(
         "--style",
         default="usual",
         metavar="NAME",
-        help="usual, small or large motion, bars (thin things), figures (with limbs)",
+        help="usual, small or large motion, bars (thin objects), figures (with limbs), bodies (of ellipsoids)",
     )
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
-    parser.add_argument("--device", default="cpu", metavar="NAME", help="where to make them")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="device that renders")
     parser.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     report.add_report_options(parser, progress=True)
 
@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         "textures": args.textures,
         "seconds": seconds,
     }
-    kept = f", {written.kept} were there" if written.kept else ""
-    text = f"{Path(args.output)}: {written.made} pairs made in {seconds['pairs']:.1f} s{kept}"
+    kept = f", {written.kept} existed" if written.kept else ""
+    count = f"{written.made} pair{'' if written.made == 1 else 's'}"
+    text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s{kept}"
     report.tell(args, facts, text, memory=True)
     return 0

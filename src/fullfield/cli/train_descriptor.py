@@ -11,15 +11,15 @@ from fullfield.io.names import POINT_SUFFIXES
 
 HELP = "a descriptor of points, for fullfield register"
 DESCRIPTION = (
-    "Train a descriptor of points on pairs of partial clouds, cut from made-up scenes and from your "
-    "own clouds, turned at random, thinned, made noisy and partly hidden."
+    "Train a descriptor of points on pairs of partial clouds, cut from synthetic scenes and from your "
+    "own clouds, rotated at random, thinned, with noise and occlusion."
 )
 EPILOG = """\
 examples:
   fullfield train descriptor -o runs/descriptor --clouds scans/*.ply --device cuda --workers 12
   fullfield register a.ply b.ply --weights runs/descriptor/weights.safetensors
 
-A run that was stopped goes on where it was: give the same command again.
+The same command continues a run that was stopped.
 """
 
 
@@ -38,25 +38,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar=("SRC", "DST", "POSE"),
         help="two clouds of one place and the file of the transform from the first into the second; may be repeated",
     )
-    data.add_argument("--synthetic", type=argtypes.number, default=0.5, help="share of made-up scenes")
-    data.add_argument("--cells", type=argtypes.count, default=5000, help="voxels of a cloud, about")
+    data.add_argument("--synthetic", type=argtypes.number, default=0.5, help="share of synthetic scenes")
+    data.add_argument("--cells", type=argtypes.count, default=5000, help="approximate number of voxels of a cloud")
     network = parser.add_argument_group("network")
-    network.add_argument("--channels", type=argtypes.count, default=64, help="of its layers")
-    network.add_argument("--layers", type=argtypes.integer, default=3, help="[%(default)s]")
+    network.add_argument("--channels", type=argtypes.count, default=64, help="channels of the layers")
+    network.add_argument("--layers", type=argtypes.integer, default=3, help="number of layers [%(default)s]")
     loop = parser.add_argument_group("training")
-    loop.add_argument("--steps", type=argtypes.count, default=20_000, help="in all")
+    loop.add_argument("--steps", type=argtypes.count, default=20_000, help="number of steps")
     loop.add_argument(
-        "--minutes", type=argtypes.positive, help="end after so long, the learning rate run down [--steps]"
+        "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
     )
-    loop.add_argument("--pairs", type=argtypes.count, default=4, help="a step")
+    loop.add_argument("--pairs", type=argtypes.count, default=4, help="pairs a step")
     loop.add_argument("--block", type=argtypes.count, default=256, help="pairs that are cut together")
     loop.add_argument("--reuse", type=argtypes.count, default=4, help="times each pair is shown")
-    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, help="[%(default)s]")
-    loop.add_argument("--seed", type=argtypes.natural, default=0, help="of everything")
+    loop.add_argument(
+        "--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate [%(default)s]"
+    )
+    loop.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
     loop.add_argument("--every", type=argtypes.count, default=500, help="steps between checkpoints")
-    loop.add_argument("--device", default="cpu", metavar="NAME", help="of the network")
+    loop.add_argument("--device", default="cpu", metavar="NAME", help="device of the network")
     loop.add_argument("--workers", type=argtypes.threads, default=1, help="processes that cut pairs")
-    loop.add_argument("--threads", type=argtypes.threads, help="CPU threads of the rest [all]")
+    loop.add_argument("--threads", type=argtypes.threads, help="CPU threads of this process [all]")
     report.add_report_options(parser, progress=True)
 
 
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     }
     told = (
         f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
-        f"{last.ratio:.1%} of the mutual matches right on made-up pairs that it has not seen"
+        f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
     report.tell(args, facts, f"{report.printable(weights)}: {told}", memory=True)
     return 0

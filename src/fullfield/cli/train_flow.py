@@ -1,4 +1,4 @@
-"""``fullfield train flow``: a network of optical flow, on made pairs and on data sets."""
+"""``fullfield train flow``: train a network of optical flow on synthetic pairs and data sets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", 
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
 HELP = "a network of optical flow, for fullfield flow"
-DESCRIPTION = "Train a network of optical flow on pairs that are made on the way, on data sets, or on mixtures of them."
+DESCRIPTION = "Train a network of optical flow on synthetic pairs, on data sets, or on mixtures of them."
 EPILOG = """\
 examples:
   fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda
@@ -45,7 +45,7 @@ examples:
   torchrun --nproc-per-node 4 -m fullfield train flow -o runs/four --network raft-small --batch 64 --device cuda
   fullfield flow a.png b.png -o flow.flo --method fullfield-s --weights runs/mine/weights.safetensors
 
-A run that was stopped goes on where it was: give the same command again.
+The same command continues a run that was stopped.
 """
 
 
@@ -64,12 +64,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_start_options(group: Any) -> None:
     group.add_argument(
-        "--init", metavar="WEIGHTS", help="start from these weights: a file, or the name of published ones [random]"
+        "--init", metavar="WEIGHTS", help="initial weights: a file, or the name of published ones [random]"
     )
     group.add_argument(
-        "--after", metavar="FOLDER", help="go on from another run: its weights, averages and moments, a new schedule"
+        "--after",
+        metavar="FOLDER",
+        help="continue from another run: its weights, averages and moments, with a new schedule",
     )
-    group.add_argument("--correlation", metavar="BACKEND", help="of the correlation lookup [chosen]")
+    group.add_argument("--correlation", metavar="BACKEND", help="backend of the correlation lookup [automatic]")
 
 
 def _add_data_options(group: Any) -> None:
@@ -78,49 +80,49 @@ def _add_data_options(group: Any) -> None:
         nargs="+",
         default=[_MADE],
         metavar="NAME[:FOLDER][=WEIGHT]",
-        help="made (pairs made on the way), made-STYLE (small, large, bars, figures), or a data set and its folder: "
+        help="made (synthetic pairs), made-STYLE (small, large, bars, figures, bodies), or a data set and its folder: "
         "made=0.4 made-figures=0.3 chairs:/data/chairs=0.3 [made]",
     )
-    group.add_argument("--size", type=argtypes.size, default=(368, 496), help="of the frames [496x368]")
-    group.add_argument("--pictures", metavar="PACK", help="picture pack of the made pairs [textures made up as well]")
+    group.add_argument("--size", type=argtypes.size, default=(368, 496), help="size of the frames [496x368]")
+    group.add_argument("--pictures", metavar="PACK", help="picture pack of the synthetic pairs [procedural pictures]")
     group.add_argument(
         "--augment",
         choices=_AUGMENTATIONS,
         default="usual",
-        help="of data sets' pairs: place, scale, colour and eraser; colours alone; nothing",
+        help="augmentation of data sets' pairs: place, scale, colour and eraser; colours alone; none",
     )
     group.add_argument(
         "--validate",
         nargs="+",
         default=[],
         metavar="NAME[:FOLDER]",
-        help="what validates: made or made-STYLE (pairs of another seed), or data sets and their folders",
+        help="validation: made or made-STYLE (synthetic pairs of another seed), or data sets and their folders",
     )
-    group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="of each at most")
+    group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="highest number of pairs of each")
 
 
 def _add_training_options(group: Any) -> None:
-    group.add_argument("--steps", type=argtypes.count, help=f"in all [{_STEPS}, or as --minutes allow]")
+    group.add_argument("--steps", type=argtypes.count, help=f"number of steps [{_STEPS}, or as --minutes allow]")
     group.add_argument(
-        "--minutes", type=argtypes.positive, help="end after so long, the learning rate run down [--steps]"
+        "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
     )
     group.add_argument("--batch", type=argtypes.count, default=8, help="pairs a step")
     group.add_argument(
         "--schedule",
         default="one-cycle",
         metavar="NAME",
-        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at last",
+        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at the end",
     )
     for option, default, words in (
-        ("--learning-rate", 4e-4, "highest"),
-        ("--weight-decay", 1e-5, "of AdamW"),
-        ("--clip", 1.0, "longest gradient"),
-        ("--max-flow", 400.0, "pixels that move further do not count"),
+        ("--learning-rate", 4e-4, "highest learning rate"),
+        ("--weight-decay", 1e-5, "weight decay of AdamW"),
+        ("--clip", 1.0, "highest norm of the gradient"),
+        ("--max-flow", 400.0, "pixels with longer motion do not count"),
         ("--warmup", 0.05, "share of the training in which the rate rises"),
-        ("--decay", 0.2, "of --schedule stable: share in which it falls; 0: none"),
+        ("--decay", 0.2, "of --schedule stable: share in which the rate falls; 0: none"),
         ("--last", 0.001, "share of the rate that is left at the end"),
-        ("--average", 0.999, "of the weights' moving average: what a step keeps"),
-        ("--gamma", 0.85, "weight of a prediction, in parts of the next one's"),
+        ("--average", 0.999, "share of the weights' moving average that a step keeps"),
+        ("--gamma", 0.85, "weight of a prediction, relative to the next one's"),
         ("--visible", 1 / 3, "share of the training in which occluded pixels do not count [0.333]"),
     ):
         group.add_argument(option, type=argtypes.number, default=default, help=words)
@@ -131,34 +133,41 @@ def _add_training_options(group: Any) -> None:
         "--updates",
         type=_updates,
         metavar="N|LOW-HIGH",
-        help="updates of the network; 4-12: each step draws from 4 to 12 [12 for RAFT, else the network's own]",
+        help="updates of the network; 4-12: each step draws 4 to 12 [12 for RAFT, else the network's own]",
     )
     group.add_argument(
         "--precision", default="auto", metavar="NAME", help="float32, bfloat16, float16 [bfloat16 on a GPU]"
     )
-    group.add_argument("--channels-last", action="store_true", help="frames and weights in that order of memory")
+    group.add_argument("--channels-last", action="store_true", help="keep frames and weights in this memory order")
     group.add_argument(
-        "--compile", metavar="MODE", help="torch.compile: default, reduce-overhead, max-autotune ... [no]"
+        "--compile",
+        metavar="MODE",
+        help="mode of torch.compile: default, reduce-overhead, max-autotune ... [not compiled]",
     )
-    group.add_argument("--graph", action="store_true", help="record the step as a CUDA graph: no work for the host")
-    group.add_argument("--freeze-norms", action="store_true", help="batch norms keep their statistics")
-    group.add_argument("--seed", type=argtypes.natural, default=0, help="of everything")
+    group.add_argument(
+        "--graph", action="store_true", help="record the step as a CUDA graph, which saves the host's work"
+    )
+    group.add_argument("--freeze-norms", action="store_true", help="keep the statistics of batch norms")
+    group.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
 
 
 def _add_run_options(group: Any) -> None:
     group.add_argument("--every", type=argtypes.count, default=1000, help="steps between checkpoints")
-    group.add_argument("--validate-every", type=argtypes.count, default=1, help="checkpoints between")
+    group.add_argument("--validate-every", type=argtypes.count, default=1, help="checkpoints between validations")
     group.add_argument(
-        "--pause", type=argtypes.positive, metavar="MINUTES", help="leave the run after so long, to go on another time"
+        "--pause",
+        type=argtypes.positive,
+        metavar="MINUTES",
+        help="leave the run after that time; the same command continues it",
     )
     group.add_argument("--curves", action="store_true", help="draw FOLDER/curves.png at every checkpoint")
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
-    group.add_argument("--device", default="cpu", metavar="NAME", help="[%(default)s]")
+    group.add_argument("--device", default="cpu", metavar="NAME", help="device [%(default)s]")
     group.add_argument(
         "--workers",
         type=argtypes.integer,
         default=0,
-        help="processes that read data sets and make up scenes, for each part of --data [this one]",
+        help="processes that read data sets and draw scenes, for each part of --data [this process]",
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
 
@@ -299,7 +308,7 @@ def _source(args: argparse.Namespace, device: torch.device, generators: _Generat
         augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
     parts: list[tuple[PairSource, float]] = []
-    seed = args.seed  # made pairs of every part have their own
+    seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
         name, folder, weight = _split(text, "--data", weighted=True)
         source: PairSource

@@ -10,7 +10,7 @@ from fullfield._config import Config
 from fullfield.registration import DescriptorConfig
 from fullfield.registration.resolution import CELLS
 
-HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
+_HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
 _WARM = 0.02  # share of the training in which the rate rises
 _START = 0.001  # share at which it is taken to have begun, so that no step is without a rate
 _LAST = 0.01  # share of the rate that is left at the end
@@ -54,7 +54,7 @@ class DescriptorTraining(Config):
         _check.number(self.seed, "seed", integer=True, low=0)
         _check.number(self.synthetic, "synthetic", low=0.0, high=1.0)
         _check.number(self.weight_decay, "weight_decay", low=0.0)
-        _check.number(self.learning_rate, "learning_rate", above=0.0, high=HIGHEST_RATE)
+        _check.number(self.learning_rate, "learning_rate", above=0.0, high=_HIGHEST_RATE)
         for name in ("temperature", "reach"):
             _check.number(getattr(self, name), name, above=0.0)
 

@@ -63,7 +63,7 @@ def train_descriptor(
     every: int = 500,
     progress: Progress | None = None,
 ) -> Trained:
-    """Train a descriptor on pairs cut from ``clouds`` and from made-up scenes; a run that was stopped goes on.
+    """Train a descriptor on pairs cut from ``clouds`` and from synthetic scenes; a stopped run continues.
 
     On the CPU the same configuration gives the same weights, bit for bit, with any stops and any number of workers,
     unless it says ``seconds``.
@@ -99,8 +99,8 @@ def train_descriptor(
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
-    told = [[_told(points) for points in pair if points is not None] for pair in real]
-    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": told}, Row)
+    digests = [[_digest(points) for points in pair if points is not None] for pair in real]
+    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests}, Row)
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     found = restore(kept.folder, {"model": model}, optimizer, Row)
@@ -179,5 +179,5 @@ def _finite(value: Any, name: str) -> Floats:
     return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _FEWEST)
 
 
-def _told(points: Floats) -> dict[str, Any]:
+def _digest(points: Floats) -> dict[str, Any]:
     return {"points": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()[:16]}

@@ -20,7 +20,7 @@ def contrastive_loss(
 ) -> Tensor:
     """Return the InfoNCE loss in both directions (van den Oord, Li, Vinyals, 2018), a scalar.
 
-    Each match is told from all points of the other cloud, but for those within ``reach`` of the true place, which are
+    Each match competes with all points of the other cloud, except those within ``reach`` of the true place, which are
     neither right nor wrong.
 
     Raises:

@@ -22,8 +22,8 @@ def worker_context(*modules: str) -> BaseContext:
 def end_with_the_parent(folder: str, _worker: int = 0) -> None:
     """Let this process end when the one that trains does.
 
-    Where that was killed it told nobody: its ``folder`` of sockets is left, and this process would wait for work for
-    ever, and hold its semaphores.
+    A killed parent notifies nobody: its ``folder`` of sockets is left, and this process would wait for work forever and
+    hold its semaphores.
     """
     threading.Thread(target=_wait_for_the_end, args=(folder,), daemon=True).start()
 

@@ -100,7 +100,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
     assert manifest["textures"]["from"] == "pack.zip"
     assert manifest["textures"]["pictures"] == len(pictures.pictures)
     assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 32, 24)
-    with pytest.raises(InputError, match=r"made\.json: its pairs were made otherwise \(textures\.from was "):
+    with pytest.raises(InputError, match=r"made\.json: holds pairs of other settings \(textures\.from was "):
         write_pairs(tmp_path / "made", pairs, 1)
 
     def stopped(_: object) -> None:
@@ -121,7 +121,7 @@ def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> N
         (PairGenerator((24, 40), seed=3, pictures=pictures), r"width was 32, is 40"),
         (PairGenerator(SIZE, seed=3, pictures=pictures, style=SceneStyle(fog=0.5)), r"style\.fog was 0\.15, is 0\.5"),
     ):
-        with pytest.raises(InputError, match=rf"made\.json: its pairs were made otherwise \({word}\)"):
+        with pytest.raises(InputError, match=rf"made\.json: holds pairs of other settings \({word}\)"):
             write_pairs(tmp_path / "made", other, 1)
     with pytest.raises(InputError, match="flow was 'flo', is 'png'"):
         write_pairs(tmp_path / "made", pairs, 1, flow_format="png")
@@ -140,19 +140,19 @@ def test_a_set_from_before_a_field_of_the_style_goes_on(tmp_path: Path) -> None:
     del old["style"]["thin"], old["style"]["figures"]
     manifest.write_text(json.dumps(old), "utf-8")
     for other, word in ((figures, r"figures was 0\.0, is 0\.5"), (usual, r"fog was 0\.5, is 0\.15")):
-        with pytest.raises(InputError, match=rf"made\.json: its pairs were made otherwise \(style\.{word}\)"):
+        with pytest.raises(InputError, match=rf"made\.json: holds pairs of other settings \(style\.{word}\)"):
             write_pairs(tmp_path / "made", other, 2)
     written = write_pairs(tmp_path / "made", pairs, 2)
     assert (written.made, written.kept) == (1, 1)
     manifest.write_text(json.dumps(old | {"style": "usual"}), "utf-8")
-    with pytest.raises(InputError, match=r"made\.json: its pairs were made otherwise \(style was 'usual', is "):
+    with pytest.raises(InputError, match=r"made\.json: holds pairs of other settings \(style was 'usual', is "):
         write_pairs(tmp_path / "made", pairs, 2)
 
 
 def test_damaged_sets(pairs: PairGenerator, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thing.txt").write_text("mine", "utf-8")
-    with pytest.raises(InputError, match="other: holds something else than made-up pairs"):
+    with pytest.raises(InputError, match="other: expected an empty folder or synthetic pairs, got other files"):
         write_pairs(tmp_path / "other", pairs, 1)
     with pytest.raises(InputError, match="expected the folder of"):
         open_dataset("made", tmp_path / "absent")

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._config import Config
 from fullfield.ops.consistency import targets
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, tell
+from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, announce
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -34,7 +34,7 @@ class Augmentation(Config):
     size: tuple[int, int] | None = None
     """Height and width; None keeps the whole frames, and no scale below 1 is drawn."""
     scale: tuple[float, float] = (1.0, 1.0)
-    """How much larger things become: least and most, drawn evenly between their logarithms."""
+    """Lowest and highest factor of the size, drawn uniformly between their logarithms."""
     stretch: float = 0.0
     """Of the logarithm to base 2 of width over height: at most, of either sign."""
     scaled: float = 0.8
@@ -107,7 +107,7 @@ class Augmented:
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Announce batches to the source."""
-        tell(self._source, index, stride, counts)
+        announce(self._source, index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` augmented pairs of the source."""
@@ -118,7 +118,7 @@ class Augmented:
 def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int]) -> FlowBatch:
     """Augment the pairs of a batch [B, 3, H, W]; the result depends on the two numbers of ``seed``.
 
-    Flow is scaled and turned with the pixels; it stays sharp where things end. A pixel whose flow leads into an erased
+    Flow is scaled and turned with the pixels; it stays sharp at edges. A pixel whose flow leads into an erased
     box, or out of what was cut, becomes occluded.
 
     Raises:

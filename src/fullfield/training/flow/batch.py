@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Counts: TypeAlias = Callable[[int], int]
 
 T = TypeVar("T")
-_Ask: TypeAlias = tuple[int, int]  # a batch's index, and how many pairs it has
+_Request: TypeAlias = tuple[int, int]  # a batch's index, and how many pairs it has
 _AHEAD = 4  # batches a worker
 
 
@@ -41,7 +41,7 @@ class FlowBatch(NamedTuple):
 class PairSource(Protocol):
     """Source that makes or reads pairs.
 
-    A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`tell`.
+    A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`announce`.
 
     A loop of R processes calls ``batch(step · R + rank, count)``, so that no two processes see the same pairs and no
     source has to know of processes.
@@ -80,7 +80,7 @@ def join(batches: list[FlowBatch]) -> FlowBatch:
     return FlowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def tell(source: PairSource, index: int, stride: int, counts: Counts) -> None:
+def announce(source: PairSource, index: int, stride: int, counts: Counts) -> None:
     """Announce the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
 
     Nothing happens with a source that does not read ahead.
@@ -95,27 +95,27 @@ class Announced(Generic[T]):
 
     Args:
         make: goes to the workers: a picklable function of a batch's index and its count of pairs.
-        workers: processes; 0: this one makes everything when it is asked for.
-        pin: whether tensors are wanted in pinned memory.
+        workers: processes; 0: this one makes everything on request.
+        pin: whether to return tensors in pinned memory.
     """
 
     def __init__(self, make: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
         _check.number(workers, "workers", integer=True, low=0, high=1024)
         self._make, self._workers, self._pin = make, workers, pin
         self._coming: Iterator[T] | None = None
-        self._next: _Ask | None = None
-        self._following: Iterator[_Ask] = iter(())
+        self._next: _Request | None = None
+        self._following: Iterator[_Request] = iter(())
 
     def begin(self, index: int, stride: int, counts: Counts) -> None:
         """Start to make batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
 
-        def asked() -> Iterator[_Ask]:
+        def requests() -> Iterator[_Request]:
             return ((n, counts(n)) for n in numbers_from(index, stride) if counts(n) > 0)
 
         if self._workers:
-            self._following = asked()
+            self._following = requests()
             self._next = next(self._following)
-            self._coming = iter(self._loader(asked()))
+            self._coming = iter(self._loader(requests()))
 
     def take(self, index: int, count: int) -> T:
         """Return the batch; one that was not announced is made now."""
@@ -125,13 +125,13 @@ class Announced(Generic[T]):
             return made
         return self._make(index, count)
 
-    def _loader(self, asked: Iterator[_Ask]) -> DataLoader[T]:
+    def _loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
         from torch.utils.data import DataLoader
 
         return DataLoader(
             _Made(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
-            sampler=asked,  # without an end, and used once
+            sampler=requests,  # without an end, and used once
             num_workers=self._workers,
             pin_memory=self._pin,
             multiprocessing_context=worker_context(type(self).__module__, self._make.__module__),
@@ -147,5 +147,5 @@ class _Made(Generic[T]):
     def __init__(self, make: Callable[[int, int], T]) -> None:
         self._make = make
 
-    def __getitem__(self, ask: _Ask) -> T:
-        return self._make(*ask)
+    def __getitem__(self, request: _Request) -> T:
+        return self._make(*request)

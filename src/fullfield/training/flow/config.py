@@ -29,7 +29,7 @@ class FlowTraining(Config):
     """Pairs a step, summed over all processes."""
     schedule: str = "one-cycle"
     """``"one-cycle"``: the rate rises, then falls in a line to the end. ``"stable"``: it rises, stays, and falls at
-    last (warm-up, stable, decay), so that a run can be gone on with from before its fall."""
+    last (warm-up, stable, decay), so that another run can continue from before its fall."""
     learning_rate: float = 4e-4
     warmup: float = 0.05
     """Share of the training in which the rate rises."""
@@ -41,9 +41,9 @@ class FlowTraining(Config):
     clip: float = 1.0
     """Highest norm of the gradient; a larger one is scaled down to it."""
     average: float = 0.999
-    """Of the moving average of the weights, which is what training gives: how much of it a step keeps."""
+    """Share of the weights' moving average, the result of the training, that a step keeps."""
     loss: str = "auto"
-    """``"sequence"``, or ``"mixture"`` for networks with ``predictions_with_info``; auto takes the second for those."""
+    """``"sequence"``, or ``"mixture"`` for networks with ``predictions_with_info``; auto uses the second for them."""
     gamma: float = 0.85
     max_flow: float = 400.0
     """Pixels with longer motion do not count."""
@@ -53,7 +53,7 @@ class FlowTraining(Config):
     """Updates of the network; None: the network's own number. Two numbers: each step draws one from the first to the
     second, decided by ``seed`` and the step's number, so that all processes and resumed runs draw the same."""
     precision: str = "float32"
-    """Of autocast; float16 with a scale for the loss that adapts."""
+    """Precision of autocast; float16 with an adaptive scale of the loss."""
     channels_last: bool = False
     compile: str | None = None
     """Mode of ``torch.compile`` for the network and its loss; None: not compiled."""

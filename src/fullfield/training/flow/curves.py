@@ -29,7 +29,7 @@ class FlowRow(NamedTuple):
     rate: float  # learning rate
     skipped: int  # steps whose loss or gradient was not finite
     pairs_per_second: float
-    validation: float  # mean end-point error of the averaged weights on what validates, pixels; NaN: not asked
+    validation: float  # mean end-point error of the averaged weights in validation, pixels; NaN: no validation
 
 
 def figure_class() -> type[Figure]:

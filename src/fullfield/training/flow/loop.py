@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.training.checkpoint import WEIGHTS, TrainingFolder, restore, tensors, write_tensors
 from fullfield.training.flow.augmentation import Augmentation, Augmented
-from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, tell
+from fullfield.training.flow.batch import FlowBatch, PairSource, announce, check_batch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.curves import CURVES, Board, FlowRow, figure_class, plot_history
 from fullfield.training.flow.ranks import Ranks, ranks
@@ -37,7 +37,7 @@ class Ahead:
     Args:
         source: of the pairs.
         count: pairs a batch, of this process.
-        device: where they are wanted.
+        device: device of the batches.
         ranks: this process among those that share the source.
     """
 
@@ -45,12 +45,12 @@ class Ahead:
         self._source, self._count, self._device, self._ranks = source, count, device, ranks
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._waiting: dict[int, FlowBatch] = {}
-        self._told: int | None = None
+        self._announced: int | None = None
 
     def make(self, step: int) -> None:
         """Start to make the batch of a step, without waiting for the step before on the device."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._waiting = {step: self._made(step)}
+            self._waiting = {step: self._make(step)}
 
     def take(self, step: int) -> FlowBatch:
         """Return the batch of a step, ready for the device's current stream."""
@@ -64,11 +64,11 @@ class Ahead:
                 part.record_stream(here)
         return batch
 
-    def _made(self, step: int) -> FlowBatch:
+    def _make(self, step: int) -> FlowBatch:
         index = step * self._ranks.count + self._ranks.rank
-        if self._told != step:
-            tell(self._source, index, self._ranks.count, lambda _: self._count)
-        self._told = step + 1
+        if self._announced != step:
+            announce(self._source, index, self._ranks.count, lambda _: self._count)
+        self._announced = step + 1
         batch = self._source.batch(index, self._count)
         check_batch(batch)
         if batch.frame1.device != self._device:
@@ -278,7 +278,7 @@ class _Loop:
         self.board = Board(folder) if run.tensorboard and self.team.first else None
         self.readings: list[Reading] = []
         self.rows = 0
-        if self.kept is not None and self.history:  # some may have been lost since, or a picture is wanted only now
+        if self.kept is not None and self.history:  # files may be missing, or the curves are requested only now
             self.kept.write_history(self.history)
             self._publish(self.kept.folder)
 
@@ -325,7 +325,7 @@ class _Loop:
                     raise diverged("every step since the last checkpoint", step, training)
                 if reading.skipped == reading.steps and reading.in_a_row >= _ENDED:
                     raise diverged(f"the last {reading.in_a_row} steps", step, training)
-            self._tell(done, step, reading, clock)
+            self._report(done, step, reading, clock)
             if noted:
                 self._note(step, seconds, rate, last=paused or done >= 1.0)
                 self.noted = clock.read(step, worked=False)
@@ -363,7 +363,7 @@ class _Loop:
         if self.board is not None:
             self.board.add(self.history[-1])
 
-    def _tell(self, done: float, step: int, reading: Reading, clock: _Clock) -> None:
+    def _report(self, done: float, step: int, reading: Reading, clock: _Clock) -> None:
         if self.progress is None or not self.team.first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"

@@ -135,7 +135,9 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
     """Return how many pairs an earlier run was to write, after checking that they are the same ones."""
     if not path.exists():
         if path.parent.is_dir() and any(path.parent.iterdir()):
-            raise InputError(f"{path.parent}: holds something else than made-up pairs; choose another folder")
+            raise InputError(
+                f"{path.parent}: expected an empty folder or synthetic pairs, got other files; use another folder"
+            )
         return 0
     try:
         old = json.loads(path.read_text("utf-8"))
@@ -145,5 +147,5 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
     if isinstance(style := old.get("style"), dict):
         old["style"] = asdict(SceneStyle()) | style  # fields that came later are off by default
     if changed := _check.differences(old, manifest):
-        raise InputError(f"{path}: its pairs were made otherwise ({'; '.join(changed)}); choose another folder")
+        raise InputError(f"{path}: holds pairs of other settings ({'; '.join(changed)}); use another folder")
     return count

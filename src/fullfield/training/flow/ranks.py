@@ -61,9 +61,9 @@ class Ranks:
         """Return the first process's number; waits for it."""
         if self.count == 1:
             return value
-        told = torch.tensor(value, dtype=torch.float64, device=device)
-        distributed.broadcast(told, 0)
-        return float(told)
+        shared = torch.tensor(value, dtype=torch.float64, device=device)
+        distributed.broadcast(shared, 0)
+        return float(shared)
 
     def wait(self) -> None:
         """Return when every process has come here."""

@@ -1,4 +1,4 @@
-"""Style of synthetic scenes: how far things move, and the shares of what scenes show."""
+"""Style of synthetic scenes: lengths of motion, and shares of what scenes contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullfield import _check
 class SceneStyle:
     """Style of synthetic scenes. Lengths are pixels of a frame of 496×368 and grow with its size.
 
-    The distances that things move follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard
+    The lengths of motion follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard
     deviation of the logarithm, ``largest`` the end.
 
     Raises:

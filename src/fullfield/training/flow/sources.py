@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import targets
-from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, join, tell
+from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, announce, join
 
 _GOLDEN = 0.6180339887498949
 
@@ -33,8 +33,8 @@ def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
     pairs = [_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
     sizes = {tuple(pair.frame1.shape[-2:]) for pair in pairs}
     if len(sizes) > 1:
-        told = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
-        raise InputError(f"samples: expected one size, got {told}; cut windows from them (cut_window)")
+        found = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
+        raise InputError(f"samples: expected one size, got {found}; cut windows from them (cut_window)")
     return FlowBatch(*(torch.stack(parts) for parts in zip(*pairs, strict=True)))
 
 
@@ -93,7 +93,7 @@ class DatasetPairs:
         least: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so that
             nothing has to be added; by default ``size``: smaller frames are repeated outwards.
         seed: of the draws.
-        device: where batches are wanted.
+        device: device of the batches.
         workers: processes that read; 0: this one does.
 
     Raises:
@@ -193,13 +193,13 @@ class Mixture:
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Announce to the sources that can read ahead which batches will be requested."""
         for place, source in enumerate(self._sources):
-            tell(source, index, stride, partial(self._count_of, place, counts))
+            announce(source, index, stride, partial(self._count_of, place, counts))
 
     def _count_of(self, place: int, counts: Counts, index: int) -> int:
         count = counts(index)
-        return self._asked(place, count, self.counts(index, count)[place])
+        return self._requested(place, count, self.counts(index, count)[place])
 
-    def _asked(self, place: int, count: int, some: int) -> int:
+    def _requested(self, place: int, count: int, some: int) -> int:
         """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
         return max(some, math.ceil(self._shares[place] * count - 1e-6)) if some else 0
 
@@ -208,6 +208,6 @@ class Mixture:
         parts = []
         for place, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
             if some:
-                whole = source.batch(index, self._asked(place, count, some))
+                whole = source.batch(index, self._requested(place, count, some))
                 parts.append(FlowBatch(*(part[:some] for part in whole)))
         return join(parts)

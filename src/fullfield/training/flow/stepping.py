@@ -190,7 +190,7 @@ class Stepper:
         self.scaling = torch.zeros(2, dtype=torch.float32, device=self.device)
         self.scaling[0] = _FIRST_SCALE if training.precision == "float16" else 1.0
         # Loss, error, norm, skipped, now in a row, most in a row.
-        self._told = torch.zeros(6, dtype=torch.float32, device=self.device)
+        self._totals = torch.zeros(6, dtype=torch.float32, device=self.device)
         self._whole = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
 
@@ -231,8 +231,8 @@ class Stepper:
             try:
                 self._recorded = _Recorded(self._gradients, inputs)
             except RuntimeError as error:
-                told = str(error).split("\n", 1)[0]
-                raise InputError(f"graph: expected a network whose step can be recorded, got: {told}") from error
+                reason = str(error).split("\n", 1)[0]
+                raise InputError(f"graph: expected a network whose step can be recorded, got: {reason}") from error
         return self._recorded(*inputs)
 
     def _gradients(
@@ -294,20 +294,20 @@ class Stepper:
             since = torch.where(bad, 0.0, self.scaling[1] + 1)
             grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MOST_SCALE)
             self.scaling.copy_(torch.stack([torch.where(bad, scale / 2, grown), since % _GROWTH]))
-        row = (self._told[4] + 1) * bad
+        row = (self._totals[4] + 1) * bad
         sums = torch.where(bad, 0.0, torch.stack([loss, error, norm]))
         counts = torch.stack([bad.float(), row, row])
-        counts[0] += self._told[3]
-        counts[2] = torch.maximum(row, self._told[5])
-        self._told = torch.cat([self._told[:3] + sums, counts])
+        counts[0] += self._totals[3]
+        counts[2] = torch.maximum(row, self._totals[5])
+        self._totals = torch.cat([self._totals[:3] + sums, counts])
         self._steps += 1
 
     def read(self) -> Reading:
         """Return the means over the steps since the last reading; waits for the device."""
-        loss, error, norm, skipped, _, worst = self._told.tolist()
+        loss, error, norm, skipped, _, worst = self._totals.tolist()
         steps, good = self._steps, self._steps - int(skipped)
-        self._told[:4].zero_()
-        self._told[5] = 0
+        self._totals[:4].zero_()
+        self._totals[5] = 0
         self._steps = 0
         loss, error, norm = (value / good if good else float("nan") for value in (loss, error, norm))
         return Reading(steps, loss, error, norm, int(skipped), int(worst))
@@ -326,8 +326,8 @@ class _Recorded:
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         for own, given in zip(self._inputs, inputs, strict=True):
             if own.shape != given.shape:
-                told = tuple(own.shape), tuple(given.shape)
-                raise InputError(f"graph: expected batches of one shape, got {told[1]} after {told[0]}")
+                shapes = tuple(own.shape), tuple(given.shape)
+                raise InputError(f"graph: expected batches of one shape, got {shapes[1]} after {shapes[0]}")
             own.copy_(given)
         self._graph.replay()
         loss, error = self._results

@@ -15,7 +15,7 @@ from fullfield.metrics import FlowMetrics
 from fullfield.training.flow.batch import PairSource
 
 _READERS = 4
-_MADE_TOGETHER = 4
+_TOGETHER = 4
 
 
 class FlowValidation:
@@ -49,7 +49,7 @@ class FlowValidation:
         device = next(model.parameters()).device
         for name, data in self._sets.items():
             metrics = FlowMetrics(averaging="per_image")
-            pairs = self._read(data) if isinstance(data, FlowDataset) else self._made(data)
+            pairs = self._read(data) if isinstance(data, FlowDataset) else self._generated(data)
             for frame1, frame2, flow, valid in pairs:
                 found = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
                 for predicted, truth, known in zip(found.float(), flow, valid, strict=True):
@@ -68,11 +68,11 @@ class FlowValidation:
                         raise InputError(f"{sample.name}: has no true flow to validate with")
                     yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
 
-    def _made(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        whole = self._pairs // _MADE_TOGETHER
-        asked = [(index, _MADE_TOGETHER) for index in range(whole)]
-        asked += [(number, 1) for number in range(whole * _MADE_TOGETHER, self._pairs)]
-        for index, count in asked:
+    def _generated(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        whole = self._pairs // _TOGETHER
+        requests = [(index, _TOGETHER) for index in range(whole)]
+        requests += [(number, 1) for number in range(whole * _TOGETHER, self._pairs)]
+        for index, count in requests:
             batch = source.batch(index, count)
             yield batch.frame1, batch.frame2, batch.flow, batch.valid
 
