@@ -47,7 +47,7 @@ def read_point_cloud(path: PathLike) -> PointCloud:
 
 
 def check_kept(path: PathLike, cloud: PointCloud) -> None:
-    """InputError where a file of this name would lose something of the cloud."""
+    """Raise InputError where a file of this name would lose something of the cloud."""
     if Path(path).suffix.lower() == ".npy":
         check_nameless(Path(path), cloud)
 
@@ -71,7 +71,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
 
 
 def _arrays(cloud: PointCloud) -> PointCloud:
-    """The same with arrays throughout, each of the right length."""
+    """Return the cloud with every part as an array; InputError where lengths differ."""
     points = from_array(_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
@@ -95,7 +95,7 @@ def _function(table: dict[str, tuple[str, str]], path: Path, suffixes: tuple[str
 
 
 def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
-    """A cloud from a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` as Open3D's have.
+    """Return a cloud from a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` as in Open3D.
 
     Raises:
         InputError: for anything else.
@@ -133,7 +133,7 @@ def _beside(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None
 
 
 def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud:
-    """The cloud moved by ``transform`` [4, 4]; normals turn with it, everything else stays.
+    """Move the cloud by ``transform`` [4, 4]; normals turn with it, everything else stays.
 
     Coordinates stay float32 where they were and float32 still resolves them to a thousandth, else they become float64.
     """

@@ -20,7 +20,7 @@ _NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
 
 @dataclass(frozen=True)
 class PointCloud:
-    """Points and what belongs to each of them. Points that are not finite stay in it."""
+    """Points with their colours, normals and attributes. Points that are not finite are kept."""
 
     points: NDArray[Any]  # [N, 3] float32 or float64, as stored; integers become float64
     colors: NDArray[Any] | None = None  # [N, 3] uint8, uint16 or float (0 to 1), as stored
@@ -32,13 +32,13 @@ class PointCloud:
 
 
 def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
-    """Float32 and float64 as they are, anything else as float64."""
+    """Return float32 and float64 as they are, any other type as float64."""
     kept = values.dtype.newbyteorder("=") if values.dtype in (np.float32, np.float64) else np.float64
     return np.ascontiguousarray(values, kept)
 
 
 def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
-    """A cloud from named columns [N], which it empties."""
+    """Return a cloud of named columns [N]; the mapping is emptied."""
     if not {"x", "y", "z"} <= columns.keys():
         raise without_axes(path, columns)
     points = as_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
@@ -50,7 +50,7 @@ def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
 def text_columns(
     path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """``count`` rows of text as columns of these names and types, behind ``skipped`` lines, in ``left`` bytes."""
+    """Read ``count`` rows of text as named columns, after ``skipped`` lines and within ``left`` bytes."""
     width = len(named)
     if count * 2 * max(width, 1) > left + 1 or skipped > left:
         raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
@@ -70,7 +70,7 @@ def text_columns(
 def binary_columns(
     path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
+    """Read ``count`` rows of ``dtype``, after ``skipped`` bytes and within ``left`` bytes, as columns."""
     wanted = count * dtype.itemsize
     if skipped + wanted > left:
         raise InputError(f"{path}: the header says {count} points, {wanted} bytes; {left - skipped} are stored")
@@ -80,7 +80,7 @@ def binary_columns(
 
 
 def without_axes(path: Path, names: Iterable[str]) -> InputError:
-    """What to say of points whose columns ``names`` lack x, y or z."""
+    """Return the error for points without x, y or z among their columns ``names``."""
     listed = ", ".join(one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
     return InputError(f"{path}: expected points with x, y and z, got {listed}")
 

@@ -26,6 +26,7 @@ _ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 
 def read(path: Path) -> PointCloud:
+    """Read a LAS or LAZ file."""
     size = check_readable(path)
     with path.open("rb") as file:
         _check_counts(path, file, size)
@@ -97,8 +98,10 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
 
 
 def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: int, row: int) -> None:
-    """Refuse a table of more chunks than there are bytes of points, and chunks that are longer than what is left:
-    lazrs makes room for all that is announced."""
+    """Refuse a table of more chunks than there are bytes of points, and chunks that are longer than the rest.
+
+    lazrs allocates everything that the file announces.
+    """
     file.seek(points_at)
     told = file.read(8)
     if told == b"\xff" * 8:  # a writer that could not go back wrote it at the end

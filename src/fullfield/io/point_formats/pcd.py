@@ -21,6 +21,7 @@ _PADDING = "_"
 
 
 def read(path: Path) -> PointCloud:
+    """Read a PCD file."""
     size = check_readable(path)
     with path.open("rb") as file:
         header = _header(path, file)
@@ -61,7 +62,7 @@ def _number(path: Path, header: dict[str, list[str]], name: str) -> int:
 
 
 def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
-    """Name, NumPy's type and number of values of every field."""
+    """Return name, NumPy's type and number of values of every field."""
     names = header.get("FIELDS", header.get("COLUMNS", []))
     counts = header.get("COUNT", ["1"] * len(names))
     described = (names, header.get("TYPE", []), header.get("SIZE", []), counts)
@@ -84,7 +85,7 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
 
 
 def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """A name and a type for each value; padding gets numbers, which no field's name can be."""
+    """Return a name and a type for each value; padding gets numbers, which cannot be names of fields."""
     flat: list[tuple[str, str]] = []
     for name, kind, many in fields:
         for i in range(many):

@@ -25,11 +25,12 @@ _MOST_COLUMNS = 256
 
 
 def read_array(path: Path) -> PointCloud:
+    """Read a cloud from a .npy file [N, 3] or wider."""
     return from_array(read_npy(path, check_readable(path)), str(path))
 
 
 def from_array(values: NDArray[Any], name: str) -> PointCloud:
-    """A cloud from [N, 3] or wider."""
+    """Return a cloud of [N, 3] or wider; further columns become attributes."""
     if values.ndim != 2 or not 3 <= values.shape[1] <= _MOST_COLUMNS or values.dtype.kind not in "fiu":
         raise InputError(f"{name}: expected points [N, 3] or wider, got {values.dtype} {list(values.shape)}")
     extra = {f"column_{i}": np.ascontiguousarray(values[:, i]) for i in range(3, values.shape[1])}
@@ -37,6 +38,7 @@ def from_array(values: NDArray[Any], name: str) -> PointCloud:
 
 
 def read_archive(path: Path) -> PointCloud:
+    """Read a cloud from a .npz file."""
     with opened_archive(path) as (archive, names):
         chosen = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
         if chosen is None:
@@ -60,6 +62,7 @@ def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -
 
 
 def read_kitti(path: Path) -> PointCloud:
+    """Read a cloud from KITTI's .bin file of x, y, z and intensity."""
     size = check_readable(path)
     if size % 16:
         raise InputError(
@@ -70,7 +73,7 @@ def read_kitti(path: Path) -> PointCloud:
 
 
 def check_nameless(path: Path, cloud: PointCloud) -> None:
-    """Refuse a cloud of which ``.npy`` would lose what its columns are."""
+    """Refuse a cloud whose columns have names, which ``.npy`` would lose."""
     extra = [name for name in cloud.attributes if not name.startswith("column_")]
     lost = [name for name, held in (("colors", cloud.colors), ("normals", cloud.normals)) if held is not None] + extra
     if lost:
@@ -80,11 +83,13 @@ def check_nameless(path: Path, cloud: PointCloud) -> None:
 
 
 def write_array(path: Path, cloud: PointCloud) -> None:
+    """Write a cloud as a .npy file."""
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
     write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1), cloud.points.dtype))
 
 
 def write_archive(path: Path, cloud: PointCloud) -> None:
+    """Write a cloud as a .npz file."""
     named = {"points": cloud.points, "colors": cloud.colors, "normals": cloud.normals, **cloud.attributes}
     with zipfile.ZipFile(path, "w") as archive:
         for name, values in named.items():

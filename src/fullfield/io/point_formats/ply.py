@@ -33,6 +33,7 @@ class _Element(NamedTuple):
 
 
 def read(path: Path) -> PointCloud:
+    """Read the vertices of a PLY file."""
     size = check_readable(path)
     with path.open("rb") as file:
         form, elements = _header(path, file)
@@ -93,6 +94,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
 
 
 def write(path: Path, cloud: PointCloud) -> None:
+    """Write a cloud as a binary PLY file."""
     columns: list[tuple[str, NDArray[Any]]] = []
     for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", cloud.colors)):
         if values is not None:
@@ -114,5 +116,5 @@ def _plain(name: str) -> str:
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[Any]:
-    """PLY has no integers of 64 bits, no half floats and no truth values."""
+    """Convert types that PLY lacks: 64-bit integers, half floats and booleans."""
     return values if values.dtype.str[1:] in _NAMES else values.astype(np.uint8 if values.dtype == bool else np.float64)
