@@ -69,6 +69,7 @@ class Plates(Protocol):
 
     def close(self) -> None:
         """Close what is open."""
+        return
 
 
 def open_plates(
