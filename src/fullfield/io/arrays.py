@@ -1,4 +1,4 @@
-"""Headers of NumPy's files, trusted only as far as the file's size allows. Pickles are never opened."""
+"""Readers of NumPy's files that check every header against the file's size. Pickles are never opened."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _REAL = re.compile(r"[<>=|]?[fiu][1248]")
 def read_header(
     path: Path, what: str, stream: IO[bytes], *, empty: bool = False
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the order is Fortran's, and dtype of an array of real numbers, which may be ``empty`` or not.
+    """Return the shape of an array of real numbers, whether its order is Fortran's, and its dtype.
 
-    NumPy's own parser hands the text to Python's compiler, which warns and recurses; this one knows plain arrays only.
+    The array may be without elements where ``empty`` is true. NumPy's own parser passes the text to Python's compiler,
+    which warns and recurses; this one knows plain arrays only.
     """
     entries = _entries(path, what, stream)
     descr, order, sizes = (entries[name] for name in ("descr", "fortran_order", "shape"))
@@ -55,13 +56,13 @@ def read_header(
 
 
 def _kind(descr: str) -> str:
-    """A type that is not read, in NumPy's words where it has any."""
+    """Return the name of a type that is not read, as NumPy calls it where it can."""
     name = descr.strip("'\"")
     return str(np.dtype(name)) if re.fullmatch(r"[<>=|]?([?bOV]|[cSU]\d{1,4})", name) else one_line(descr, 60)
 
 
 def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
-    """The three entries of the header, as it spells them."""
+    """Return the three entries of the header, as it spells them."""
     with complaining(path, f"{what} is not in NumPy's format", *_BROKEN):
         head = stream.read(len(_MAGIC) + 2)
         version = tuple(head[len(_MAGIC) :])
@@ -88,7 +89,7 @@ def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
 
 
 def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
-    """The array of a ``.npy`` file of ``size`` bytes, which may be ``empty`` or not."""
+    """Return the array of a ``.npy`` file of ``size`` bytes; one without elements only where ``empty`` is true."""
     with path.open("rb") as file:
         shape, fortran, dtype = read_header(path, "the array", file, empty=empty)
         count = math.prod(shape)
@@ -102,7 +103,7 @@ def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
 
 
 def write_npy(path: Path, values: NDArray[Any]) -> None:
-    """Write an array whose memory is contiguous. Not through NumPy, which does not notice a full disk."""
+    """Write an array whose memory is contiguous, without NumPy, which does not notice a full disk."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
         file.write(values.data)
@@ -110,14 +111,14 @@ def write_npy(path: Path, values: NDArray[Any]) -> None:
 
 @contextmanager
 def opened_archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
-    """A ``.npz`` file and the names of its arrays. InputError for whatever is wrong with it, here or inside."""
+    """Open a ``.npz`` file and yield it with the names of its arrays; errors here and inside become InputError."""
     check_readable(path)
     with complaining(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
         yield archive, _member_names(path, archive)
 
 
 def _member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
-    """InputError if an array stands in it twice, or two share bytes."""
+    """Return the names of the arrays; raise InputError where two share a name or bytes."""
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         if info.header_offset < end or info.filename in names:
@@ -128,13 +129,13 @@ def _member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
 
 
 def member_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
-    """The shape of an array of a ``.npz`` file that holds it; nothing but its header is unpacked."""
+    """Return the shape of an array of a ``.npz`` file; only its header is unpacked."""
     with archive.open(_member(path, archive, name)) as stream:
         return read_header(path, f"array {name}", stream)[0]
 
 
 def read_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """An array of a ``.npz`` file that holds it."""
+    """Return an array of a ``.npz`` file."""
     info = _member(path, archive, name)
     with archive.open(info) as stream:
         shape, fortran, dtype = read_header(path, f"array {name}", stream)

@@ -1,4 +1,4 @@
-"""Files as such: what may be opened, how much it may claim to hold, and writing that is all or nothing."""
+"""Checks of files before they are read, and atomic writing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _finished: ContextVar[Finished | None] = ContextVar("finished", default=None)
 
 
 def check_readable(path: Path) -> int:
-    """The size in bytes of a regular file that has some; anything else raises, naming it."""
+    """Return the size in bytes of a regular file; raise an error that names the path for anything else or no bytes."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", str(path))
@@ -67,7 +67,7 @@ def check_pixels(
 
 
 def check_window(path: Path, width: int, height: int, size: int) -> None:
-    """The same for a display window, most of which may be empty: a 16K one passes in any file."""
+    """Refuse a display window that is too large for the file. Most of it may be empty: 2²⁷ pixels always pass."""
     _check_claim(path, width, height, size, _WINDOW_ALWAYS + 4096 * size)
 
 
@@ -79,19 +79,19 @@ def _check_claim(path: Path, width: int, height: int, size: int, most: int) -> N
 
 
 def one_line(text: str, limit: int = 160) -> str:
-    """A library's complaint as one printable line."""
+    """Return a message of a library as one printable line of at most ``limit`` characters."""
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, on one line."""
+    """Return the message of an exception on one line."""
     return one_line(str(error)) or type(error).__name__
 
 
 @contextmanager
 def complaining(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
-    """Inside, these errors of a library become an InputError that says what is wrong with the file."""
+    """Turn these errors of a library, raised inside, into an InputError that names the file."""
     try:
         yield
     except InputError:

@@ -81,7 +81,7 @@ def read_flow(
 
 
 def flow_window(path: PathLike, *, layer: str | None = None, part: int | str | None = None) -> FrameWindow:
-    """The windows and the pixel aspect of the flow in an EXR; arguments and errors are those of :func:`read_flow`."""
+    """Return the windows and the pixel aspect of an EXR; arguments and errors are those of :func:`read_flow`."""
     from fullfield.io.flow_formats import exr
 
     where = Path(path)

@@ -80,7 +80,7 @@ def read_frame(
 
 
 class ReadFrame(NamedTuple):
-    """A frame and what its file says beside the pixels."""
+    """Frame with the windows and metadata of its file."""
 
     frame: Tensor
     """As :func:`read_frame` returns it."""
@@ -91,7 +91,7 @@ class ReadFrame(NamedTuple):
 
 
 def pinned_planes(shape: tuple[int, ...]) -> Planes:
-    """New memory that a GPU copies from by itself, for :attr:`FrameReader.new`."""
+    """Return new pinned memory, for :attr:`FrameReader.new`."""
     planes: Planes = torch.empty(shape, dtype=torch.float32, pin_memory=True).numpy()
     return planes
 
@@ -113,7 +113,7 @@ class FrameReader:
     """Makes the memory that frames are read into, where their format and orientation allow."""
 
     def read(self, path: PathLike) -> ReadFrame:
-        """The frame; errors are those of :func:`read_frame`."""
+        """Read a frame; errors are those of :func:`read_frame`."""
         choice(self.alpha, "alpha", ("ignore", "apply"))
         check_window_choice(self.window)
         where = Path(path)
@@ -131,7 +131,7 @@ class FrameReader:
 
 
 def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
-    """The data window, the display window and the pixel aspect of what :func:`read_frame` reads.
+    """Return the data window, the display window and the pixel aspect of what :func:`read_frame` reads.
 
     Both windows of other formats than EXR are the whole picture, upright, at (0, 0). Arguments and errors are those
     of :func:`read_frame`; no pixel is read.
@@ -158,7 +158,7 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
 
 
 def _placed(planes: Planes, window: Window) -> Planes:
-    """The part of a picture at (0, 0) that a box asks for, black beyond it."""
+    """Cut the box out of a picture at (0, 0); it is black beyond the picture."""
     _, height, width = planes.shape
     x, y, wide, high = select(window, (0, 0, width, height), (0, 0, width, height))
     if (x, y, wide, high) == (0, 0, width, height):
@@ -188,7 +188,7 @@ def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | No
 
 
 def _find_colour(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
-    """The part to read and its colour channels: three, or one if it is grey."""
+    """Return the part to read and its colour channels: three, or one if it is grey."""
     seen: list[Part] = []
     for candidate in [source.part(part)] if part is not None else source.parts():
         seen.append(candidate)
@@ -263,7 +263,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
 
 
 def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
-    """``planes[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are four times the pixels."""
+    """Set ``planes[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are larger."""
     rows = max(1, _LOOKED_UP // bits.shape[1])
     index = np.empty((min(rows, len(bits)), bits.shape[1]), np.intp)
     for top in range(0, len(bits), rows):
@@ -274,7 +274,7 @@ def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
 
 
 def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:
-    """What ``auto`` stands for."""
+    """Return the transfer that ``auto`` stands for."""
     if kind == "dpx":
         return _DPX_TRANSFERS.get(spec.get_string_attribute("dpx:Transfer"), "srgb")
     if kind in ("openexr", "hdr") or forms & {"half", "float", "double"}:
@@ -283,7 +283,7 @@ def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:
 
 
 def _straight_alpha(part: Part, colour: list[int]) -> int | None:
-    """The alpha channel by which the stored colour is not multiplied yet."""
+    """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
     for found in layers(part.channels).values():
@@ -309,7 +309,7 @@ def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:
 
 
 def _upright(planes: Planes, orientation: int) -> Planes:
-    """Turn a frame as EXIF orientation 1 to 8 asks; other values count as 1."""
+    """Turn a frame by its EXIF orientation, 1 to 8; other values count as 1."""
     if orientation not in range(2, 9):
         return planes
     if orientation in _SIDEWAYS:
@@ -357,7 +357,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
 
 
 def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
-    """``[H, W, C]``, uint8, uint16 or finite float32."""
+    """Return the picture as ``[H, W, C]``, uint8, uint16 or finite float32."""
     expected = "[C, H, W] or [H, W, C] with C = 1 or 3, or [H, W]"
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
     if isinstance(image, Tensor):

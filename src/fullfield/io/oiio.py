@@ -1,4 +1,4 @@
-"""OpenImageIO as the other modules use it: opening by content, parts, layers, bands of rows, writing."""
+"""Access to OpenImageIO for the other modules: opening by content, parts, layers, bands of rows, writing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for
 
 
 def sniff(path: Path) -> tuple[str, int]:
-    """The format of the frame at ``path`` by its first bytes, in OpenImageIO's words, and the file's size."""
+    """Return the format of the frame at ``path`` by its first bytes, as OpenImageIO names it, and the file's size."""
     size = check_readable(path)
     with path.open("rb") as file:
         head = file.read(18)
@@ -90,7 +90,7 @@ def sniff(path: Path) -> tuple[str, int]:
 
 
 def _like_targa(head: bytes) -> bool:
-    """TGA has no magic number. What cannot be one must not reach OpenImageIO, which would try every reader it has."""
+    """Return whether a file may be TGA, which has no magic number; OpenImageIO would try all its readers on others."""
     mapped, form, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
     right = form in (2, 3, 10, 11) or (form in (1, 9) and mapped == 1)
     return right and mapped in (0, 1) and depth in (8, 15, 16, 24, 32)
@@ -132,6 +132,7 @@ class Source:
     handle: Any
 
     def parts(self) -> Iterator[Part]:
+        """Yield the images of the file."""
         for index in range(_MAX_PARTS):
             if not self.handle.seek_subimage(index, 0):
                 self.handle.geterror()
@@ -141,12 +142,13 @@ class Source:
             yield Part(index, name, tuple(spec.channelnames), spec)
 
     def first_part(self) -> Part:
+        """Return the first image; InputError where there is none."""
         for part in self.parts():
             return part
         raise self.unreadable("it holds no image")
 
     def part(self, wanted: int | str) -> Part:
-        """The part of that index or name; a name made of digits is an index when no part bears it."""
+        """Return the part of that index or name; digits are an index where no part has that name."""
         parts = list(self.parts())
         for part in parts:
             if part.name == wanted and wanted != "":
@@ -185,7 +187,7 @@ class Source:
     def inside(
         self, part: Part, channels: Sequence[int], box: Box, form: str
     ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
-        """What is stored inside a box, by :meth:`bands`: the rows and columns of the box, and their pixels."""
+        """Yield the stored pixels inside a box, by :meth:`bands`, with their rows and columns in the box."""
         x, y, width, height = part.data_window
         left, right = max(x, box[0]), min(x + width, box[0] + box[2])
         top, bottom = max(y, box[1]), min(y + height, box[1] + box[3])
@@ -221,15 +223,17 @@ class Source:
         return block.reshape(wanted)  # type: ignore[no-any-return]
 
     def last_row(self, part: Part) -> NDArray[Any]:
-        """The first channel of the last row, with nothing else decoded than what it is packed with."""
+        """Return the first channel of the last row; only the rows packed with it are decoded."""
         last = part.spec.y + part.spec.height
         return self._read(part, (last - 1, last), 0, 1, "float")
 
     def complaint(self) -> str:
+        """Return OpenImageIO's pending messages on one line, without the harmless ones."""
         lines = self.handle.geterror().splitlines()
         return one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
 
     def unreadable(self, complaint: str) -> InputError:
+        """Return the InputError for a file that cannot be read."""
         return _unreadable(self.path, self.kind, complaint)
 
 
@@ -242,8 +246,9 @@ def opened(path: Path, wanted: str | None = None, what: str = "") -> Iterator[So
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
     Args:
-        wanted: the only format that will do, as :func:`sniff` calls it; any by default.
-        what: what should be there in that format, for the complaint about another.
+        path: the file.
+        wanted: the only accepted format, as :func:`sniff` names it; any by default.
+        what: the content expected in that format, for the message about another.
     """
     import OpenImageIO as oiio
 
@@ -273,7 +278,7 @@ def opened(path: Path, wanted: str | None = None, what: str = "") -> Iterator[So
 
 
 def check_name(path: Path) -> None:
-    """OpenImageIO takes names in UTF-8 only, whatever the file system allows."""
+    """Check that the name is UTF-8: OpenImageIO takes no other."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -318,7 +323,7 @@ def check_png(path: Path) -> None:
 
 
 def _chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
-    """The first bytes of a chunk's body and the checksum run on over all of it."""
+    """Read the body of a chunk; return its first bytes and the checksum continued over all of it."""
     body = b""
     while length > 0:
         piece = file.read(min(length, 1 << 20))
@@ -331,7 +336,7 @@ def _chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
 
 
 def layers(channels: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Channels grouped by layer: ``{"diffuse": {"r": 4, "g": 5, "b": 6}, "": {…}}``; names in lower case."""
+    """Group channels by layer: ``{"diffuse": {"r": 4, "g": 5, "b": 6}, "": {…}}``; names in lower case."""
     grouped: dict[str, dict[str, int]] = {}
     for index, channel in enumerate(channels):
         layer, _, last = channel.rpartition(".")
@@ -340,7 +345,7 @@ def layers(channels: Sequence[str]) -> dict[str, dict[str, int]]:
 
 
 def describe_parts(parts: Sequence[Part]) -> str:
-    """The channels a file has, part by part, for a complaint."""
+    """Return the channels of a file, part by part, for a message."""
     shown = []
     for part in parts[:12]:
         name = f"part {part.index} {one_line(part.name)!r}: " if len(parts) > 1 else ""
@@ -358,7 +363,7 @@ class Attribute(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says before its pixels."""
+    """Entries of a file before its pixels."""
 
     attributes: Mapping[str, str | int | float] = MappingProxyType({})
     window: FrameWindow | None = None
@@ -425,7 +430,7 @@ def _spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Hea
 
 
 def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
-    """A whole file, or of ``pixels`` None the header alone."""
+    """Write a file; where ``pixels`` is None, its header alone."""
     import OpenImageIO as oiio
 
     output = oiio.ImageOutput.create(kind)

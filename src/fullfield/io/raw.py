@@ -1,4 +1,4 @@
-"""Pictures as their files hold them: every channel in floats, highlights and alpha kept."""
+"""Pictures with every channel of their files in floats, highlights and alpha included."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _ALPHAS = ("a", "alpha")
 
 
 class Raw(NamedTuple):
-    """A picture with nothing taken away."""
+    """Picture with all its channels and metadata."""
 
     pixels: Tensor
     """float32 [C, H, W] on the display window, 0 outside the data window; integers as 0 to 1; colour multiplied by
     alpha. Not encoded or decoded: light where the file holds light."""
     channels: tuple[str, ...]
     form: str
-    """What the file's values are: uint8, uint16, half or float."""
+    """Type of the file's values: uint8, uint16, half or float."""
     window: FrameWindow | None = None
     metadata: tuple[Attribute, ...] = ()
 
     @property
     def alpha(self) -> int | None:
-        """Which channel is alpha."""
+        """Return the index of the alpha channel; None where there is none."""
         names = [name.rpartition(".")[2].lower() for name in self.channels]
         return next((names.index(name) for name in _ALPHAS if name in names), None)
 
@@ -109,7 +109,7 @@ def write_raw(path: PathLike, raw: Raw) -> None:
 
 
 def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
-    """sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha."""
+    """Convert sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha, in place."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
     colour = (planes[others] / np.where(over > 0, over, 1)).astype(np.float32)
     decode_srgb(colour)

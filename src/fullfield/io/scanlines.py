@@ -48,12 +48,12 @@ def body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int
 
 
 def planes_of(body: Any, channels: int, dtype: Any) -> Any:
-    """[H, C, W] of NumPy's or PyTorch's type ``dtype`` inside the lines' bytes."""
+    """Return the values [H, C, W] inside the lines' bytes, of NumPy's or PyTorch's type ``dtype``."""
     return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
 
 
 def lay_out(channels: Sequence[Channel], half: bool, room: NDArray[np.uint8] | None = None) -> Scanlines:
-    """The lines of channels in NumPy's memory; ``room`` is memory for them, taken where it is as large as they are."""
+    """Return channels, which are arrays, as lines; ``room`` is used as their memory where its size fits."""
     ordered = sorted(channels, key=lambda channel: channel.name)
     shape = body_shape(ordered[0].plane.shape, len(ordered), half)
     body = room if room is not None and room.shape == shape else np.empty(shape, np.uint8)

@@ -29,7 +29,7 @@ _LINEAR_SPACES = (
 
 
 def curve(transfer: str, auto: str) -> Curve | None:
-    """The function from stored to sRGB-encoded values; None where they are the same.
+    """Return the function from stored to sRGB-encoded values; None where they are the same.
 
     Args:
         transfer: one of :data:`TRANSFERS`, or a colour space (also alias or role) of the OpenColorIO
@@ -54,7 +54,7 @@ def curve(transfer: str, auto: str) -> Curve | None:
 
 @lru_cache(maxsize=4)
 def half_table(to_display: Curve | None) -> Planes | None:
-    """What a curve makes of every half float, by its bits: the same values in a tenth of the time.
+    """Return the values of a curve for every half float, by its bits; a lookup takes a tenth of the time.
 
     NaN for those that are not finite. None for a curve that mixes channels. ``to_display`` comes from :func:`curve`.
     """
@@ -84,7 +84,7 @@ def encode_srgb(light: Planes) -> None:
 
 
 def decode_srgb(values: Planes) -> None:
-    """The inverse of :func:`encode_srgb`, in place."""
+    """Apply the inverse of :func:`encode_srgb` in place."""
     np.maximum(values, 0, out=values)
     toe = values <= 0.04045
     low = values[toe] / np.float32(12.92)

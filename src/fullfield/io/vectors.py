@@ -51,7 +51,9 @@ def write_vectors(
             down, to the frame after and before, stored as ``forward.u``, ``forward.v``, ``backward.u``,
             ``backward.v``, NaN where they are not finite; ``occlusion.forward``, ``occlusion.backward``,
             ``confidence.forward``, ``confidence.backward`` [H, W], 0 to 1.
-        dtype, compression, window: as for :func:`fullfield.io.write_flow`.
+        dtype: as for :func:`fullfield.io.write_flow`.
+        compression: likewise.
+        window: likewise.
         y: where the file's y axis points: ``up`` (Nuke's, the default) or ``down``, which the header then says and
             :func:`fullfield.io.read_flow` heeds.
         metadata: entries of the header, as :func:`fullfield.io.read_metadata` tells them of the frame.
@@ -82,7 +84,7 @@ def write_vectors(
 def vector_lines(
     parts: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, room: NDArray[np.uint8] | None = None
 ) -> Scanlines:
-    """The lines of a file of vectors; ``room`` is memory that may be taken for them. FlowRangeError as there."""
+    """Return vectors as lines of a file, in ``room`` if it fits; FlowRangeError where half cannot hold them."""
     from fullfield.io.flow_formats import exr, finite, or_nan
 
     channels: list[Channel] = []
@@ -98,8 +100,10 @@ def vector_lines(
 def vector_lines_there(
     parts: Mapping[str, Tensor], dtype: str | None, y: str
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
-    """The same where the parts are: the channels' names, the bytes of the lines, and whether a file can hold them as
-    they are (one bool): all vectors are finite, and no half float has become infinite."""
+    """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
+
+    The bool is true where a file can hold the vectors: all are finite, and no half float became infinite.
+    """
     from fullfield.io.flow_formats import exr
 
     channels = [
@@ -130,10 +134,10 @@ def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None
 
 
 def read_vectors(path: PathLike) -> dict[str, Tensor]:
-    """All layers of motion that a flow file holds, by the names of :func:`write_vectors`.
+    """Return all layers of motion in a flow file, by the names of :func:`write_vectors`.
 
-    Vectors are NaN where they are not known. A file of another format than OpenEXR holds ``forward`` alone. Both the
-    display window and its size are those of :func:`fullfield.io.read_flow`, whose errors these are.
+    Unknown vectors are NaN. A file of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
+    :func:`fullfield.io.read_flow`.
     """
     where = Path(path)
     if where.suffix.lower() != ".exr":
@@ -150,7 +154,7 @@ def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:
 
 
 def layers_of(path: PathLike) -> list[str]:
-    """The names of :func:`write_vectors` that an OpenEXR has in its first part."""
+    """Return the names of :func:`write_vectors` that the first part of an OpenEXR holds."""
     with opened(Path(path)) as source:
         grouped = layers(source.first_part().channels)
     there = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
@@ -158,7 +162,7 @@ def layers_of(path: PathLike) -> list[str]:
 
 
 def read_note(path: PathLike, name: str) -> str:
-    """An entry of the header as text; empty where there is none."""
+    """Return an entry of the header as text; empty where there is none."""
     if sniff(Path(path))[0] != "openexr":
         return ""
     with opened(Path(path)) as source:
@@ -166,7 +170,7 @@ def read_note(path: PathLike, name: str) -> str:
 
 
 def _plane(path: Path, name: str) -> Tensor:
-    """One channel on the display window, 0 outside the data window."""
+    """Return one channel on the display window, 0 outside the data window."""
     with opened(path) as source:
         part = source.first_part()
         channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)

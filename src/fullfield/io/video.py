@@ -34,33 +34,37 @@ _PIXELS_LATER = 1 << 24  # that a frame may have, whatever the header says
 
 
 class VideoFrame(Protocol):
-    """One frame of a video. Its pixels are converted when they are asked for: a frame nobody wants costs little."""
+    """Frame of a video. Its pixels are converted on request, so a frame that is skipped costs little."""
 
     @property
-    def time(self) -> float: ...  # seconds, from the first frame on
+    def time(self) -> float:
+        """Return the seconds since the first frame."""
 
-    def luma(self) -> Tensor: ...  # [1, H, W] uint8, 0 ... 255
+    def luma(self) -> Tensor:  # [1, H, W] uint8, 0 ... 255
+        """Return the brightness."""
 
-    def rgb(self) -> Tensor: ...  # [3, H, W] uint8, as the video stores it
+    def rgb(self) -> Tensor:  # [3, H, W] uint8
+        """Return the colours as the video stores them."""
 
 
 class VideoSource(Protocol):
-    """Frames one after the other, each decoded when the iterator gets there."""
+    """Frames of a video in order, each decoded when the iterator reaches it."""
 
     width: int
     height: int
     rate: float | None
     """Frames a second, where the source says so."""
     is_live: bool
-    """Whether frames come when they come (camera, network) and not when they are asked for (file)."""
+    """True where frames arrive at their own times (camera, network), False where they are read on request (file)."""
 
     def __iter__(self) -> Iterator[VideoFrame]: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file, stream or camera."""
 
 
 def open_video(source: str) -> VideoSource:
-    """A video file, the address of a stream (``rtsp://...``) or ``camera:0``.
+    """Open a video file, the address of a stream (``rtsp://...``) or ``camera:0``.
 
     Raises FileNotFoundError, InputError for what is no video or has no picture, ModuleNotFoundError (``av``, ``cv2``)
     where the library that reads it is not installed.
@@ -71,7 +75,7 @@ def open_video(source: str) -> VideoSource:
 
 
 class _Decoded:
-    """A frame of PyAV."""
+    """Frame of PyAV."""
 
     def __init__(self, frame: Any, seconds: float, name: str) -> None:
         self._frame, self._name = frame, name
@@ -105,10 +109,10 @@ class _Decoded:
 
 
 class FileSource:
-    """The first video stream of a file or of a network address, decoded by PyAV on several threads.
+    """First video stream of a file or of a network address, decoded by PyAV on several threads.
 
-    An address that says nothing for ten seconds is an InputError, at the beginning or on the way. Time stamps that
-    jump by more than ten minutes, forwards or back, are warned about, and the jump is left out.
+    An address that sends nothing for ten seconds raises InputError. Time stamps that jump by more than ten minutes,
+    forwards or back, are warned about, and the jump is left out.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -213,12 +217,12 @@ class FileSource:
         return 0.0 if tag is None else int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._container.close()
 
 
 class _Grabbed:
-    """A picture of OpenCV, [H, W, 3], blue first."""
+    """Picture of OpenCV, [H, W, 3], blue first."""
 
     def __init__(self, picture: Any, seconds: float) -> None:
         self._picture = picture
@@ -233,7 +237,7 @@ class _Grabbed:
 
 
 class CameraSource:
-    """A camera by its number, through OpenCV."""
+    """Camera by its number, through OpenCV."""
 
     is_live = True
 
@@ -269,14 +273,14 @@ class CameraSource:
             yield _Grabbed(picture, now - first)
 
     def close(self) -> None:
-        """Let go of the camera."""
+        """Close the camera."""
         self._camera.release()
 
 
 class VideoWriter:
-    """Pictures to a video file; H.264 where FFmpeg has it. The file is there when :meth:`close` has run.
+    """Writer of a video file, in H.264 where FFmpeg has it. The file appears when :meth:`close` has run.
 
-    Until then what was there stays, and for good where no picture came.
+    Until then an old file stays; it stays for good where no picture was written.
 
     Args:
         path: the suffix picks the container (``.mp4``, ``.mkv``, ``.mov``).
@@ -316,7 +320,7 @@ class VideoWriter:
         self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
-        """Write what the encoder holds, and put the file in its place, if there is a picture in it."""
+        """Write what the encoder holds, and give the file its name if it has a picture."""
         if self._last < 0:
             self._discard(_NoPicture())
             return
@@ -340,9 +344,9 @@ class VideoWriter:
 
 
 class _NoPicture(Exception):
-    """Nothing was written."""
+    """End of a film to which no picture was written."""
 
 
 def _said(error: Exception) -> str:
-    """What FFmpeg says, without the number and the name of the file."""
+    """Return FFmpeg's message without the number and the name of the file."""
     return getattr(error, "strerror", None) or reason(error)

@@ -24,19 +24,19 @@ class FrameWindow(NamedTuple):
     """Width of a pixel over its height."""
 
     def union(self, other: FrameWindow) -> FrameWindow:
-        """This window with the smallest data window that holds both; display window and pixels stay this one's."""
+        """Return this window with the smallest data window that holds both; the rest stays."""
         left, top = (min(self.data[i], other.data[i]) for i in (0, 1))
         right, bottom = (max(self.data[i] + self.data[i + 2], other.data[i] + other.data[i + 2]) for i in (0, 1))
         return self._replace(data=(left, top, right - left, bottom - top))
 
     def overlaps(self, other: FrameWindow) -> bool:
-        """Whether the data windows have a pixel in common."""
+        """Return whether the data windows have a pixel in common."""
         both = self.union(other).data
         return all(both[i] < self.data[i] + other.data[i] for i in (2, 3))
 
 
 def common_window(windows: Mapping[str, FrameWindow]) -> FrameWindow:
-    """The first one's window, widened to the data windows of all, by path; InputError names what does not fit."""
+    """Return the first window, widened to the data windows of all; InputError names the path that does not fit."""
     (first_path, first), *others = windows.items()
     union = first
     for path, other in others:
@@ -57,7 +57,7 @@ def _shown(box: Box) -> str:
 
 
 def check_window_choice(window: object) -> None:
-    """``display``, ``data`` or a box; InputError names ``window``."""
+    """Check that ``window`` is ``display``, ``data`` or a box."""
     if window in ("display", "data"):
         return
     box = isinstance(window, tuple) and len(window) == 4 and all(type(n) is int for n in window)
@@ -66,7 +66,7 @@ def check_window_choice(window: object) -> None:
 
 
 def select(window: Window, data: Box, display: Box) -> Box:
-    """The box that ``window`` stands for in a file with these windows."""
+    """Return the box that ``window`` stands for in a file with these windows."""
     if isinstance(window, tuple):
         return window
     return display if window == "display" else data

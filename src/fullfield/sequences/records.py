@@ -121,7 +121,7 @@ class Records:
         self._of: dict[str, list[Record]] = defaultdict(list)
         self._noted: dict[Path, list[tuple[str, Record]]] = {}
         for notes in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-            self._noted[notes] = noted = []
+            noted = self._noted[notes] = list[tuple[str, Record]]()
             with suppress(FileNotFoundError):  # pruned by another run
                 for line in notes.read_bytes().splitlines():
                     self._take(line, noted)

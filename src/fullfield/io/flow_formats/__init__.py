@@ -20,15 +20,15 @@ Y_NOTE = "fullfield/y"
 
 
 class FlowRangeError(InputError):
-    """Vectors that are longer than the format can hold; another format can."""
+    """Flow with vectors that are longer than the format can hold; another format can."""
 
 
 def finite(flow: Planes) -> Mask:
-    """Where both u and v of ``[2, H, W]`` are neither NaN nor infinite."""
+    """Return where both u and v of ``[2, H, W]`` are neither NaN nor infinite."""
     both: Mask = np.isfinite(flow[0]) & np.isfinite(flow[1])
     return both
 
 
 def or_nan(flow: Planes, valid: Mask) -> Planes:
-    """The flow with NaN where it is not valid."""
+    """Return the flow with NaN where it is not valid."""
     return np.where(valid, flow, np.float32("nan"))

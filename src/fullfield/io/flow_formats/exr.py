@@ -40,12 +40,14 @@ _TRIED = 1 << 15  # bytes of a picture on which packing is tried
 def read(
     path: Path, part: int | str | None = None, layer: str | None = None, window: Window = "display"
 ) -> tuple[Planes, Mask]:
+    """Read a layer of flow; by default ``forward``, or bare channels u and v, of the first part that has them."""
     with opened(path, "openexr", "flow in OpenEXR") as source:
         chosen, pair = _find(source, part, layer)
         return _read(source, chosen, pair, window)
 
 
 def read_window(path: Path, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
+    """Return the windows of the part that :func:`read` reads."""
     with opened(path, "openexr", "flow in OpenEXR") as source:
         return _find(source, part, layer)[0].window
 
@@ -90,7 +92,7 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
 
 
 def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:
-    """The channels of a flow [2, H, W], in NumPy's or PyTorch's memory."""
+    """Return the channels of a flow [2, H, W], an array or a tensor."""
     return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y == "up")]
 
 
@@ -105,7 +107,7 @@ def save(path: Path, lines: Scanlines, compression: str | None, header: Header) 
 
 
 def packing(compression: str | None, planes: NDArray[Any]) -> str:
-    """OpenImageIO's name for how ``[H, C, W]`` is packed: what was asked for, else zip, or none where zip gains little.
+    """Return OpenImageIO's name of the compression of ``[H, C, W]``: by default zip, or none if zip gains little.
 
     Zip's first level is faster than the usual fourth, and files are hardly larger: ``docs/formats.md`` has the numbers.
     """
@@ -114,7 +116,7 @@ def packing(compression: str | None, planes: NDArray[Any]) -> str:
 
 
 def _packs(planes: NDArray[Any]) -> bool:
-    """Whether zip makes it clearly smaller: tried on a few rows, rearranged as OpenEXR does before it deflates."""
+    """Return whether zip makes it clearly smaller, by a trial on a few rows, rearranged as OpenEXR does."""
     height, count, width = planes.shape
     row: int = width * count * planes.itemsize
     rows = np.linspace(0, height - 1, min(height, max(4, _TRIED // row))).round().astype(np.intp)
@@ -128,7 +130,7 @@ def _packs(planes: NDArray[Any]) -> bool:
 
 
 def as_stored(channels: Sequence[Channel], dtype: str | None, room: NDArray[np.uint8] | None = None) -> Scanlines:
-    """Channels in NumPy's memory in the file's type; FlowRangeError where half cannot hold them."""
+    """Return channels, which are arrays, as lines of the file's type; FlowRangeError where half cannot hold them."""
     lines = lay_out(channels, dtype == "half", room)
     if lines.half and bool(np.isinf(lines.planes).any()):
         known = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
@@ -138,6 +140,7 @@ def as_stored(channels: Sequence[Channel], dtype: str | None, room: NDArray[np.u
 
 
 def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) -> None:
+    """Write the ST map of a flow: for each pixel the place it is sampled from, in 0 … 1 of the display window."""
     left = top = 0
     _, height, width = flow.shape
     x, y = np.arange(width), np.arange(height)[:, None]

@@ -20,6 +20,7 @@ _LARGEST = 1e9
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
+    """Read flow and its valid pixels from a .flo file."""
     size = check_readable(path)
     with path.open("rb") as file:
         head = file.read(12)
@@ -42,6 +43,7 @@ def read(path: Path) -> tuple[Planes, Mask]:
 
 
 def write(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a .flo file."""
     height, width = valid.shape
     if not _within(flow)[valid].all():
         largest = np.abs(flow[:, valid]).max()

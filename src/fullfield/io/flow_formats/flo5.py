@@ -17,6 +17,7 @@ COMPRESSIONS = ("gzip", "none")
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
+    """Read flow and its valid pixels from a .flo5 file."""
     import h5py
 
     size = check_readable(path)
@@ -60,6 +61,7 @@ def _values(path: Path, file: Any, size: int) -> NDArray[Any]:
 
 
 def write(path: Path, flow: Planes, valid: Mask, compression: str | None) -> None:
+    """Write flow as a .flo5 file."""
     # HDF5 crashes when a write fails while it closes a file, so the file is made in memory.
     import h5py
 

@@ -15,6 +15,7 @@ _LOWEST, _HIGHEST = -512.0, 65535 / 64 - 512
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
+    """Read flow and its valid pixels from a KITTI .png file."""
     with opened(path, "png", _WHAT) as source:
         part = source.first_part()
         spec = part.spec
@@ -31,6 +32,7 @@ def read(path: Path) -> tuple[Planes, Mask]:
 
 
 def write(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a KITTI .png file."""
     values = np.where(valid, flow, np.float32(0))
     low, high = float(values.min()), float(values.max())
     codes = np.rint((values.astype(np.float64) + 512) * 64)

@@ -19,6 +19,7 @@ from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
+    """Read flow [H, W, 2] or [2, H, W] from a .npy file."""
     values = read_npy(path, check_readable(path))
     if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
         raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
@@ -26,6 +27,7 @@ def read(path: Path) -> tuple[Planes, Mask]:
 
 
 def read_viper(path: Path) -> tuple[Planes, Mask]:
+    """Read flow from VIPER's .npz file: arrays u and v."""
     with opened_archive(path) as (archive, names):
         if not {"u", "v"} <= set(names):
             listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
@@ -45,4 +47,5 @@ def _finish(values: NDArray[Any]) -> tuple[Planes, Mask]:
 
 
 def write(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a .npy file [H, W, 2]; NaN where it is not valid."""
     write_npy(path, np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4"))

@@ -19,6 +19,7 @@ _LONGEST_HEADER = 512
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
+    """Read flow from a three-channel PFM file."""
     planes = read_planes(path)
     if len(planes) != 3:
         raise InputError(f"{path}: expected flow in a three-channel PFM (PF), got a one-channel one (Pf)")
@@ -27,6 +28,7 @@ def read(path: Path) -> tuple[Planes, Mask]:
 
 
 def read_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row first
+    """Return the channels of a PFM file."""
     size = check_readable(path)
     with path.open("rb") as file:
         head = file.read(_LONGEST_HEADER)
@@ -48,7 +50,7 @@ def read_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row first
 
 
 def read_size(path: Path) -> tuple[int, int]:
-    """Width and height, by the header."""
+    """Return width and height by the header."""
     check_readable(path)
     with path.open("rb") as file:
         _, width, height, _, _ = _parse(path, file.read(_LONGEST_HEADER))
@@ -56,7 +58,7 @@ def read_size(path: Path) -> tuple[int, int]:
 
 
 def _parse(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
-    """Channels, width, height, scale and where the pixels start."""
+    """Return channels, width, height, scale and the byte where the pixels start."""
     channels = {b"PF": 3, b"Pf": 1}.get(head[:2])
     if channels is None or not head[2:3].isspace():
         raise InputError(f"{path}: not a PFM file: expected it to start with 'PF' or 'Pf', got {head[:3]!r}")
@@ -86,6 +88,7 @@ def _parse(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
 
 
 def write(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a three-channel PFM file; NaN where it is not valid."""
     height, width = valid.shape
     pixels = np.zeros((height, width, 3), "<f4")
     pixels[..., :2] = or_nan(flow, valid).transpose(1, 2, 0)[::-1]
