@@ -1,8 +1,8 @@
-"""Run the checks of CI: lint, spelling, format, types, the site with its examples, tests.
+"""Everything CI checks, step by step: lint, spelling, format, types, the site with its examples, tests.
 
-python scripts/check.py                  all checks; stops at the first that fails
-python scripts/check.py tests -k tvl1    one check, with arguments for it
-python scripts/check.py gpu FILE.json    the tests on this machine's GPU, and a summary with the environment
+python scripts/check.py                  all steps; stops at the first that fails
+python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOLS = {
     "format": ["ruff", "format", "--check", "."],
     "types": ["mypy"],
 }
-# Tests start a hundred Pythons. Without bytecode each would compile every file again.
+# Tests start a hundred Pythons: without bytecode each would compile every file anew.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 STEPS = ("lint", "spelling", "format", "types", "site", "tests")
 
@@ -43,9 +43,9 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
 
 
 def suite(further: list[str], marked: str = "") -> list[list[str]]:
-    """Return the commands of the tests: one, or on a machine with a GPU two, the first for tests that run alone.
+    """One command; on a GPU's machine two: first what measures time or fills the memory, beside no other.
 
-    Every process gets its share of the cores, and idle threads sleep, because they would slow other processes down.
+    Every process has its share of the cores, and threads without work sleep: else they hold up the other processes.
     """
     ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
     ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
@@ -58,7 +58,7 @@ def suite(further: list[str], marked: str = "") -> list[list[str]]:
 
 
 def run(command: list[str]) -> tuple[int, str]:
-    """Run a command; return the exit code, and the output that was not printed already."""
+    """The exit code, and what was said where it was not said at once."""
     tool, tests = command[:1] == ["-m"], command[:2] == ["-m", "pytest"]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,13 +73,13 @@ def run(command: list[str]) -> tuple[int, str]:
         )
     code = done.returncode
     if tests and code == 5 and command[2:4] == ["-m", "alone"]:
-        code = 0  # no selected test is of this kind
+        code = 0  # what was asked for has none of these
     result = f"{'FAILED' if code else 'passed'} in {time.perf_counter() - start:.0f} s"
     return code, f"$ {' '.join(command)}\n{done.stdout or ''}{result}"
 
 
 def gpu(target: Path) -> int:
-    """Run the tests on the GPU; write how many passed, failed and were skipped, the time and the environment."""
+    """Run the tests of a GPU and write how many passed, failed and were skipped, in what time, on what."""
     import torch
 
     if not torch.cuda.is_available():

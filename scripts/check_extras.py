@@ -1,4 +1,4 @@
-"""Install a wheel with each optional extra into its own environment, and use the extra.
+"""Install a wheel with each optional extra into an environment of its own, and use what the extra is for.
 
 python scripts/check_extras.py dist/fullfield-*.whl [EXTRA ...]     by default all but dev; minutes for each
 """
@@ -92,7 +92,7 @@ site = os.path.join(os.environ['FULLFIELD_CHECKOUT'], 'scripts', 'site.py')
 sys.exit(subprocess.run([sys.executable, site, '--quick']).returncode)
 """,
 }
-"""Code that uses each extra, run outside the checkout; the first one uses no extra."""
+"""What each extra is used for, run outside of the checkout; the first: no extra at all."""
 
 
 def declared() -> set[str]:
@@ -101,7 +101,7 @@ def declared() -> set[str]:
 
 
 def check(wheel: Path, extra: str, folder: Path) -> str | None:
-    """Return None, or the problem."""
+    """None, or what went wrong."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment["FULLFIELD_CACHE_DIR"] = str(folder / "cache")
     environment["FULLFIELD_CHECKOUT"] = str(ROOT)
@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> int:
     wheel, *extras = arguments
     missing = declared() - USES.keys() - {"dev"}
     if missing:
-        print(f"no code uses {', '.join(sorted(missing))}", file=sys.stderr)
+        print(f"no use is known for {', '.join(sorted(missing))}", file=sys.stderr)
         return 1
     worst = 0
     for extra in extras or USES:

@@ -1,4 +1,4 @@
-"""Check the files of a wheel: all that fullfield reads when it runs, and no others.
+"""Check what a wheel holds: everything that fullfield reads when it runs, nothing that it does not.
 
 python scripts/check_wheel.py dist/fullfield-*.whl
 """
@@ -15,7 +15,7 @@ MOST_BYTES = 12_000_000
 
 
 def problems(wheel: Path) -> list[str]:
-    """Return one line per file that is missing or does not belong there, and one if the wheel is too large."""
+    """One line for each thing that is missing, should not be there, or is too large."""
     with zipfile.ZipFile(wheel) as opened:
         inside = set(opened.namelist())
     wanted = {
@@ -26,7 +26,7 @@ def problems(wheel: Path) -> list[str]:
     found = [f"{name}: is missing" for name in sorted(wanted - inside)]
     tops = {name.split("/")[0] for name in inside}
     strange = sorted(top for top in tops if top != "fullfield" and not top.endswith(".dist-info"))
-    found += [f"{top}: does not belong in the wheel" for top in strange]
+    found += [f"{top}: does not belong into the wheel" for top in strange]
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         found.append(f"{size / 1e6:.1f} MB, expected at most {MOST_BYTES / 1e6:.0f} MB")

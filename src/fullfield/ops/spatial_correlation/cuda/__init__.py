@@ -120,7 +120,7 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
 
 @functools.cache
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
-    """Return the source of the forward kernel of 16-bit features."""
+    """The forward kernel of 16-bit features."""
     files = (launching.HALVES, launching.VALUES, launching.PRODUCTS, _COMMON, _HERE / "forward_half.cu")
     return Source.defining(
         launching.read_source(*files), IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
