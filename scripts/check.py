@@ -1,8 +1,8 @@
-"""Run the checks of CI: lint, spelling, format, types, the site with its examples, tests.
+"""Everything CI checks, step by step: lint, spelling, format, types, the site with its examples, tests.
 
-python scripts/check.py                  all checks; stops at the first that fails
-python scripts/check.py tests -k tvl1    one check, with arguments for it
-python scripts/check.py gpu FILE.json    the tests on this machine's GPU, and a summary with the environment
+python scripts/check.py                  all steps; stops at the first that fails
+python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOLS = {
     "format": ["ruff", "format", "--check", "."],
     "types": ["mypy"],
 }
-# Tests start a hundred Pythons. Without bytecode each would compile every file again.
+# Tests start a hundred Pythons: without bytecode each would compile every file anew.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 STEPS = ("lint", "spelling", "format", "types", "site", "tests")
 

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     wheel, *extras = arguments
     missing = declared() - USES.keys() - {"dev"}
     if missing:
-        print(f"no code uses {', '.join(sorted(missing))}", file=sys.stderr)
+        print(f"no use is known for {', '.join(sorted(missing))}", file=sys.stderr)
         return 1
     worst = 0
     for extra in extras or USES:

@@ -26,7 +26,7 @@ def problems(wheel: Path) -> list[str]:
     found = [f"{name}: is missing" for name in sorted(wanted - inside)]
     tops = {name.split("/")[0] for name in inside}
     strange = sorted(top for top in tops if top != "fullfield" and not top.endswith(".dist-info"))
-    found += [f"{top}: does not belong in the wheel" for top in strange]
+    found += [f"{top}: does not belong into the wheel" for top in strange]
     size = wheel.stat().st_size
     if size > MOST_BYTES:
         found.append(f"{size / 1e6:.1f} MB, expected at most {MOST_BYTES / 1e6:.0f} MB")

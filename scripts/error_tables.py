@@ -1,4 +1,4 @@
-"""Tables of errors, which ``scripts/tables.py`` writes from the stored results."""
+"""Tables of errors, made of the stored results by ``scripts/tables.py``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def refined() -> str:
 
 
 def confidence() -> str:
-    """Return the error at each confidence, on pairs that were not used to fit the constants."""
+    """How large the error is at each confidence, of pairs that did not fit the constants."""
     stored = read("confidence_cpu.json")
     rows = [["confidence", "share of pixels", "mean confidence", "under 1 px", "median error, px", "mean error, px"]]
     for part in stored["own"]["parts"]:
@@ -110,7 +110,7 @@ def remaining() -> str:
 
 
 def occlusion() -> str:
-    """Return average precision and F1, in brackets those of the plain check."""
+    """Average precision and F1, in brackets of the plain check."""
     stored = read("made_pairs_cpu.json")["pairs"]
     rows = [["pairs", *stored]]
     for group in ("alley_1", "seed 911", "seed 4242"):
@@ -124,7 +124,7 @@ def occlusion() -> str:
 
 
 def poses() -> str:
-    """Return FPFH's results on the shared pairs of clouds: medians of three starting poses."""
+    """Of the shared pairs of clouds as they are, FPFH: medians of three starting poses."""
     rows = [["pair", "matches", "inliers %", "RRE", "RTE", "RMSE", "seconds"]]
     for pair, by_change in read("descriptors_cpu.json")["rows"].items():
         runs = by_change["as it is"]["FPFH"]
@@ -136,7 +136,7 @@ def poses() -> str:
 
 
 def large_frames() -> str:
-    """Return errors of long motion in large frames, with and without a cascade."""
+    """Long motion in large frames, with and without a cascade."""
     rows = [["synthetic pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
     for case in read("fullfield_s_forms_h200.json")["large frames"]["sets"]:
         height, width = case["size"]

@@ -162,7 +162,7 @@ def poses() -> str:
 
 
 def network() -> str:
-    """Return the table of times and memory of fullfield-s by size of the frames."""
+    """Return times and memory of fullfield-s by size of the frames."""
     cases = read("fullfield_s_h200.json")["network"]
     rows = [["frames", "time", "memory"]]
     for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
@@ -172,7 +172,7 @@ def network() -> str:
 
 
 def forms() -> str:
-    """Return the table of times of fullfield-s as an estimator: exact, fast, and at twice the size."""
+    """Return the times of fullfield-s as an estimator: exact, fast, and at twice the size."""
     stored = read("fullfield_s_forms_h200.json")
     columns = ("exact", "accurate", "fast", "accurate, fast")
     found: dict[str, dict[str, str]] = {}
@@ -187,7 +187,7 @@ def forms() -> str:
 
 
 def on_cpu() -> str:
-    """Return the table of times of fullfield-s and RAFT on the CPU, exact and fast."""
+    """Return the times of fullfield-s and RAFT on the CPU, exact and fast."""
     stored = read("models_cpu.json")
     rows = [["network", "updates", "exact", "fast"]]
     for case in stored["cases"]:
@@ -214,7 +214,7 @@ def default() -> str:
 
 
 def training() -> str:
-    """Return the table of the runs that trained fullfield-s: pairs, sizes, seeds and time."""
+    """Return the training runs of fullfield-s: pairs, sizes, seeds and time."""
     rows, total, again = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "commit"]], 0, []
     for number, run in enumerate(read("fullfield_s_training.json")["runs"], 1):
         shown = [run["gpus"] * piece["pairs_a_gpu"] * piece["steps"] for piece in run["pieces"]]

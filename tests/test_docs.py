@@ -247,7 +247,7 @@ def test_a_wheel_that_lacks_something_is_found(tmp_path: Path) -> None:
     for name, left, more, said in (
         ("whole", None, (), []),
         ("lacking", lost, (), [f"{lost}: is missing"]),
-        ("full", None, ("benchmarks/runner.py",), ["benchmarks: does not belong in the wheel"]),
+        ("full", None, ("benchmarks/runner.py",), ["benchmarks: does not belong into the wheel"]),
     ):
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
             for inside in (*names, *more, "fullfield-0.dist-info/METADATA"):

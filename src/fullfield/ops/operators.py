@@ -1,4 +1,4 @@
-"""Registration of operators with PyTorch for traced code, and under torch.func, which cannot trace into them."""
+"""Registering operators with PyTorch, for traced code; and the same under torch.func, which cannot see through them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ def register(
     setup: _Setup | None = None,
     gradient: _Gradient | None = None,
 ) -> None:
-    """Register an operator in ``torch.ops.fullfield``.
+    """The operator of ``schema`` is then in ``torch.ops.fullfield``.
 
     Args:
-        schema: name and arguments, without defaults, because all arguments are positional.
-        real: implementation on every device.
-        fake: returns empty results of the right shape and dtype.
-        setup: saves what the gradient needs, as for ``torch.library.register_autograd``.
-        gradient: the gradient, as for ``torch.library.register_autograd``; None if there is none.
+        schema: without defaults, for all arguments come by position.
+        real: what is done, on every device.
+        fake: what the results look like.
+        setup, gradient: as ``torch.library.register_autograd`` takes them; None where there is no gradient.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
@@ -40,10 +39,10 @@ def register(
 def register_for_func(
     schema: str, real: Callable[..., Any], fake: Callable[..., Any], setup: _Setup, gradient: _Gradient
 ) -> Callable[..., Any]:
-    """Register an operator and return a function that calls it, also under torch.func's grad and vjp.
+    """:func:`register`; what is returned calls it, and under torch.func's grad and vjp has the same gradient.
 
-    PyTorch refuses vmap of it. Tensors in lists have no gradient. A formula that is differentiated calls the returned
-    function.
+    PyTorch refuses vmap of it. Tensors in lists have no gradient. Formulas that are to be differentiated call what this
+    returns.
     """
     register(schema, real, fake, setup, gradient)
     name = schema.partition("(")[0]
@@ -52,7 +51,7 @@ def register_for_func(
         return getattr(torch.ops.fullfield, name)(*arguments)
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        # The registered gradient has one item per tensor of a list, an autograd function one for the whole list.
+        # What is registered has a place for each tensor of a list, a function of autograd one for the list.
         return tuple(None if isinstance(found, list) else found for found in gradient(ctx, *grads))
 
     forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": backward}
@@ -94,7 +93,7 @@ def once_only(
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether a result of these tensors is part of the autograd graph."""
+    """Whether a result of these is part of a graph."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -105,8 +104,8 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 def gradients_again(
     again: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Differentiate ``again`` for a second-order gradient: one gradient per wanted input, None for the others."""
-    # Aliases, because autograd itself follows the path from one input to another that was computed from it.
+    """For gradients of the gradient: those of the wanted inputs, by way of ``again``, None for the others."""
+    # Aliases: where one input was made of another, the engine goes that way itself.
     inputs = [tensor.view_as(tensor) for tensor in inputs]
     kept = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     found = iter(torch.autograd.grad(again(*inputs), kept, grad, create_graph=True) if kept else ())

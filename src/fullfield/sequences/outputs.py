@@ -69,16 +69,14 @@ class Output:
 
     @property
     def suffix(self) -> str:
-        """Suffix of the files, in lower case."""
         return Path(self.pattern).suffix.lower()
 
     def path(self, number: int) -> str:
-        """Return the file of a frame."""
         return Pattern.parse(self.pattern).path(number)
 
     @property
     def sidecar(self) -> Path:
-        """File with the settings of the shot, next to the frames: ``mv.exr.fullfield.json``."""
+        """File with the settings of the shot, beside the frames: ``mv.exr.fullfield.json``."""
         return self._beside(".fullfield.json")
 
     @property

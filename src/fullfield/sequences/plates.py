@@ -40,36 +40,28 @@ class Plates(Protocol):
     numbers: list[int]
     """The frames to work on, ascending."""
     by_data: bool
-    """True if frames are read on their own data windows; the engine then places them before it compares them."""
+    """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
     readers: int
-    """Number of threads that may read at once; with 1 frames must be read in ascending order."""
+    """How many threads may read at once; 1: frames are to be asked for in ascending order."""
     pinned: bool
-    """Whether to read into page-locked memory, if the plates can; False at first."""
+    """Whether to read into memory that a GPU copies from by itself, where the plates can; False at first."""
 
-    def path(self, number: int) -> str:
-        """Return the name of a frame in messages: its file's path, if it has one."""
-        ...
+    def path(self, number: int) -> str: ...
 
-    def has(self, number: int) -> bool | None:
-        """Return whether the frame exists; None past an end of the shot."""
-        ...
+    def has(self, number: int) -> bool | None: ...  # None: past an end of the shot
 
-    def read(self, number: int) -> Plate:
-        """Read a frame."""
-        ...
+    def read(self, number: int) -> Plate: ...
 
-    def file(self, number: int) -> str | None:
-        """Return the file of a frame; None if it is not in a file."""
+    def file(self, number: int) -> str | None:  # None: not in a file
         del number
         return None
 
-    def stamp(self, number: int) -> Stamp | None:
-        """Return size and time of the frame's file; None if it is not in a file."""
+    def stamp(self, number: int) -> Stamp | None:  # None: not in a file
         path = self.file(number)
         return None if path is None else stamp_of(path)
 
     def close(self) -> None:
-        """Release what reading holds open."""
+        return None
 
 
 def open_plates(
@@ -114,17 +106,14 @@ class FilePlates(Plates):
         self._ends = min(every), max(every)
 
     def path(self, number: int) -> str:
-        """Return the name of a frame in messages."""
         return self._found.path(number)
 
     def has(self, number: int) -> bool | None:
-        """Return whether the frame exists; None past an end of the shot."""
         if not self._ends[0] <= number <= self._ends[1]:
             return None
         return number in self._found.files
 
     def file(self, number: int) -> str | None:
-        """Return the file of a frame."""
         return self.path(number)
 
     def read(self, number: int) -> Plate:
@@ -165,21 +154,18 @@ class ListedPlates(Plates):
         self.by_data, self.readers, self.pinned = False, 2, False
 
     def path(self, number: int) -> str:
-        """Return the name of a frame in messages."""
         inside = 1 <= number <= len(self._frames)
         return label(self._frames[number - 1] if inside else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
-        """Return whether the frame exists; None past an end of the shot."""
         return True if 1 <= number <= len(self._frames) else None
 
     def read(self, number: int) -> Plate:
-        """Read a frame."""
         from fullfield.estimators import as_frame
 
         if not self.has(number):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
-        # Plates are in the host's memory, also if the frames came from a GPU; the engine copies them to its device.
+        # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
         return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading).cpu())
 
 
@@ -207,7 +193,7 @@ class VideoPlates(Plates):
             raise InputError(f"{self._path}: expected a video, and there is no frame in it")
         self.numbers = list(range(1, self._length + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._length for number in self.numbers):
-            raise InputError(f"{self._path}: has frames 1-{self._length}, and none of the requested ones is among them")
+            raise InputError(f"{self._path}: has frames 1-{self._length}, and none of those asked for is among them")
 
     def _open(self) -> None:
         self.close()
@@ -216,21 +202,17 @@ class VideoPlates(Plates):
         self._next = 1
 
     def path(self, number: int) -> str:
-        """Return the name of a frame in messages."""
         return f"{self._path}, frame {number}"
 
     def file(self, number: int) -> str | None:
-        """Return the file of a frame."""
         del number
         return self._path
 
     def has(self, number: int) -> bool | None:
-        """Return whether the frame exists; None past an end of the shot."""
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
 
     def read(self, number: int) -> Plate:
-        """Read a frame."""
         with self._lock:
             if number < self._next:
                 self._open()
@@ -246,7 +228,6 @@ class VideoPlates(Plates):
         return Plate(values, identity=self._identity)
 
     def close(self) -> None:
-        """Close the video."""
         if hasattr(self, "_source"):
             self._source.close()
 

@@ -192,8 +192,8 @@ def voxel_geometry(
 ) -> PointGeometry:
     """Return the geometry on voxels: points and centres count as their voxels, ``floor(p / grid)`` in float64.
 
-    Every centre reads all points in the t³ voxels around its own. With one point per voxel this is a dense convolution on
-    the occupied voxels. Several points of a voxel are read alike and added.
+    Every centre reads all points in the t³ voxels around its own. With one point per voxel this is a dense convolution
+    on the occupied voxels. Several points of a voxel are read alike and added.
 
     Raises:
         InputError: as :func:`radius_geometry`, and if voxels are so small that their numbers exceed 62 bits.

@@ -45,7 +45,7 @@ def placed(device: torch.device) -> torch.device:
 
 
 def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch.device) -> Tensor:
-    """Check that a frame is floating [B, C, H, W] with C = 1 or 3 on the device, and return it; InputError otherwise."""
+    """Check that a frame is floating [B, C, H, W] with C = 1 or 3 on the device, and return it; else InputError."""
     frame = _check.tensor(frame, name, ("B", "C", height, width))
     index = None if device.type == "cpu" else device.index
     here = frame.device.type == device.type and index in (None, frame.device.index)

@@ -83,8 +83,8 @@ def bytes_of(height: int, width: int) -> int:
 class Refiner:
     """Refiner for one size of frames, with all buffers.
 
-    From its second call on a CUDA graph runs it, except for the two kernels that read the frames. Calls run in order on any
-    streams.
+    From its second call on a CUDA graph runs it, except for the two kernels that read the frames. Calls run in order on
+    any streams.
     """
 
     @torch.inference_mode(False)  # the buffers outlive a caller's inference mode

@@ -151,7 +151,7 @@ class Engine:
             self._kept(("reduce", n, place, count), reduce)
 
     def solve(self, first: int, *, flags: bool = False, progress: Progress | None = None) -> None:
-        """Compute the flow from the frame at place ``first`` to the other one; with ``flags`` note if it is not finite."""
+        """Compute the flow from the frame at place ``first`` to the other; with ``flags`` note if it is not finite."""
         reset = self.config.dual_reset
         last = len(self.sizes) - 1
         for number in range(last, -1, -1):

@@ -133,7 +133,7 @@ class RegisterPipeline:
     ) -> None:
         """Queue ``iterations`` on ``level``; ``level.front`` then names the set with the result.
 
-        Once ``prepare`` has run with the same arguments, the call allocates nothing and does not wait, so it may be captured.
+        Once ``prepare`` has run with the same arguments, the call neither allocates nor waits, so it may be captured.
 
         Args:
             level: level to iterate on.

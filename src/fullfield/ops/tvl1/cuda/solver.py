@@ -61,7 +61,7 @@ class Solver:
         start: Tensor | None,  # [B, 2, H, W] float32
         progress: Progress | None,
     ) -> tuple[Tensor, Tensor]:
-        """Queue a pair; return the flow [B, 2, H, W] and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
+        """Queue a pair; return the flow and an integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
         flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
         with self._in_order(self._tensors):
             engine = self._prepared(len(frame1))
