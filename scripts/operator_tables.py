@@ -9,7 +9,6 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
-BEGIN_LOOKUPS_KEPT = "<!-- table of lookups that keep: begin -->\n"
 BEGIN_CPU_KEPT = "<!-- table of what the CPU keeps: begin -->\n"
 BEGIN_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
 BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
@@ -72,18 +71,6 @@ def lookup_sizes() -> str:
     heads = [f"{width}×{height}" for width, height in found]
     cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
     return lines([["feature map", *heads], ["forward", *cells]])
-
-
-def lookups_kept() -> str:
-    """Milliseconds of a pair's lookups without and with products that are kept between them."""
-    stored = read("correlation_h200_reuse.json")["rows"]
-    called = {"calm": "calm", "veryfast": "very fast", "random": "random, 8 lookups"}
-    rows = [["feature map, motion", "float32 results, without", "with", "float16 results, without", "with"]]
-    for both in zip(stored[::2], stored[1::2], strict=True):
-        height, width = both[0]["size"]
-        times = [f"{row[how]['median']:.3g}" for row in both for how in ("without_ms", "with_ms")]
-        rows.append([f"{width}×{height}, {called[both[0]['scene']]}", *times])
-    return lines(rows)
 
 
 def cpu_kept() -> str:
@@ -196,7 +183,6 @@ PAGES = {
     "src/fullfield/ops/correlation/cuda/README.md": (
         (BEGIN_LOOKUP_SIZES, lookup_sizes),
         (BEGIN_LOOKUP_FORMS, lookup_forms),
-        (BEGIN_LOOKUPS_KEPT, lookups_kept),
     ),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_LAYERS, layers), (BEGIN_VOXELS, voxels)),
     "src/fullfield/ops/point_conv/cuda/README.md": ((BEGIN_LAYER_FORMATS, layer_formats),),

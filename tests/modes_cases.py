@@ -31,7 +31,6 @@ from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, 
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
-from fullfield.ops.correlation.analysis import read_shares, recorded_positions
 from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
 from fullfield.rendering.truth import occluded
 from fullfield.sequences import estimate_sequence
@@ -113,7 +112,7 @@ def lookups(backend: str | None, dtype: torch.dtype = F32) -> Callable[[], Any]:
     return compute
 
 
-for _backend in ("cpu", "blocks", "dense", "reference"):
+for _backend in ("cpu", "dense", "reference"):
     for _dtype in (F32, torch.bfloat16):
         CASES[f"ops.correlation.correlation_lookup {_backend} {_dtype}"] = lookups(_backend, _dtype)
 CASES["ops.correlation.correlation_lookup"] = lookups(FASTEST)
@@ -225,11 +224,6 @@ def _() -> Any:
 def _() -> Any:
     made = [make_case((9, 11), (10, 13), channels=4, motion=motion) for motion in MOTIONS]
     return [part for one in made for part in vars(one).values() if isinstance(part, Tensor)]
-
-
-@case("ops.correlation.analysis.read_shares", "ops.correlation.analysis.recorded_positions")
-def _() -> Any:
-    return [share.share for share in read_shares(recorded_positions(noise(2, 2, 20, 24)), 3, levels=2)]
 
 
 def geometry(**options: Any) -> Any:

@@ -190,7 +190,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
 
 def test_backends_do_not_import_each_other() -> None:
     for operator in (p for p in (ROOT / "ops").iterdir() if p.is_dir() and p.name != "__pycache__"):
-        found = {p.stem for p in operator.iterdir()} & {"reference", "cpu", "cuda", "dense", "blocks", "triton"}
+        found = {p.stem for p in operator.iterdir()} & {"reference", "cpu", "cuda", "dense", "triton"}
         for backend in found:
             files = [operator / f"{backend}.py", *(operator / backend).glob("*.py")]
             others = {f"fullfield.ops.{operator.name}.{other}" for other in found - {backend}}

@@ -27,7 +27,7 @@ examples:
   python -m benchmarks reproduce
   python -m benchmarks reproduce runs -o report
   python -m benchmarks reproduce runs -o report --only 9 figure1 --stand-in charge-8k=demo
-  fullfield analyze lookups *.npy --json > lookups.json
+  python -m benchmarks analyze *.npy --json > lookups.json
   python -m benchmarks reproduce --only 3 --lookups lookups.json
 """
 
@@ -53,7 +53,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="tables by number, or figureN [all]",
     )
     parser.add_argument(
-        "--lookups", nargs="+", metavar="FILE", help="for table 3: what 'fullfield analyze lookups --json' printed"
+        "--lookups", nargs="+", metavar="FILE", help="for table 3: what 'python -m benchmarks analyze --json' printed"
     )
     parser.add_argument(
         "--stand-in",
@@ -143,7 +143,7 @@ def _lookups(path: str) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"--lookups {path}: expected JSON, got something else ({error})") from None
     if not isinstance(content, dict):
-        raise InputError(f"--lookups {path}: expected what 'fullfield analyze lookups --json' prints")
+        raise InputError(f"--lookups {path}: expected what 'python -m benchmarks analyze --json' prints")
     return content
 
 

@@ -213,7 +213,7 @@ class Measured:
                 )
             if "on_demand" in ours:
                 notes.append(
-                    "On-Demand here: our reference in plain PyTorch, for want of runs with --alt-cuda-corr; the "
+                    "On-Demand here: our reference in plain PyTorch, for want of runs on RAFT's extension; the "
                     "paper's is RAFT's CUDA extension."
                 )
             results = [run.result for run in self._used.values() if run.on_gpu and run.result is not None]
@@ -374,7 +374,7 @@ def sampled_cells(lookups: Sequence[Mapping[str, Any]]) -> Table:
     """Table 3: the share of the correlation volume that lies in blocks which are read.
 
     Args:
-        lookups: reports of ``fullfield analyze lookups --json``; the mean and deviation are over all their files.
+        lookups: reports of ``python -m benchmarks analyze --json``; the mean and deviation are over all their files.
     """
     columns = (
         Column("row_major", "Row-major, %", 1, spread="row_major_std"),
@@ -393,7 +393,9 @@ def sampled_cells(lookups: Sequence[Mapping[str, Any]]) -> Table:
                         key = (int(share["block"]), str(share["layout"]))
                         shares.setdefault(key, []).append(100 * float(share["share"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"lookups: expected what 'fullfield analyze lookups --json' prints, got {error}") from None
+            raise InputError(
+                f"lookups: expected what 'python -m benchmarks analyze --json' prints, got {error}"
+            ) from None
     for row in published.rows("3"):
         paper: dict[str, Value] = {"saved_percent": row["saved_percent"]}
         here: dict[str, Value] = {}

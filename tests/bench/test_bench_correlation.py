@@ -20,18 +20,18 @@ from benchmarks.bench import failed, measure
 from benchmarks.cases.correlation import contenders, volume
 from benchmarks.cases.correlation import measure as correlation
 from benchmarks.cases.correlation import positions as lookups
+from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_sources
+from benchmarks.cases.correlation.analysis import read_shares, recorded_positions, sampling_matrix
 from benchmarks.cases.correlation.contenders import Contender, Problem
 from benchmarks.cases.correlation.measure import Entrant, Inputs, Plan, Truth
 from benchmarks.cases.correlation.plots import draw
 from benchmarks.cases.correlation.positions import Scene, coherence
+from benchmarks.cases.correlation.recorded import RECORDED, between, load_recorded, resized
 from benchmarks.cases.correlation.report import report, table10
 from benchmarks.runner import main
 from fullfield import InputError
-from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup
-from fullfield.ops.correlation.analysis import read_shares, recorded_positions, sampling_matrix
-from fullfield.ops.correlation.recorded import RECORDED, between, load_recorded, resized
 
 SMALL = Problem((12, 20), updates=2, channels=32, levels=2, radius=2, dtype=torch.float32)
 gpu = pytest.mark.gpu
@@ -114,10 +114,10 @@ def test_positions_of_scenes(recording: Path) -> None:
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool) -> None:
-    who = contenders.our_contenders(["cpu", "dense", "blocks", "reference"])
+    who = [*contenders.our_contenders(["cpu", "dense", "reference"]), contenders.blocks()]
     (case,) = measured(plan(*who, backward=backward, channels_last=channels_last, batch=2))
     assert not failed([case])
-    assert [row["name"] for row in case["rows"]] == ["cpu", "cpu, reuse off", "dense", "blocks", "reference"]
+    assert [row["name"] for row in case["rows"]] == ["cpu", "cpu, reuse off", "dense", "reference", "blocks"]
     assert case["checked_pixels"] == 12 * 20
     for row in case["rows"]:
         if row["status"] == "cannot":  # numba may be absent
@@ -228,7 +228,7 @@ def test_one_after_another_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_graph_of_what_takes_most_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(correlation, "_memory_of", lambda _: 100)
     monkeypatch.setattr(correlation, "captured", lambda work: work)
     inputs = Inputs.make(SMALL, Scene("smooth"))
     entrant = Entrant(wrong_by(1.0), inputs, Truth.of(inputs, "highest"))
@@ -406,13 +406,13 @@ def test_what_is_measured_on_a_gpu(backward: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(correlation, "event_clock", run.wall_clock)
     for name, fake in (("captured", captured), ("peak_bytes", peak_bytes), ("issue_seconds", issue_seconds)):
         monkeypatch.setattr(correlation, name, fake)
-    who = [*contenders.our_contenders(["dense", "blocks"]), wrong_by(1.0, "peer", ours=False)]
+    who = [*contenders.our_contenders(["dense"]), contenders.blocks(), wrong_by(1.0, "peer", ours=False)]
     (case,) = measured(plan(*who, backward=backward))
     dense, blocks, peer = case["rows"]
     assert not failed([case])
     assert {"graph", "eager"} <= dense.keys()
     assert "graph" not in blocks
-    assert "waits for the device" in blocks["no_graph"]
+    assert "has no gradient" in blocks["reason"] if backward else "waits for the device" in blocks["no_graph"]
     assert dense["peak_with_inputs_bytes"] == 5 + case["input_bytes"]
     assert (dense["host_s"], dense["host_with_grad_s"]) == (1e-6, 1e-5)
     assert "host_with_grad_s" not in peer

@@ -347,7 +347,7 @@ def test_sampled_cells() -> None:
     assert row.here["patch_major_std"] == pytest.approx(2)
     assert row.here["saved_percent"] == pytest.approx(50)
     assert line(table, "4²").here["row_major"] == "not run"
-    with pytest.raises(InputError, match="analyze lookups"):
+    with pytest.raises(InputError, match="benchmarks analyze"):
         sampled_cells([{"files": [{"shape": 1}]}])
 
 

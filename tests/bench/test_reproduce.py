@@ -106,7 +106,7 @@ def test_lookups_fill_table_3(cli: Any) -> None:
     import numpy as np
 
     np.save("l.npy", torch.randn(4, 2, 16, 24).numpy())
-    found = cli("fullfield", "analyze", "lookups", "l.npy", "--json", "--blocks", "8")
+    found = cli("analyze", "l.npy", "--json", "--blocks", "8")
     assert found.code == 0, found.err
     Path("l.json").write_text(found.out)
     ran = cli("reproduce", "--only", "3", "--lookups", "l.json", "--json").json

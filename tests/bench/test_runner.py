@@ -33,7 +33,7 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
 def test_the_page_names_every_benchmark_and_option() -> None:
     page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
     (targets,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    assert set(targets.choices) == {*(bench.name for bench in BENCHES), "reproduce"}
+    assert set(targets.choices) == {*(bench.name for bench in BENCHES), "analyze", "reproduce"}
     for name, parser in targets.choices.items():
         assert f"## `python -m benchmarks {name}" in page
         for action in parser._actions:
@@ -43,7 +43,13 @@ def test_the_page_names_every_benchmark_and_option() -> None:
 
 @pytest.mark.parametrize(
     ("words", "command"),
-    [(["bench"], "benchmarks"), (["bench", "tvl1", "-q"], "benchmarks"), (["reproduce"], "benchmarks reproduce")],
+    [
+        (["bench"], "benchmarks"),
+        (["bench", "tvl1", "-q"], "benchmarks"),
+        (["reproduce"], "benchmarks reproduce"),
+        (["analyze", "lookups", "a.npy"], "benchmarks analyze"),
+        (["flow", "a.png", "b.png", "--alt-cuda-corr=RAFT"], "benchmarks models --alt-cuda-corr DIR"),
+    ],
 )
 def test_the_verbs_that_went_say_where(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fullfield(words) == 2

@@ -29,7 +29,7 @@ def test_the_pages_say_what_the_parsers_say(commands: ModuleType, capsys: pytest
 
 def test_every_verb_has_a_page_and_every_option_stands_on_it(commands: ModuleType) -> None:
     parsers = dict(commands.verbs())
-    assert {"flow", "train flow", "weights fetch", "analyze lookups", "doctor"} <= set(parsers)
+    assert {"flow", "train flow", "weights fetch", "doctor"} <= set(parsers)
     index = (commands.PAGES / "index.md").read_text("utf-8")
     everywhere = commands.page_of("flow").read_text("utf-8")
     for verb, parser in parsers.items():

@@ -17,9 +17,6 @@ from fullfield.estimators import Estimator
 from fullfield.estimators.network_config import PTLFLOW_PRESETS as PRESETS
 from fullfield.estimators.network_config import PtlflowConfig
 from fullfield.estimators.ptlflow import PtlflowEstimator
-from fullfield.integrations import alt_cuda_corr
-from fullfield.integrations.alt_cuda_corr import SOURCES, Extension
-from fullfield.nn import CorrelationPyramid
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
 RANDOM = PtlflowConfig(weights="random", updates=2)
@@ -44,7 +41,6 @@ def test_it_is_an_estimator_and_runs_on_our_lookups(frames: Any, capsys: pytest.
         "weights_sha256": None,
         "updates": 2,
         "patched": True,
-        "alt_cuda_corr": None,
         "ptlflow": "0.4.2",
     }
     assert told == [0.0, 1.0]
@@ -196,59 +192,9 @@ def test_random_weights_leave_the_generators_alone(monkeypatch: pytest.MonkeyPat
         assert torch.equal(one, two)
 
 
-class Compiled:
-    """As RAFT's extension looks up one level, by our plain lookup."""
-
-    @staticmethod
-    def forward(fmap1: torch.Tensor, fmap2: torch.Tensor, coords: torch.Tensor, radius: int) -> list[torch.Tensor]:
-        first, second = (fmap.permute(0, 3, 1, 2) for fmap in (fmap1, fmap2))
-        pyramid = CorrelationPyramid(first, second, 1, radius, backend="reference")
-        return [pyramid(coords[:, 0].permute(0, 3, 1, 2))[:, None] * fmap1.shape[-1] ** 0.5]
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in SOURCES:
-        (tmp_path / name).write_text("// " + name)
-    monkeypatch.setattr(alt_cuda_corr, "alt_cuda_corr_extension", lambda *_: Compiled())
-    return tmp_path
-
-
-def test_the_models_own_lookup_on_demand(frames: Any, checkout: Path) -> None:
-    own = PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))
-    flow = own(*frames)
-    assert own.backend == "alt_cuda_corr"
-    assert own._extension is not None
-    assert own._extension.calls == 2 * 4
-    told = own.parameters
-    assert told["patched"] is False
-    assert len(told["alt_cuda_corr"]) == 12
-    expected = PtlflowEstimator("raft", RANDOM.replace(patched=False))(*frames)
-    assert float((flow - expected).abs().max()) < 1e-3 * float(expected.abs().max())
-    (checkout / SOURCES[0]).write_text("// another release")
-    other = PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))
-    other.prepare()
-    assert other.parameters["alt_cuda_corr"] != told["alt_cuda_corr"]
-
-
-def test_a_model_that_does_not_look_up_on_demand_is_refused(
-    frames: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InputError, match="alt_cuda_corr: ptlflow:pwcnet has no lookup on demand"):
-        PtlflowEstimator("pwcnet", RANDOM.replace(updates=None, alt_cuda_corr=checkout)).prepare()
-    with pytest.raises(InputError, match="backend: expected None beside alt_cuda_corr"):
-        PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout), backend="cpu")
-    with pytest.raises(InputError, match="backend: expected None beside patched=False"):
+def test_a_backend_needs_a_patched_model() -> None:
+    with pytest.raises(InputError, match="backend: expected None with patched=False"):
         PtlflowEstimator("raft", RANDOM.replace(patched=False), backend="cpu")
-    monkeypatch.setattr(Extension, "give", lambda *_: None)
-    with pytest.raises(InputError, match="ptlflow:raft does not look up with the extension"):
-        PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))(*frames)
-
-
-def test_a_folder_without_the_sources_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
-    config = PtlflowConfig(alt_cuda_corr=tmp_path)
-    with pytest.raises(InputError, match=r"expected correlation\.cpp and correlation_kernel\.cu"):
-        PtlflowEstimator("raft", config).prepare(fetching=lambda *_: pytest.fail("fetches weights"))
 
 
 def test_what_is_to_be_patched_is_known_though_the_device_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

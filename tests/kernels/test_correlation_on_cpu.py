@@ -20,7 +20,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup
-from fullfield.ops.correlation.cuda import config, launch, structs
+from fullfield.ops.correlation.cuda import config, launch, launch_backward, structs
 from fullfield.testing.correlation import Case, Results, assert_within, budget, make_case, rounded, run
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -114,6 +114,27 @@ def test_blocks_of_two_rows(motion: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(config, "lookup_config", square)
     case = make_case((20, 24), (30, 35), batch=1, channels=16, levels=4, radius=RADIUS, motion=motion)
     check(case, torch.float32)
+
+
+def test_tiles_of_little_shared_memory(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose blocks may take 36 KiB works on tiles of 16×4 pixels."""
+    machine.installed(monkeypatch, replace(AMPERE, shared=36 << 10), launch, launch_backward)
+    found = []
+    original = config.lookup_config
+
+    def noted(*arguments: object) -> config.Config | None:
+        found.append(original(*arguments))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(config, "lookup_config", noted)
+    case = rounded(make_case((9, 40), (11, 30), batch=2, channels=20, levels=2, radius=2), torch.float16)
+    pair = CorrelationPyramid(case.fmap1.half(), case.fmap2.half(), case.levels, case.radius, backend="cuda")
+    for shift in (0.0, 1.7, 14.0):
+        moved = replace(case, coords=case.coords + shift)
+        exact = run(moved, weights(case)[0], backend="reference").out
+        assert_within(pair(moved.coords), exact, 2.0**-10 * float(exact.abs().max()), "out")
+    assert found
+    assert all(each is not None and (each.block, each.tile_height) == (16, 4) for each in found)
 
 
 def test_several_blocks_of_channels_in_float16() -> None:
@@ -267,16 +288,12 @@ def test_empty_batches_and_maps() -> None:
 def test_structures_are_as_long_as_the_kernels_think(machine: Emulator) -> None:
     case = make_case((4, 5))
     run(case, torch.ones(2, 147, 4, 5), backend="cuda", dtype=torch.float32)
-    keeping = CorrelationPyramid(case.fmap1, case.fmap2, 3, 3, backend="cuda", out_dtype=torch.float16, reuse=True)
-    for _ in range(2):
-        keeping(case.coords)
     found = {name: kernel.parameters for kernels in machine.loaded for name, kernel in kernels.items()}
     assert found == {
         "prepare": ctypes.sizeof(structs.PrepareParams),
         "prepare_deep": ctypes.sizeof(structs.PrepareParams),
         "magnitude": ctypes.sizeof(structs.PrepareParams),
         "lookup": ctypes.sizeof(structs.Params),
-        "sample_kept": ctypes.sizeof(structs.Params),
         "collect": ctypes.sizeof(structs.GradientParams),
         "multiply_out": ctypes.sizeof(structs.GradientParams),
         "coords_gradient": ctypes.sizeof(structs.CoordsParams),

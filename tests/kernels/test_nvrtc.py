@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -83,27 +82,6 @@ def test_lookup_resources(arch: str, dtype: torch.dtype) -> None:
     # Hopper's blocks move registers between their warps at run time.
     assert registers <= {"sm_90a": 168}.get(arch, 255)
     assert spilled <= (0 if arch == "sm_90a" else 1024)
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(
-    ("dtype", "out", "last"), [(torch.float16, 0, False), (torch.bfloat16, 2, True), (torch.float32, 0, False)]
-)
-def test_resources_of_lookups_that_keep(arch: str, dtype: torch.dtype, out: int, last: bool) -> None:
-    forward = shapes.forward_config(request_of(dtype=dtype), arch == "sm_90a")
-    form = shapes.kept_form(forward, out, last)
-    config = shapes.lookup_config(replace(forward, kept=form), out, last, SHARED[arch])
-    assert config is not None
-    assert config.kept == {(torch.float16, 0): 2, (torch.bfloat16, 2): 1, (torch.float32, 0): 3}[dtype, out]
-    registers, spilled = resources(shapes.lookup_source(config, out, last), arch)["lookup"]
-    assert registers <= {"sm_90a": 168}.get(arch, 255)
-    assert spilled <= (1536 if arch != "sm_90a" else 320 if config.split else 0)
-    beyond = resources(shapes.sample_kept_source(config, out, last), arch)
-    assert set(beyond) == {"sample_kept"}
-    assert all(
-        registers <= 80 and spilled == 0 for registers, spilled in beyond.values()
-    )  # six blocks a multiprocessor
 
 
 @needs_nvrtc

@@ -34,9 +34,9 @@ SIZES = {
     "ops/tvl1/cuda/iterate_registers.cu": {"IterateParams": 104},
     "ops/tvl1/cuda/guided.cu": {"GuidedInputs": 48, "GuidedParams": 296},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {
-        "Kept": 144, "Params": 464, "GradientParams": 704,
+        "Params": 320, "GradientParams": 560,
     },
-    "ops/correlation/cuda/common.cuh ops/correlation/cuda/coords_gradient.cu": {"CoordsParams": 512},
+    "ops/correlation/cuda/common.cuh ops/correlation/cuda/coords_gradient.cu": {"CoordsParams": 368},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/prepare.cu": {"Source": 48, "PrepareParams": 296},
     "ops/point_conv/cuda/common.cuh ops/point_conv/cuda/multiply.cuh": {
         "Triplets": 40, "MagnitudeParams": 24, "PackParams": 64, "MultiplyParams": 128,
@@ -87,7 +87,7 @@ def source() -> str:
         wanted = {
             *sizes,
             *(["Targets"] if "Targets {" in text else []),
-            *(["Kept", "Params"] if "Params p;" in text else []),
+            *(["Params"] if "Params p;" in text else []),
         }
         for name, body in re.findall(r"^struct (\w+) (\{.*?\};)", text, re.MULTILINE | re.DOTALL):
             if name in {*wanted, "Triplets"}:

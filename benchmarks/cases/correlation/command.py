@@ -1,4 +1,4 @@
-"""``python -m benchmarks correlation``: the lookup beside RAFT's extension, fused-local-corr and ptlflow."""
+"""Command ``python -m benchmarks correlation``: the lookup compared with RAFT's extension and other libraries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--positions",
         choices=("smooth", "random"),
-        help="made-up lookups: a smooth flow that converges, or uniformly random [smooth, without --lookups]",
+        help="synthetic lookups: a smooth flow that converges, or uniformly random [smooth, without --lookups]",
     )
     form = parser.add_argument_group("formats")
     form.add_argument("--dtype", choices=DTYPES, help="of the features [bfloat16 on a GPU, else float32]")
@@ -77,7 +77,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
     )
     parser.add_argument(
-        "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn beside these"
+        "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn together with these"
     )
 
 
@@ -124,7 +124,7 @@ def _check(args: argparse.Namespace) -> list[str]:
 
 
 def _compared(args: argparse.Namespace) -> list[Result]:
-    """The results of other machines."""
+    """Read the results of other machines."""
     from benchmarks.stored import read_results
 
     return [read_results(Path(path), "correlation", "--compare") for path in args.compare]
@@ -166,7 +166,7 @@ def _plan(args: argparse.Namespace, device: torch.device, note: Note) -> Plan:
 
 def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
     from benchmarks.cases.correlation.positions import Scene
-    from fullfield.ops.correlation.recorded import RECORDED, load_recorded
+    from benchmarks.cases.correlation.recorded import RECORDED, load_recorded
 
     scenes = []
     for path in args.lookups:
@@ -189,7 +189,10 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     for name in sorted(absent - {"dense"}):
         note(f"{name} does not run here: {told[name]}")
     chosen = [name for name in BACKENDS if name in args.backends and (name not in absent or name == "dense")]
-    found = [*contenders.our_contenders(chosen), volume.contender()]
+    found = contenders.our_contenders([name for name in chosen if name != "blocks"])
+    if "blocks" in chosen:
+        found.append(contenders.blocks())
+    found.append(volume.contender())
     if device.type == "cuda":
         found.append(voting.contender())
     if args.alt_cuda_corr:
@@ -207,7 +210,7 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
 
 CORRELATION = Bench(
     "correlation",
-    "the correlation lookup, beside alt_cuda_corr, fused-local-corr and ptlflow's volume",
+    "the correlation lookup, compared with alt_cuda_corr, fused-local-corr and ptlflow's volume",
     DESCRIPTION,
     EPILOG,
     _add_options,

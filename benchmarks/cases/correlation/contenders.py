@@ -1,4 +1,4 @@
-"""Who takes part in the correlation benchmark: our backends, RAFT's extension, fused-local-corr, ptlflow's volume."""
+"""Contenders of the correlation benchmark: our backends, RAFT's extension, fused-local-corr, ptlflow's volume."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
+from benchmarks.cases.correlation.blocks import Blocks
 from benchmarks.harness import TooLarge, Unsupported
-from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
 from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
-from fullfield.ops.correlation.dense import volume_bytes
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
 # PyTorch's average pooling counts elements in 32 bits, so blocks that pool the volume whole take no larger one.
@@ -29,7 +27,7 @@ DENSE_ELEMENTS = 1 << 31
 
 @dataclass(frozen=True)
 class Problem:
-    """What is looked up, how often, and in which form."""
+    """Sizes, number of lookups and formats of a case."""
 
     size: tuple[int, int]
     """Height, width of both maps."""
@@ -46,13 +44,16 @@ class Problem:
 
     @property
     def memory_format(self) -> torch.memory_format:
+        """Layout of the results."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
+        """Shape of a result."""
         return (self.batch, self.levels * (2 * self.radius + 1) ** 2, *self.size)
 
     def request(self) -> Request:
+        """Return the request that a backend of ours receives."""
         return Request(
             batch=self.batch,
             channels=self.channels,
@@ -81,14 +82,30 @@ class Contender:
 
 
 def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
-    """Backends of the correlation lookup; one that keeps products between lookups also without."""
+    """Return the backends of the correlation lookup; one that keeps products between lookups also without."""
     found = []
     for name in names:
-        no_graph = "waits for the device (its block mask)" if name == "blocks" else None
-        found.append(Contender(name, _pyramid(name), _admission(name), True, no_graph))
+        found.append(Contender(name, _pyramid(name), _admission(name), True))
         if getattr(LOOKUPS.load(name), "REUSES", False):
             found.append(Contender(f"{name}, reuse off", _pyramid(name, reuse=False), _admission(name), True))
     return found
+
+
+def blocks() -> Contender:
+    """Return the algorithm of Briedis et al., section 4.2, in plain PyTorch; forward only."""
+    return Contender(
+        "blocks", _prepare_blocks, _admit_blocks, ours=True, no_graph="waits for the device (its block mask)"
+    )
+
+
+def _admit_blocks(problem: Problem) -> None:
+    if problem.backward:
+        raise Unsupported("has no gradient")
+
+
+def _prepare_blocks(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+    prepared = Blocks.of(problem.request(), fmap1, correlation_pyramid(fmap2, problem.levels))
+    return lambda coords: prepared.lookup(coords, problem.out_dtype, problem.channels_last)
 
 
 def _pyramid(backend: str, reuse: bool | None = None) -> Callable[[Problem, Tensor, Tensor], Lookup]:
@@ -123,14 +140,14 @@ def _admission(backend: str) -> Callable[[Problem], None]:
 
 def admit_volume(problem: Problem) -> None:
     """Raise TooLarge where the volume of all levels does not fit in memory: twice on a CPU, once on a GPU."""
-    needed, device = volume_bytes(problem.request()), problem.device
+    needed, device = problem.request().volume_bytes, problem.device
     if device.type == "cpu":
         needed, free = 2 * needed, _free_memory()
     else:
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + held
     if needed > free:
-        raise TooLarge(f"the volume takes {volume_bytes(problem.request()) / 2**30:.3g} GiB")
+        raise TooLarge(f"the volume takes {problem.request().volume_bytes / 2**30:.3g} GiB")
 
 
 def _free_memory() -> int:
@@ -141,7 +158,7 @@ def _free_memory() -> int:
 
 
 def _scaled_levels(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """float32 channels-last fmap1 / √C and levels, as the peers take them."""
+    """Return float32 channels-last fmap1 / √C and levels, as the peers take them."""
     source = (fmap1.float() / problem.channels**0.5).permute(0, 2, 3, 1).contiguous()
     levels = [level.permute(0, 2, 3, 1).contiguous() for level in correlation_pyramid(fmap2.float(), problem.levels)]
     return source, levels
@@ -152,7 +169,7 @@ def _delivered(problem: Problem, out: Tensor) -> Tensor:
 
 
 def alt_cuda_corr(folder: str | os.PathLike[str], note: Callable[[str], None]) -> Contender:
-    """RAFT's CUDA extension, laid out once per pair, where RAFT's own block does it again in every lookup."""
+    """Return RAFT's CUDA extension, laid out once per pair, where RAFT's own block does it in every lookup."""
     extension = alt_cuda_corr_extension(folder, note)
     return Contender(
         "alt_cuda_corr", _alt_prepare(extension), _alt_admit, no_graph="launches on the legacy default stream"
@@ -186,10 +203,11 @@ def _alt_prepare(extension: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
 
 
 class _AltLookup(torch.autograd.Function):
-    """One level: [B, (2r+1)², H, W]."""
+    """Lookup of one level: [B, (2r+1)², H, W]."""
 
     @staticmethod
     def forward(ctx: Any, extension: Any, source: Tensor, level: Tensor, at: Tensor, radius: int) -> Tensor:
+        """Look up."""
         ctx.extension, ctx.radius = extension, radius
         ctx.save_for_backward(source, level, at)
         found: Tensor = extension.forward(source, level, at, radius)[0]
@@ -197,12 +215,13 @@ class _AltLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of both maps."""
         first, second, _ = ctx.extension.backward(*ctx.saved_tensors, grad[:, None].contiguous(), ctx.radius)
         return None, first, second, None, None
 
 
 def fused_local_corr() -> Contender | None:
-    """The package fused-local-corr (module ``local_corr``); None where it is not installed or does not load."""
+    """Return the package fused-local-corr (module ``local_corr``); None if it is not installed or does not load."""
     if importlib.util.find_spec("local_corr") is None:
         return None
     try:
@@ -246,7 +265,7 @@ def _fused_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
 
 
 def ptlflow_volume() -> Contender | None:
-    """RAFT's default block as ptlflow has it: the pooled volume; None where ptlflow does not import."""
+    """Return RAFT's default block in ptlflow, the pooled volume; None if ptlflow cannot be imported."""
     if importlib.util.find_spec("ptlflow") is None:
         return None
     try:

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.cases.correlation.blocks import BLOCK, to_patches
 from benchmarks.cases.correlation.contenders import Contender, Lookup, Problem
 from benchmarks.harness import Unsupported
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.correlation import correlation_pyramid
-from fullfield.ops.correlation.blocks import BLOCK, to_patches
 from fullfield.ops.launching import CODES, structures
 
 NAME = "Briedis et al., written anew"

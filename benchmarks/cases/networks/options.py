@@ -40,7 +40,7 @@ def set_up(args: argparse.Namespace, note: Note) -> tuple[torch.device, Any]:
         torch.cuda.set_device(device)
     if not args.alt_cuda_corr:
         return device, None
-    from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_extension
+    from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_extension
 
     extension = alt_cuda_corr_extension(args.alt_cuda_corr, note)
     sys.modules["alt_cuda_corr"] = extension  # where ptlflow looks for it when it is imported

@@ -45,7 +45,6 @@ VERBS = (
     "weights",
     "export",
     "doctor",
-    "analyze",
 )
 """Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_verb`."""
 
@@ -53,7 +52,15 @@ DESCRIPTION = "Dense correspondence at full resolution: optical flow between fra
 
 EXAMPLE = "example: fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png\n\n"
 
-_MOVED = ("bench", "reproduce")  # into benchmarks/
+_MOVED = {
+    "bench": "python -m benchmarks",
+    "reproduce": "python -m benchmarks reproduce",
+    "analyze": "python -m benchmarks analyze",
+}
+"""Former verbs and their commands in a checkout."""
+
+_MOVED_OPTIONS = {"--alt-cuda-corr": "python -m benchmarks models --alt-cuda-corr DIR"}
+"""Former options and their commands in a checkout."""
 
 _QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
 
@@ -204,11 +211,19 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
     return code
 
 
+def _refuse_moved(given: Sequence[str]) -> None:
+    """Raise InputError for a verb or an option that left the package."""
+    for position, word in enumerate(given):
+        name = word.partition("=")[0]
+        command = _MOVED_OPTIONS.get(name) if position else _MOVED.get(name)
+        if command is not None:
+            raise InputError(f"{name}: is not part of the package; in a checkout of fullfield run {command}")
+
+
 def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
-    if build is build_parser and given and given[0] in _MOVED:
-        where = "python -m benchmarks" if given[0] == "bench" else f"python -m benchmarks {given[0]}"
-        raise InputError(f"{given[0]}: is not part of the package; in a checkout of fullfield run {where}")
+    if build is build_parser:
+        _refuse_moved(given)
     parser = build()
     try:
         args, unknown = parser.parse_known_args(given)

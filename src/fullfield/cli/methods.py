@@ -69,8 +69,6 @@ class Chosen:
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             note(f"downloading the weights {self.origin.name}")
-        if getattr(self.config, "alt_cuda_corr", None) is not None and not quiet:
-            note(f"compiling alt_cuda_corr from {self.config.alt_cuda_corr}, about a minute")
         estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:

@@ -98,7 +98,7 @@ class RAFTEstimatorConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class PtlflowConfig(Config):
-    """Configuration of a model of ptlflow: weights, updates and correlation lookups."""
+    """Configuration of a model of ptlflow: weights, updates and whether it is patched."""
 
     weights: str | None = parameter(
         None,
@@ -110,12 +110,6 @@ class PtlflowConfig(Config):
     patched: bool = parameter(
         True, "run a model that has RAFT's correlation block on our lookups; others run as they are"
     )
-    alt_cuda_corr: str | None = parameter(
-        None,
-        "instead: the model's own lookup on demand, with RAFT's CUDA extension compiled from this folder of a checkout "
-        "of RAFT, about a minute; 'auto': none, a model that is not patched stores its volume",
-        metavar="DIR",
-    )
 
     def __post_init__(self) -> None:
         if self.weights is not None:
@@ -125,8 +119,6 @@ class PtlflowConfig(Config):
             number(self.updates, "updates", integer=True, low=1)
             object.__setattr__(self, "updates", int(self.updates))
         require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
-        if self.alt_cuda_corr is not None:
-            object.__setattr__(self, "alt_cuda_corr", str(self.alt_cuda_corr))
 
 
 RAFT_PRESETS: Mapping[str, RAFTEstimatorConfig] = {

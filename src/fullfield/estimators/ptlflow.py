@@ -25,12 +25,9 @@ from fullfield.models.weights import weights_folder
 
 if TYPE_CHECKING:
     from fullfield.integrations import Handle
-    from fullfield.integrations.alt_cuda_corr import Extension
 
 ORIGINAL = "ptlflow"
 """Backend: the model's own correlation."""
-ON_DEMAND = "alt_cuda_corr"
-"""Backend: the model's own lookup on demand, with RAFT's CUDA extension."""
 
 _PREFERRED = ("sintel", "things")
 _SEED = 0
@@ -73,9 +70,8 @@ class PtlflowEstimator:
             raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
         if self._name in MORE_FRAMES:
             raise InputError(f"method: {self._name} needs {MORE_FRAMES[self._name]} frames, an estimator is given two")
-        own = ON_DEMAND if self.config.alt_cuda_corr is not None else None if self.config.patched else "patched=False"
-        fits = backend is None or own is None
-        _check.require(fits, "backend", f"None beside {own}, where the lookup is the model's own", repr(backend))
+        fits = backend is None or self.config.patched
+        _check.require(fits, "backend", "None with patched=False, where the lookup is the model's own", repr(backend))
         self._asked = backend
         self._forget()
 
@@ -83,7 +79,6 @@ class PtlflowEstimator:
         self._lock = threading.RLock()
         self._model: torch.nn.Module | None = None
         self._handle: Handle | None = None
-        self._extension: Extension | None = None
         self._origin: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,7 +93,7 @@ class PtlflowEstimator:
         """Configuration, and once the model is loaded what was loaded.
 
         That is the weights with the first 12 digits of their checksum, the number of updates, whether the model is
-        patched, the first 12 digits of the checksum of the extension's sources, and ptlflow's version.
+        patched, and ptlflow's version.
         """
         return {**self.config.as_dict(), **self._origin}
 
@@ -109,14 +104,11 @@ class PtlflowEstimator:
 
     @property
     def backend(self) -> str:
-        """Backend of the correlation lookups.
-
-        One of ours, ``"ptlflow"`` for the model's own, or ``"alt_cuda_corr"`` for its own on demand.
-        """
+        """Backend of the correlation lookups: one of ours, or ``"ptlflow"`` for the model's own."""
         if self._model is None:
             return self._asked or "automatic"
         if self._handle is None:
-            return ORIGINAL if self._extension is None else ON_DEMAND
+            return ORIGINAL
         return self._asked or next(self._model.parameters()).device.type
 
     def prepare(
@@ -151,8 +143,6 @@ class PtlflowEstimator:
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
             with _quiet():
                 flow = self._flow(model, frames.flip(2))  # ptlflow takes BGR
-            if self._extension is not None and not self._extension.calls:
-                raise InputError(f"{ON_DEMAND}: {self.method} does not look up with the extension; leave it out")
             if progress is not None:
                 progress(1.0, self._name)
         return flow.float().contiguous()
@@ -190,10 +180,6 @@ class PtlflowEstimator:
 
     def _load(self, fetching: Fetching | None) -> None:
         ptlflow = import_ptlflow()
-        if self.config.alt_cuda_corr is not None:
-            from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
-
-            alt_cuda_corr_sources(self.config.alt_cuda_corr)  # before anything is fetched
         name, path = self._weights(ptlflow, fetching)
         try:
             with torch.random.fork_rng(devices=[]), _quiet():
@@ -205,17 +191,11 @@ class PtlflowEstimator:
             raise OSError(f"{self.method}: its parts cannot be fetched: {error}") from None
         if path is not None:
             fit(model, read_state(path)[0], str(path), f"ptlflow's {self._name}")
-        if self.config.alt_cuda_corr is not None:
-            from fullfield.integrations.alt_cuda_corr import Extension
-
-            self._extension = Extension.of(self.config.alt_cuda_corr)
-            self._extension.give(model, self.method)
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else digest(path)[:_DIGITS],
             "updates": self._updates(model),
             "patched": self._is_to_be_patched(model),
-            ON_DEMAND: None if self._extension is None else self._extension.digest,
             "ptlflow": ptlflow.__version__,
         }
         self._model = model.eval()
@@ -250,7 +230,7 @@ class PtlflowEstimator:
     def _is_to_be_patched(self, model: torch.nn.Module) -> bool:
         from fullfield.integrations.ptlflow import OTHER, support_of
 
-        if self.config.alt_cuda_corr is not None or not self.config.patched:
+        if not self.config.patched:
             return False
         support = support_of(model)
         if support is None or support.state != OTHER:

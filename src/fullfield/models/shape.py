@@ -17,14 +17,12 @@ class NetworkShape(Config):
             :class:`fullfield.models.prepared.shared.PreparedPairs`.
         has_learned_start: whether the network regresses an initial flow, and so can run without updates.
         has_mixture: whether it estimates the uncertainty of its flow.
-        prefers_reuse: whether its updates are many enough that keeping products between lookups saves time.
     """
 
     network: ClassVar[str]
     prepared: ClassVar[str]
     has_learned_start: ClassVar[bool] = False
     has_mixture: ClassVar[bool] = False
-    prefers_reuse: ClassVar[bool] = False
 
     name: str
     levels: int

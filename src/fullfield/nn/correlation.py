@@ -1,23 +1,23 @@
-"""The correlation lookup, prepared once per pair of feature maps."""
+"""Correlation lookup, prepared once per pair of feature maps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fullfield import _check
-from fullfield.ops.correlation.arguments import (
+from fullfield.ops.correlation.prepared import Lookups
+from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
+    check_reuse,
     check_window,
     is_channels_last,
     output_dtype,
 )
-from fullfield.ops.correlation.op import Lookups
 
 
 class CorrelationPyramid:
-    """All levels of a pair, ready to be looked up once per update: the CorrBlock of RAFT-style networks.
+    """Prepared pair of feature maps, looked up once per update: the CorrBlock of RAFT-style networks.
 
     ::
 
@@ -30,23 +30,19 @@ class CorrelationPyramid:
     must require their gradient when the pair is prepared. See :func:`fullfield.ops.correlation.correlation_lookup`
     for the operator, its order of channels and its options.
 
-    Between two updates of a network the windows hardly move. The "cpu" and "cuda" backends therefore keep the products
-    that they computed, and compute those that a window newly reaches: results are the same to the bit, whatever was
-    looked up before. On the CPU later lookups of a pair take a quarter to a third of the time. At radius 4 with four
-    levels it takes 4.2 kB for every pixel of ``fmap1``, on a GPU 1.2 kB for 16-bit results, 1.7 for float32 and 2.2 for
-    those of float32 features at "highest", until the pair is gone. The first lookup of a pair keeps nothing. On a GPU
-    products of other than float32 features are rounded for it: behind 16-bit results to their type, behind float32 to
-    16 bits of mantissa.
+    Between two updates of a network the windows hardly move. On the CPU a pair therefore keeps the products that its
+    lookups computed, and later lookups compute only those that a window newly reaches. Results have the same bits as
+    without. Later lookups take a quarter to a third of the time, and at radius 4 with four levels the pair holds 4.2 kB
+    more per pixel of ``fmap1``. GPUs keep no products: there the saving was not worth its memory.
 
     Args:
         fmap1: [B, C, H1, W1] float32, float16, bfloat16 or float64.
         fmap2: [B, C, H2, W2] of the same dtype, any size.
         levels: 1 to 8; each halves the one before.
         radius: 1 to 8.
-        reuse: None keeps products from the second lookup on (in a CUDA graph from its second), where the backend can;
-            on a GPU for 16-bit results, and not where gradients may follow. True does from the first on, whatever the
-            result, and refuses backends that cannot and traced code. False keeps nothing: less memory, and on a GPU
-            products that are not rounded.
+        reuse: whether to keep products between lookups. None keeps them from the second lookup on if the backend can,
+            True from the first on, False never. True raises for GPUs, for traced code and for backends other than
+            "cpu".
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -74,14 +70,12 @@ class CorrelationPyramid:
         self._size = (fmap1.shape[0], 2, fmap1.shape[2], fmap1.shape[3])
         self._out_dtype = output_dtype(out_dtype, fmap1.dtype)
         self._channels_last = is_channels_last(memory_format)
-        _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
+        check_reuse(reuse, fmap1.device)
         self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend, reuse)
-        if reuse:
-            self._lookups.expect(self._out_dtype, self._channels_last)
 
     @property
     def backend(self) -> str | None:
-        """The backend in use; None in compiled code that left it open."""
+        """Backend in use; None in compiled code that left it open."""
         return self._lookups.backend
 
     def __call__(

@@ -19,7 +19,7 @@ from fullfield.ops.correlation.prepared import Pair
 from fullfield.ops.correlation.protocol import Gradients
 from fullfield.testing.correlation import assert_within, make_case
 
-BACKENDS = ("reference", "dense", "blocks", "cpu")
+BACKENDS = ("reference", "dense", "cpu")
 LEVELS, RADIUS = 3, 2
 
 

@@ -24,8 +24,8 @@ from fullfield.testing.correlation import (
     run,
 )
 
-BACKENDS = ("reference", "dense", "blocks", "cpu")
-DOUBLE = ("reference", "dense", "blocks")
+BACKENDS = ("reference", "dense", "cpu")
+DOUBLE = ("reference", "dense")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -425,7 +425,7 @@ WRONG = {
     ],
     "backend": [
         ("fast", "backend: expected one of cuda, cpu"),
-        ("cuda", "backend: 'cuda' cannot serve this request .*; cpu: can; dense: can; reference: can; blocks: can"),
+        ("cuda", "backend: 'cuda' cannot serve this request .*; cpu: can; dense: can; reference: can"),
     ],
     "out_dtype": [(torch.int32, "out_dtype: expected one of")],
     "memory_format": [(torch.channels_last_3d, "memory_format: expected one of")],
@@ -465,7 +465,7 @@ def test_missing_numba_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["reference", "dense", "blocks", None])
+@pytest.mark.parametrize("backend", ["reference", "dense", None])
 def test_on_the_gpu(backend: str | None) -> None:
     case = make_case((17, 33), (10, 40), channels=64, levels=4, radius=4)
     weight = weights(case)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reuse_cases import journey
 from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import cpu
+from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.testing.correlation import Case, make_case, rounded
 
 pytest.importorskip("numba")
@@ -30,6 +30,26 @@ SHAPES = [
     ((8, 8), (5, 3), 2, 30, 8, 1),  # levels that pool to nothing
     ((6, 20), (1, 1), 1, 7, 2, 5),
 ]
+
+
+def journey(case: Case) -> list[Tensor]:
+    """Positions as a network's, then as none would have them: small steps, jumps, borders, and what is no number."""
+    start = case.coords
+    height, width = case.fmap2.shape[-2:]
+    generator = torch.Generator().manual_seed(3)
+    found = [start, start.clone()]
+    for step in range(5):  # every pixel by itself, in all directions
+        found.append(found[-1] + torch.randn(start.shape, generator=generator) * (0.4 + 0.4 * step))
+    found += [start + torch.tensor([d, -d]).view(1, 2, 1, 1) for d in (0.6, 1.7, 2.5, -1.2, -3.9)]
+    found.append(torch.rand(start.shape, generator=generator) * torch.tensor([width, height]).view(1, 2, 1, 1))
+    found.append(found[-1] + 1.3)  # windows far apart that move, too
+    found.append(found[-1] - torch.tensor([2.1, 0.4]).view(1, 2, 1, 1))
+    found.append(start * 0 + torch.tensor([-4.5, height + 2.5]).view(1, 2, 1, 1))  # partly outside
+    broken = start.clone()
+    broken[..., ::2] = torch.nan
+    broken[..., :1, 1::3] = torch.inf
+    far = torch.where(torch.rand(start.shape, generator=generator) < 0.5, start, -1e9)
+    return [*found, broken, start, far, start + 0.25, start]
 
 
 def bits(out: Tensor) -> Tensor:
@@ -207,6 +227,9 @@ def test_refusals_are_named() -> None:
     case = make_case()
     with pytest.raises(InputError, match="reuse: expected True, False or None, got int 1"):
         pyramid(case, reuse=1)
+    with pytest.raises(InputError, match=r"reuse: expected None or False on a GPU.*got True on cuda:0"):
+        check_reuse(True, torch.device("cuda", 0))
+    check_reuse(None, torch.device("cuda", 0))
     with pytest.raises(InputError, match=r"backend: 'dense' cannot .*keeps no products between lookups \(reuse=True\)"):
         CorrelationPyramid(case.fmap1, case.fmap2, backend="dense", reuse=True)
     assert CorrelationPyramid(case.fmap1, case.fmap2, reuse=True).backend == "cpu"

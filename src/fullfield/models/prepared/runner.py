@@ -21,6 +21,7 @@ from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import PreparedPairs, nan_guard
 from fullfield.models.prepared.weights import LANE, Form
+from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
 from fullfield.ops.recording import InOrder
@@ -54,9 +55,8 @@ class PreparedFlow:
         batch: pairs at a time; with 0 the flow is empty.
         precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 if it has instructions for it (AVX-512 BF16), else
             float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
-        reuse: whether lookups keep products between updates, as for :class:`fullfield.nn.CorrelationPyramid`. None: on
-            a GPU RAFT does, because its many updates are faster with them except on very fast motion; they take 1.2 kB
-            per cell of 8×8 pixels.
+        reuse: whether lookups keep products between updates, as for :class:`fullfield.nn.CorrelationPyramid`; GPUs
+            keep none.
 
     Raises:
         InputError: naming the argument that does not fit, or the reason why this device has no fast form.
@@ -360,14 +360,11 @@ class _Kit(NamedTuple):
 def _kit(model: FlowNetwork, precision: str, reuse: bool | None) -> _Kit:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
-    _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
     device = next(model.parameters()).device
+    check_reuse(reuse, device)
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     passes, form = _passes(device, dtype, precision), Form(device, dtype)
     fused = passes is not reference
-    if reuse is None and fused and model.config.prefers_reuse and model.correlation in (None, "cuda"):
-        # A recorded update holds one lookup, which by default would be a pair's first and keep nothing.
-        reuse = True
     with _undisturbed(device):
         network: PreparedPairs = model.config.part("prepared")(model, form, passes, reuse)
     odd = [count for count in network.channels if count % LANE]

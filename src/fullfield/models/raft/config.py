@@ -21,7 +21,6 @@ class RAFTConfig(NetworkShape):
 
     network: ClassVar[str] = "fullfield.models.raft.model:RAFT"
     prepared: ClassVar[str] = "fullfield.models.raft.prepared:PreparedRAFT"
-    prefers_reuse: ClassVar[bool] = True
 
     name: str = "raft"
     bottleneck: bool = False  # the encoders' blocks: two 3×3 convolutions, or 1×1, 3×3, 1×1

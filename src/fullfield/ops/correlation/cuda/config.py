@@ -1,7 +1,7 @@
-"""What the kernels are compiled for: tile shapes, shared memory, macros. Only arithmetic; no device is touched.
+"""Compile-time configuration of the kernels: tile shapes, shared memory, macros; touches no device.
 
 The macros are explained at the head of ``common.cuh``. A feature vector is ``kb`` blocks of ``cblk`` 16-bit channels,
-padded with zeros; ``split`` vectors have a second part, of what rounding the first left over.
+padded with zeros; ``split`` vectors have a second part, the rounding error of the first.
 """
 
 from __future__ import annotations
@@ -25,22 +25,17 @@ _HOPPER_BLOCK = 227 << 10  # bytes of shared memory that one block may take on s
 # Columns of one chunk of the second map, and the widths it may have; by the width of a warp's pixels.
 _COLUMNS = 56
 _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
-# And where products are kept: windows may be wider by a patch's margin, and pixels far from others are worked on alone.
-_KEPT_WIDTHS = {8: (11, 14, 16, 18, 20, 28), 16: (11, 12, 14, 16, 18, 20, 26, 28)}
-# On Hopper these fill 64 columns better, with patches' margins.
-_HOPPER_KEPT_COLUMNS = 64
-_HOPPER_KEPT_WIDTHS = (12, 14, 16, 18, 21, 28, 32)
 _MOST_STAGES = 8
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
-# Fewer source pixels than this do not occupy three teams; the features of more than that do not stay in the L2.
+# Fewer source pixels than the first do not occupy three teams; the features of more than the second leave the L2.
 _FEW_PIXELS = 1 << 14
 _MANY_PIXELS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Config:
-    """The macros of one compilation."""
+    """Macros of one compilation."""
 
     radius: int
     cblk: int
@@ -62,76 +57,76 @@ class Config:
     """Tiles that a block of a persistent lookup works on side by side."""
     streamed: bool = False
     """Whether the first map's features are not kept in the L2, so that the second's stay there."""
-    kept: int = 0
-    """The form of products kept between lookups, as KEPT in ``common.cuh`` has it."""
 
     @property
     def parts(self) -> int:
+        """Number of 16-bit parts of a feature: 2 if split."""
         return 2 if self.split else 1
 
     @property
     def channels(self) -> int:
-        """Of a padded vector."""
+        """Number of channels of a padded vector."""
         return self.cblk * self.kb
 
     @property
     def row_length(self) -> int:
-        """16-bit elements of one feature vector."""
+        """Number of 16-bit elements of one feature vector."""
         return self.channels * self.parts
 
     @property
     def tile_height(self) -> int:
+        """Rows of a tile."""
         return 64 * self.groups // self.block
 
     @property
     def maps(self) -> int:
-        """Tensor maps passed to the lookup."""
+        """Number of tensor maps passed to the lookup."""
         return self.levels * len(self.widths)
 
     @property
     def threads(self) -> int:
-        """Of a block of the lookup."""
+        """Number of threads of a block of the lookup."""
         return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
     def source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
-        """With the macros of every kernel, and its own."""
+        """Return the source with the macros of every kernel and ``macros``."""
         return Source.defining(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
             WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
-            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, HOPPER=self.hopper, KEPT=self.kept,
+            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, HOPPER=self.hopper,
             OUT=out, CLAST=channels_last, **macros,
         )  # fmt: skip
 
 
-def _widths(radius: int, block: int, kept: int = 0, columns: int = _COLUMNS) -> tuple[int, ...]:
-    widest = (columns,) if radius > 5 else ()
-    widths = _HOPPER_KEPT_WIDTHS if columns != _COLUMNS else (_KEPT_WIDTHS if kept else _WIDTHS)[block]
-    return tuple(w for w in (*widths, *widest) if w >= 2 * radius + 2)
+def _widths(radius: int, block: int) -> tuple[int, ...]:
+    widest = (_COLUMNS,) if radius > 5 else ()
+    return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
 
 
 def vectors(height: int, width: int) -> int:
-    """Feature vectors of an image in f1's layout: every row in whole octets of pixels."""
+    """Return the number of feature vectors of an image in f1's layout: every row in whole octets of pixels."""
     return height * (-(-width // 8) * 8)
 
 
 def _blocks(channels: int, most: int) -> tuple[int, int]:
-    """Channels of a block, a multiple of 64 up to ``most``, and the number of blocks."""
+    """Return the channels of a block, a multiple of 64 up to ``most``, and the number of blocks."""
     padded = -(-channels // 64) * 64
     kb = -(-padded // most)
     return -(-padded // (kb * 64)) * 64, kb
 
 
 def is_split(request: Request) -> bool:
+    """Return whether features are pairs of float16."""
     return request.dtype == torch.float32 and request.precision == "highest"
 
 
 def is_scaled(request: Request) -> bool:
-    """Whether features are brought into float16's range by powers of two."""
+    """Return whether features are scaled into float16's range by powers of two."""
     return request.dtype == torch.float32 and request.precision != "medium"
 
 
 def forward_config(request: Request, hopper: bool) -> Config:
-    """Products of float16 or bfloat16 features as they are; of float32 as precision asks."""
+    """Return the configuration for a request: 16-bit features as they are, float32 as its precision requests."""
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
     cblk, kb = _blocks(request.channels, 256)
     split = is_split(request)
@@ -151,18 +146,18 @@ def forward_config(request: Request, hopper: bool) -> Config:
 
 
 def gradient_config(forward: Config) -> Config:
-    """Of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
+    """Return the configuration of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
     return replace(forward, groups=1, block=8)
 
 
 def patch_side(config: Config, shared: int) -> int:
-    """Of the patch of sums kept for each pixel: a window, and two positions to move if they fit in ``shared`` bytes."""
+    """Return the side of each pixel's patch of sums: a window, and up to two more if they fit in ``shared`` bytes."""
     window = 2 * config.radius + 2
     return next((side for side in (window + 2, window + 1) if collect_shared(side) <= shared), window)
 
 
 def channel_block(config: Config, shared: int) -> int:
-    """Channels that a block of ``multiply_out`` takes, so that it fits in ``shared`` bytes."""
+    """Return the channels of a block of ``multiply_out`` that fit in ``shared`` bytes."""
     fitting = (block for block in (256, 192, 128) if config.channels % block == 0)
     return next((block for block in fitting if multiply_shared(config, block) <= shared), 64)
 
@@ -175,7 +170,7 @@ def _stage(config: Config) -> int:
 
 
 def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
-    """Of a block of the lookup that writes the type with code ``out``."""
+    """Return the bytes of a block of the lookup that writes the type with code ``out``."""
     positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
@@ -188,7 +183,7 @@ def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
 
 
 def with_stages(config: Config, out: int, channels_last: bool) -> Config:
-    """As many chunks in flight as fit beside the rest of a Hopper block's shared memory; may be none."""
+    """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
     free = _HOPPER_BLOCK - lookup_shared(replace(config, stages=0), out, channels_last)
     return replace(config, stages=min(_MOST_STAGES, free // ((_stage(config) + 48) * config.teams)))
 
@@ -196,23 +191,21 @@ def with_stages(config: Config, out: int, channels_last: bool) -> Config:
 def lookup_config(
     config: Config, out: int, channels_last: bool, shared: int, pixels: int = _FEW_PIXELS
 ) -> Config | None:
-    """The configuration of one kind of result where a block may take ``shared`` bytes, or None if it does not fit.
+    """Return the configuration of one kind of result if a block may take ``shared`` bytes; None if it does not fit.
 
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
-    ``pixels``: of the first map.
+    ``pixels`` is the number of pixels of the first map.
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
-        columns = _HOPPER_KEPT_COLUMNS if config.kept and not config.split else config.columns
-        widths = _widths(config.radius, block, config.kept, columns)
-        tiled = replace(config, block=block, columns=columns, widths=widths, streamed=pixels >= _MANY_PIXELS)
+        widths = _widths(config.radius, block)
+        tiled = replace(config, block=block, widths=widths, streamed=pixels >= _MANY_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
             wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
-    config = replace(config, widths=_widths(config.radius, config.block, config.kept))
     for groups in (config.groups, 1):
         smaller = replace(config, groups=groups)
         if lookup_shared(smaller, out, channels_last) <= shared:
@@ -220,41 +213,24 @@ def lookup_config(
     return None
 
 
-def kept_form(config: Config, out: int, channels_last: bool) -> int:
-    """How the products behind results of the type with code ``out`` are kept; 0: they are not.
-
-    As exactly as the results are: in their own 16 bits, in float32 behind split features, else in 24 bits.
-    """
-    taps = 128 * (2 * config.radius + 1) ** 2
-    if channels_last and taps * (4 if out == 0 else 2) > 47 << 10:  # what sample_kept stages
-        return 0
-    if out:
-        return 1
-    return 3 if config.split else 2
-
-
-KEPT_BYTES = {1: 2, 2: 3, 3: 4}
-"""Of a product in each form."""
-
-
 def collect_shared(side: int) -> int:
-    """Bytes of shared memory of a block of ``collect``."""
+    """Return the bytes of shared memory of a block of ``collect``."""
     return side * side * 256
 
 
 def multiply_shared(config: Config, block: int) -> int:
-    """Bytes of shared memory of a block of ``multiply_out``."""
+    """Return the bytes of shared memory of a block of ``multiply_out``."""
     return 2 * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
 
 
 def coords_shared(config: Config) -> int:
-    """Bytes of shared memory of a block of ``coords_gradient``."""
+    """Return the bytes of shared memory of a block of ``coords_gradient``."""
     positions = (2 * config.radius + 2) ** 2
     return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
 
 
 def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
-    """Blocks of ``lookup`` that a multiprocessor runs at a time."""
+    """Return how many blocks of ``lookup`` a multiprocessor runs at a time."""
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10
     return 2 if two_fit and not config.hopper and not config.split else 1
 
@@ -264,14 +240,14 @@ def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
 
 @functools.cache
 def _read(*names: str) -> str:
-    """The files' text behind what all kernels share."""
+    """Read the shared sources, then these files."""
     return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
-    """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
-    shared = _read("dots.cuh", "keep.cuh", "sample.cuh")
+    """Return ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
+    shared = _read("dots.cuh", "sample.cuh")
     made = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
         return made(
@@ -284,33 +260,26 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
 
 
 @functools.lru_cache(64)
-def sample_kept_source(config: Config, out: int, channels_last: bool) -> Source:
-    """``sample_kept``, which runs ahead of the lookup of the same configuration."""
-    text = _read("dots.cuh", "keep.cuh", "sample.cuh", "sample_kept.cu")
-    return config.source(text, out=out, channels_last=channels_last)
-
-
-@functools.lru_cache(64)
 def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
-    """``prepare``, ``prepare_deep``, ``magnitude`` for features of type ``source``; plain: both maps in f2's layout."""
+    """Return the kernels that lay out features of type ``source``; ``plain`` lays out both maps as f2."""
     made = config.source(_read("prepare.cu"), SRC=source, SCALED=scaled)
     return made._replace(options=(*made.options, "-DF1_PLAIN")) if plain else made
 
 
 @functools.lru_cache(64)
 def collect_source(config: Config, grad: int, side: int) -> Source:
-    """``collect`` for incoming gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
+    """Return ``collect`` for gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
     return config.source(_read("gradients.cuh", "collect.cu"), GRAD=grad, PATCH=side)
 
 
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int) -> Source:
-    """``multiply_out``; ``config`` from :func:`gradient_config`."""
+    """Return ``multiply_out``; ``config`` from :func:`gradient_config`."""
     text = _read("gradients.cuh", "anew.cuh", "multiply_out.cu")
     return config.source(text, PATCH=side, NCH=block, MIN_BLOCKS=1 if config.split else 2)
 
 
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
-    """``coords_gradient`` for incoming gradients of the type with code ``grad``, from the forward's layout."""
-    return config.source(_read("dots.cuh", "keep.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)
+    """Return ``coords_gradient`` for gradients of the type with code ``grad``, from the forward's layout."""
+    return config.source(_read("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)

@@ -1,4 +1,4 @@
-"""A pair of feature maps in the kernels' layout, and the launches that read it."""
+"""Pair of feature maps in the kernels' layout, and the launches that read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda import keep, queues
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
 from fullfield.ops.correlation.cuda.structs import (
@@ -25,31 +23,68 @@ from fullfield.ops.correlation.cuda.structs import (
     PrepareParams,
     fill,
     offsets,
+    queues_of,
     split_levels,
     tensor_maps,
 )
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
-# Below this many tiles every level is an item of its own, above only the finest is apart.
+# Below this many tiles every level is a separate item, above only the finest.
 FEW_TILES = 1200
-# Of a persistent lookup, every level of the last tiles, so many for four teams, is an item of its own.
+# In a persistent lookup every level of the last tiles, this many for four teams, is a separate item.
 SMALL_ITEMS = 9
 
 
+def supports(request: Request) -> str | None:
+    """Return why the kernels cannot serve the request; None if they can."""
+    reason = launching.why_not(request.device)
+    if reason is not None:
+        return reason
+    if request.dtype not in launching.CODES:
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
+        return (
+            f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MOST_LEVELS}, "
+            f"got {request.radius} and {request.levels}"
+        )
+    return _too_large(request)
+
+
+def _too_large(request: Request) -> str | None:
+    pixels = request.size1[0] * request.size1[1]
+    most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
+    if pixels > most:
+        return f"needs a first map of at most {most} pixels, got {pixels}"
+    device = launching.device_of(request.device)
+    config, shared = shapes.forward_config(request, device.hopper), device.shared
+    own = shapes.gradient_config(config)
+    most_used = max(
+        shapes.coords_shared(config),
+        shapes.collect_shared(shapes.patch_side(own, shared)),
+        shapes.multiply_shared(own, shapes.channel_block(own, shared)),
+    )
+    if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
+        return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
+    return None
+
+
 def config_of(request: Request) -> Config:
-    """Of the lookup; its gradients read the features in the same form."""
+    """Return the configuration of the lookup; its gradients read the features in the same form."""
     return shapes.forward_config(request, launching.device_of(request.device).hopper)
 
 
 def pixels_of(request: Request) -> int:
-    """Source pixels of a lookup."""
+    """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
-    """f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of the products, of
-    fmap1's gradients and of fmap2's, the number of the preparation; with grad f1 as f2."""
+    """Return an empty state.
+
+    It holds f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of products,
+    of fmap1's gradients and of fmap2's; with grad also f1 in f2's layout.
+    """
     config = config_of(request)
     pixels = pixels_of(request)
     padded = request.batch * shapes.vectors(*request.size1)
@@ -58,7 +93,7 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     def new(vectors: int) -> Tensor:
         return like.new_empty((vectors * config.row_length,), dtype=torch.int16)
 
-    state = (new(padded), new(targets), like.new_empty((4,), dtype=torch.float32))
+    state = (new(padded), new(targets), like.new_empty((3,), dtype=torch.float32))
     return (*state, new(pixels)) if request.grad else state
 
 
@@ -81,7 +116,7 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
             kernels.launch("magnitude", 1024, 256, params)
     for params in launches:
         blocks = r.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
-        deep = None  # room for level 3 in float32, from which the further levels are pooled
+        deep = None  # level 3 in float32, from which the further levels are pooled
         if params.levels > 4 and params.f2:
             deep = f1.new_empty(
                 (r.batch * params.level_h[3] * params.level_w[3] * config.channels,), dtype=torch.float32
@@ -116,22 +151,20 @@ def _prepare_params(
 
 
 def first_sources(request: Request) -> list[Source]:
-    """What a pair needs in any case or almost, so that it is compiled together."""
+    """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
-    form = shapes.kept_form(config, 0, False) if keeps(request, out=0) else 0
-    usual = shapes.lookup_config(replace(config, kept=form), 0, False, device.shared, pixels_of(request))
+    usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
-        if form:
-            sources.append(shapes.sample_kept_source(usual, 0, False))
     if request.grad:
         sources += [shapes.prepare_source(config, dtype, scaled, True), *gradient_sources(config, 0, device.shared)]
     return sources
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
+    """Lay out a pair, after compiling its kernels where needed."""
     device = launching.device_of(request.device)
     with torch.cuda.device(device.index):
         launching.several(LIBRARIES, first_sources(request), device.index)
@@ -146,17 +179,8 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 # ---- lookups
 
 
-def keeps(request: Request, out: int = 1) -> bool:
-    """Whether lookups of such a pair keep the products behind results of the type with code ``out``.
-
-    By default where it pays most: 16-bit results, and no backward that may follow.
-    """
-    small = max(*request.size1, *(side for size in request.sizes2 for side in size)) <= keep.LARGEST_SIDE
-    return small and (out != 0 and not request.grad if request.reuse is None else request.reuse)
-
-
 class _LookupLaunch:
-    """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
+    """Prepared launch of one kind of result; its parameters are shared, hence the lock."""
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -174,66 +198,31 @@ class _LookupLaunch:
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items
-        beside: list[int] = []
+        extra: list[int] = []
         if config.hopper:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
-            self.maps, *beside = tensor_maps(state[1].data_ptr(), *key)
+            self.maps, *extra = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.crew = blocks * config.teams
-        else:
-            at_once = shapes.resident_blocks(config, out, channels_last) * device.processors
-            self.params.crew = min(blocks, at_once)
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
-        arguments = (kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
-        self.launch = Launch(*arguments)
+        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
-        self.config, self.stamp = config, state[2].data_ptr() + 12
-        self.sample: Launch | None = None
-        self.behind = self.launch  # sample_kept
-        if config.kept:
-            self.behind = Launch(*arguments, early=config.hopper)
-            ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
-            self.sample = Launch(ahead, "sample_kept", self._groups() * request.levels, keep.GROUP, self.params)
-
-    def _groups(self) -> int:
-        """Of tiles whose patches lie together."""
-        across: int = -(-self.params.tiles_x * 64 * self.config.groups // keep.GROUP)
-        rows: int = self.params.batch * self.params.tiles_y
-        return rows * across
-
-    def patches(self, request: Request, like: Tensor) -> keep.Patches:
-        """Empty ones for such lookups."""
-        return keep.Patches(request, self.config, self.params.tiles, self._groups(), like)
-
-    def run(self, stream: int, patches: keep.Patches | None, empty: bool) -> None:
-        """Under the lock, with the other parameters set; ``empty``: nothing is in the patches."""
-        kept = self.params.kept
-        if patches is None:
-            kept.patches = kept.entries = None
-        else:
-            patches.fill(kept, self.stamp, empty)
-        if patches is None or self.sample is None or empty:
-            self.launch(stream)
-        else:
-            self.sample(stream)
-            self.behind(stream)
 
 
 class Cuda(Prepared):
-    """State: see :func:`empty_state`. Accumulators: :class:`Sums`."""
+    """Pair in the kernels' layout; its state is that of :func:`empty_state`, its accumulators are :class:`Sums`."""
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
         self._device = launching.device_of(request.device)
         self._config = config_of(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
-        self._queues = queues.of_device(request.device, self._device.index)
+        self._queues = queues_of(request.device, self._device.index)
         stream = raw_stream(self._device.index)
         self._streams = {stream}
         self._features: FeatureGradients | None = None
-        self._keeper = keep.Keeper(request.reuse is True, stream) if keeps(request) else None
 
     def _use_on(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
@@ -250,26 +239,14 @@ class Cuda(Prepared):
         if dtype in CODES:
             code = CODES[dtype]
             pixels = pixels_of(self.request)
-            form = shapes.kept_form(self._config, code, channels_last) if keeps(self.request, out=code) else 0
-            wanted = replace(self._config, kept=form)
-            config = shapes.lookup_config(wanted, code, channels_last, self._device.shared, pixels)
+            config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 made = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = made
         return made
 
-    def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
-        """Where the preparation is captured, make the patches: another graph that made them would empty them in every
-        replay."""
-        if self._keeper is None or not self._keeper.prepared_in:
-            return
-        kind = (out_dtype, channels_last)
-        with torch.cuda.device(self._device.index):
-            call = self._make_launch(*kind)
-            if call is not None and call.sample is not None:
-                self._keeper.offer(kind, call.patches(self.request, self.state[0]))
-
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Launch one lookup on the current stream."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):
@@ -286,18 +263,11 @@ class Cuda(Prepared):
         if stream not in self._streams:
             self._use_on(stream)
         counters, own = self._queues.take(stream) if call.persistent else (None, None)
-        context = self._keeper.take(stream, kind) if self._keeper is not None and call.sample is not None else None
         params = call.params
         with call.lock:
-            empty = False
-            if context is not None:
-                if context.patches is None:
-                    context.patches = call.patches(self.request, self.state[0])
-                empty = context.empty and not call.config.split  # whose planner has no registers to judge tiles by
-                context.empty = False
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.run(stream, None if context is None else context.patches, empty)
+            call.launch(stream)
         del own
         return out
 
@@ -309,10 +279,12 @@ class Cuda(Prepared):
         return self._features
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+        """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
             return self._feature_gradients().sums(fmap1, levels)
 
     def gradients(self, grads: Gradients) -> Gradients:
+        """Multiply out what a pass has left."""
         if not isinstance(grads, Sums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
@@ -320,6 +292,7 @@ class Cuda(Prepared):
             return self._feature_gradients().finish(grads)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+        """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):

@@ -20,22 +20,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     WarpPixel px;
     set_steps(px, p);
     Plan plan;  // every warp walks the same plan
-#if KEPT
-    // What is asked for, or everything: then a block has one item.
-    int items = blockIdx.x + 1;
-    if (p.kept.entries) items = deal(p).items;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    Item it;
-    if (p.kept.entries) it = dealt_item(p, deal(p), item, plan.x, plan.y);
-    else {
-        it = decode_item(p, item);
-        load_coords(p, it, plan.x, plan.y);
-    }
-#else
-    {
     Item it = decode_item(p, blockIdx.x);
     load_coords(p, it, plan.x, plan.y);
-#endif
     plan.start(it);
     enter_tile(px, p, it, warp, buffer);
     float own_x, own_y;
@@ -69,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if CLAST
             if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
 #endif
-            if (++level < it.end) enter_level(px, p, it, warp, own_x, own_y, scale, level, more && level == step.level && step.groups >> 7);
+            if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level);
         }
         if (!more) break;
         if (step.kind == CHUNK) {
@@ -121,12 +107,9 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             }
             if (warp_needs(px, step)) {
                 __syncwarp();
-                put_products(d, staging, scale);
+                put_products(d, staging);
                 __syncwarp();
                 sample_chunk(px, step, staging);
-#if KEPT
-                if (px.patch >> 24) keep_chunk(px, p, it, warp, step, staging);
-#endif
             }
         } else {
             __syncwarp();
@@ -138,12 +121,4 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             }
         }
     }
-    }
-#if KEPT
-    if (p.kept.entries) {          // the last block of all leaves the counts as it found them
-        __syncthreads();
-        if (threadIdx.x == 0 && atomicAdd(p.kept.counts + CLASSES + 1, 1u) == gridDim.x - 1)
-            for (int i = 0; i < CLASSES + 2; i++) p.kept.counts[i] = 0;
-    }
-#endif
 }

@@ -132,21 +132,9 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     Ring ring = {0, 0};
     Plan plan;
     float x[LANE_PIXELS], y[LANE_PIXELS];  // coordinates of the next item, read while this one's chunks are copied
-#if KEPT
-    int items = p.items;
-    Dealt dealt;
-    if (p.kept.entries) {          // what is asked for instead of everything
-        dealt = deal(p);
-        items = dealt.items;
-    }
-#else
     const int items = p.items;
-#endif
     // The item of this number and its pixels' coordinates.
     auto read_item = [&](int number) {
-#if KEPT
-        if (p.kept.entries) return dealt_item(p, dealt, number, x, y);
-#endif
         Item found = decode_item(p, number);
         load_coords(p, found, x, y);
         return found;
@@ -238,10 +226,6 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         if (atomicAdd(p.queue + 1, 1) == p.crew - 1) {
             p.queue[0] = 0;
             p.queue[1] = 0;
-#if KEPT
-            if (p.kept.entries)
-                for (int i = 0; i <= CLASSES; i++) p.kept.counts[i] = 0;
-#endif
         }
     }
     __syncwarp();
@@ -262,13 +246,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
     u32 a[PARTS][STEPS][4];
     int level = -1, begin = 0, end = 0;
     bool staged = false;           // products of the chunk in note->chunk wait in shared memory
-    auto sample_staged = [&]() {
-        Step step = read_message(&note->chunk);
-        sample_chunk(px, step, staging);
-#if KEPT
-        if (px.patch >> 24) keep_chunk(px, p, note->it, warp, step, staging);
-#endif
-    };
+    auto sample_staged = [&]() { sample_chunk(px, read_message(&note->chunk), staging); };
     while (true) {
         barrier_wait(bars + FULL + ring.at * 8, ring.phase);
         const Message *message = (const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at;
@@ -314,8 +292,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                                 if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
 #endif
                                 level++;
-                                bool fill = level == step.level && step.groups >> 7;
-                                enter_level(px, p, note->it, warp, note->x[lane & 15], note->y[lane & 15], scale, level, fill);
+                                enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
                             }
                             needed = warp_needs(px, step);
                             __syncwarp();  // other lanes may still sample what is overwritten now
@@ -331,7 +308,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                             warp_arrive(bars + EMPTY + ring.at * 8);
                             ring.advance();
                         }
-                        if (needed && (SPLIT || kb == KB - 1)) put_products(d, staging, scale, kb + half > 0 && SPLIT, kb + half == KB + PARTS - 2);
+                        if (needed && (SPLIT || kb == KB - 1)) put_products(d, staging, SPLIT && kb + half > 0);
                     }
                 }
                 staged = needed;
@@ -367,7 +344,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
 #if CLAST
             if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
 #endif
-            if (++level < end) enter_level(px, p, note->it, warp, note->x[lane & 15], note->y[lane & 15], scale, level);
+            if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
         }
         if (step.kind == EXIT) break;
         if (step.kind == ITEM) {
@@ -414,9 +391,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-#if KEPT
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // for sample_kept, if that ran ahead
-#endif
     if (warp < TEAMS * WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         int team = TEAMS == 1 ? 0 : warp / WARPS;

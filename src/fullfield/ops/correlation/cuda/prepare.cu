@@ -8,8 +8,7 @@ struct Source { const src_t *data; i64 b, c, y, x; int height, width; };
 struct PrepareParams {
     Source source[2];
     u16 *f1, *f2;
-    float *scale;                  // out: what products, gradients of the first map and of the second must be multiplied with; then
-                                   // a number that no other preparation has
+    float *scale;                  // out: factors of products, of gradients of the first map and of the second
     u32 *magnitude;                // two words, zeroed by the caller: bits of the largest magnitude of each map
     float *deep;                   // [B, h3, w3, CPAD] float32 when levels > 4, else null
     i64 level_offset[MAXLEVELS];
@@ -17,8 +16,6 @@ struct PrepareParams {
     int batch, channels, levels, tiles_x[2], tiles_y[2];
     float inverse_root;            // 1/sqrt(channels)
 };
-
-static __device__ u32 preparations;
 
 static __device__ __forceinline__ float power_of_two(u32 magnitude) {
     int e = (int)(magnitude >> 23) - 127;
@@ -83,9 +80,6 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
         p.scale[0] = p.inverse_root / one / two;
         p.scale[1] = p.inverse_root / two;
         p.scale[2] = p.inverse_root / one;
-        // What was kept of an earlier preparation is worth nothing now. Not raised in place: what a graph's replay finds
-        // there may be another tensor's.
-        ((u32 *)p.scale)[3] = atomicAdd(&preparations, 1u) + 1;
     }
     int x0 = tx * 32, y0 = ty * 8, c0 = group * 32;
     const src_t *from = s.data + batch * s.b + y0 * s.y + x0 * s.x + c0 * s.c;

@@ -19,9 +19,6 @@ struct WarpPixel {
     bool handled;                  // its taps of this level are written by this item
     int ix, iy;
     float wx0, wx1, wy0, wy1;
-#if KEPT
-    u32 patch;                     // columns and rows of what is computed before its window, its side, 1 if it is kept: bytes
-#endif
     float previous[DX1];
     out_t *base;                   // where the lane's first tap goes
     u32 step_x, step_y;            // bytes from tap to tap
@@ -53,29 +50,13 @@ static __device__ __forceinline__ void enter_tile(WarpPixel &px, const Params &p
 #endif
 }
 
-// Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here. fill: its
-// patch is to be written; row: the warp's block of the tile.
-static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, const Item &it, int row, float x, float y, float scale, int level,
-                                                   bool fill = false) {
+// Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here.
+static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, float x, float y, float scale, int level) {
     int upper = lane_id() >> 4;
     float fx, fy;
     bool valid = window(x, y, level, p.level_h[level], p.level_w[level], px.ix, px.iy, fx, fy);
     px.active = valid && px.inside;
     px.handled = px.inside && !valid;
-#if KEPT
-    int side = p.kept.side[level], from_x = lead(fx, side), from_y = lead(fy, side);
-    px.patch = fill ? from_x | from_y << 8 | side << 16 | 1 << 24 : KP << 16;
-    if (p.kept.entries) px.handled = false;  // written by who asked for the others
-    else if (p.kept.patches) {     // nobody else writes down what is kept
-        u32 slot = slot_of(p, it, level), valid = __ballot_sync(0xffffffffu, px.active), lane = lane_id();
-        if (lane < 16) p.kept.origins[slot * (64 * GROUPS) + row * 16 + lane] = px.active ? (u32)(px.ix - from_x + BIAS) | (u32)(px.iy - from_y + BIAS) << 16 : 0;
-        if (lane == 0) ((u16 *)p.kept.filled)[slot * (4 * GROUPS) + row] = fill ? (u16)valid : 0;
-        if (lane == 0 && row == 0) p.kept.stamps[slot] = *p.kept.stamp;
-    }
-#endif
-#if KEPT == 1
-    scale = 1.f;
-#endif
     px.wx0 = (1.f - fx) * scale;
     px.wx1 = fx * scale;
     px.wy0 = 1.f - fy;
@@ -130,12 +111,7 @@ static __device__ __forceinline__ void store_if(bool yes, u64 at, float x) {
 
 // Whether the pixel takes part in the chunk.
 static __device__ __forceinline__ bool is_member(const WarpPixel &px, const Step &step) {
-#if KEPT
-    int x = px.ix - (int)(px.patch & 255);
-#else
-    int x = px.ix;
-#endif
-    return x >= step.first && x < step.last;
+    return px.ix >= step.first && px.ix < step.last;
 }
 
 static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &step, const float *staging) {
@@ -170,12 +146,7 @@ static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &s
 
 // Whether one of the warp's pixels needs a row of the chunk.
 static __device__ __forceinline__ bool warp_needs(const WarpPixel &px, const Step &step) {
-#if KEPT
-    int y = px.iy - (int)(px.patch >> 8 & 255), side = px.patch >> 16 & 255;
-#else
-    int y = px.iy, side = KP;
-#endif
-    return __any_sync(0xffffffffu, px.active && is_member(px, step) && y < step.y + step.rows && y + side > step.y);
+    return __any_sync(0xffffffffu, px.active && is_member(px, step) && px.iy < step.y + step.rows && px.iy + KP > step.y);
 }
 
 // Where the features of 8 pixels begin, those from 8 * octet on in row y of the image; the nearest ones if these are outside.
@@ -264,10 +235,9 @@ static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params 
     }
 }
 
-// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there;
-// last: nothing will be added.
+// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there.
 template <int N>
-static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, float scale, bool add = false, bool last = true) {
+static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, bool add = false) {
     int lane = lane_id();
     float *at = staging + (lane & 3) * 2 * STAGING_STRIDE + (lane >> 2);
 #pragma unroll
@@ -275,31 +245,7 @@ static __device__ __forceinline__ void put_products(const float (&d)[N], float *
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float *to = at + (8 * j + (i & 1)) * STAGING_STRIDE + (i >> 1) * 8, sum = add ? *to + d[4 * j + i] : d[4 * j + i];
-            *to = last ? as_kept(sum, scale) : sum;
+            *to = sum;
         }
 }
 
-#if KEPT
-// Writes those of a chunk's products that belong to the patches of the warp's 16 pixels; as_kept. Two lanes serve a pixel, the lower half
-// of the warp the first columns.
-static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Params &p, const Item &it, int row, const Step &step, const float *staging) {
-    constexpr int most = (KP + MOST_MARGIN + 1) / 2;
-    int lane = lane_id(), upper = lane >> 4, side = px.patch >> 16 & 255, half = (side + 1) / 2, count = upper ? side - half : half;
-    int x = px.ix - (int)(px.patch & 255), k = step.y - px.iy + (int)(px.patch >> 8 & 255);
-    bool member = px.active && is_member(px, step);
-    u8 *patch = patches_of(p, it.batch, it.tile_x, it.tile_y, step.level);
-    const float *column = staging + (member ? x - step.x + upper * half : 0) * STAGING_STRIDE + (lane & 15);
-    int index = (k * side + upper * half) * KEPT_PIXELS + kept_place(it.tile_x, row * 16 + (lane & 15)), stride = step.width * STAGING_STRIDE;
-#pragma unroll 1
-    for (int ry = 0; ry < step.rows; ry++, k++, column += stride, index += side * KEPT_PIXELS)
-        if (member && (u32)k < (u32)side) {
-            float v[most];
-#pragma unroll
-            for (int c = 0; c < most; c++)
-                if (c < count) v[c] = column[c * STAGING_STRIDE];
-#pragma unroll
-            for (int c = 0; c < most; c++)
-                if (c < count) keep_product(patch, side, index + c * KEPT_PIXELS, v[c]);
-        }
-}
-#endif

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield import InputError
-from fullfield.ops.correlation.analysis import (
+from benchmarks.cases.correlation.analysis import (
     BLOCKS,
     LAYOUTS,
     read_shares,
     recorded_positions,
     window_statistics,
 )
+from fullfield import InputError
 from fullfield.testing.correlation import make_case
 
 
@@ -69,7 +69,7 @@ def test_the_comparison_can_fail() -> None:
 
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.ops.correlation import analysis
+    from benchmarks.cases.correlation import analysis
 
     coords = make_case((9, 13), batch=2).coords
     whole = read_shares(coords, 2, blocks=[1, 4])

@@ -1,4 +1,4 @@
-"""``fullfield analyze lookups``: the share of the correlation volume that a recording reads."""
+"""``python -m benchmarks analyze``: the share of the correlation volume that a recording reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fullfield.ops.correlation.analysis import read_shares, recorded_positions
+from benchmarks.cases.correlation.analysis import read_shares, recorded_positions
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def recording(scene: Path) -> Path:
 def test_shares_as_json(cli: Any, recording: Path) -> None:
     import torch
 
-    ran = cli("analyze", "lookups", "a.npy", "--radius", 2, "--levels", 2, "--blocks", 4, 1, "--json")
+    ran = cli("analyze", "a.npy", "--radius", 2, "--levels", 2, "--blocks", 4, 1, "--json")
     assert ran.code == 0
     (one,) = ran.json["files"]
     coords = recorded_positions(torch.from_numpy(np.load(recording / "a.npy")))
@@ -40,7 +40,7 @@ def test_shares_as_json(cli: Any, recording: Path) -> None:
 
 @pytest.mark.usefixtures("recording")
 def test_table_over_files(cli: Any) -> None:
-    ran = cli("analyze", "lookups", "a.npy", "b.npy", "--blocks", "1", "2", "8")
+    ran = cli("analyze", "a.npy", "b.npy", "--blocks", "1", "2", "8")
     assert ran.code == 0
     lines = ran.out.splitlines()
     table = lines[-4:]
@@ -49,7 +49,7 @@ def test_table_over_files(cli: Any) -> None:
     assert "patch-major, level 0" in table[0]
     assert [line.split()[0] for line in table[1:]] == ["1²", "2²", "8²"]
     assert all("±" in line for line in table[1:])
-    single = cli("analyze", "lookups", "a.npy", "--layouts", "patch-major", "--blocks", "2", "-q")
+    single = cli("analyze", "a.npy", "--layouts", "patch-major", "--blocks", "2", "-q")
     assert "saved" not in single.out
     assert "row-major" not in single.out
 
@@ -57,7 +57,7 @@ def test_table_over_files(cli: Any) -> None:
 @pytest.mark.usefixtures("recording")
 def test_updates_in_between_add_cells(cli: Any) -> None:
     def shares(*more: object) -> list[float]:
-        ran = cli("analyze", "lookups", "b.npy", "--blocks", "1", "4", "--json", "-q", *more)
+        ran = cli("analyze", "b.npy", "--blocks", "1", "4", "--json", "-q", *more)
         return [share["share"] for share in ran.json["files"][0]["shares"]]
 
     one, some, all_ = shares("--updates", 1), shares(), shares("--updates", 32)
@@ -67,7 +67,7 @@ def test_updates_in_between_add_cells(cli: Any) -> None:
 @pytest.mark.usefixtures("recording")
 def test_picture(cli: Any) -> None:
     pytest.importorskip("matplotlib")
-    assert cli("analyze", "lookups", "a.npy", "--plot", "out.png", "--blocks", "1", "8").code == 0
+    assert cli("analyze", "a.npy", "--plot", "out.png", "--blocks", "1", "8").code == 0
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -98,35 +98,34 @@ def test_mistakes(refused: Callable[..., str], recording: Path) -> None:
         "none.npy": "no such file",
         ".": "is a folder",
     }.items():
-        line = refused("analyze", "lookups", name)
+        line = refused("analyze", name)
         assert line.startswith(f"fullfield: error: {name}: ")
         assert said in line
-    assert "--updates: interpolation needs" in refused("analyze", "lookups", "five.npy", "--updates", 4)
-    assert "--levels" in refused("analyze", "lookups", "a.npy", "--levels", 9)
-    assert "--blocks" in refused("analyze", "lookups", "a.npy", "--blocks", 0)
-    assert "--layouts" in refused("analyze", "lookups", "a.npy", "--layouts", "spiral")
-    assert ".png" in refused("analyze", "lookups", "a.npy", "--plot", "out.jpg")
-    assert "none" in refused("analyze", "lookups", "a.npy", "--plot", "none/out.png")
-    assert "WHAT" in refused("analyze")
+    assert "--updates: interpolation needs" in refused("analyze", "five.npy", "--updates", 4)
+    assert "--levels" in refused("analyze", "a.npy", "--levels", 9)
+    assert "--blocks" in refused("analyze", "a.npy", "--blocks", 0)
+    assert "--layouts" in refused("analyze", "a.npy", "--layouts", "spiral")
+    assert ".png" in refused("analyze", "a.npy", "--plot", "out.jpg")
+    assert "none" in refused("analyze", "a.npy", "--plot", "none/out.png")
+    assert "FILE" in refused("analyze")
 
 
-@pytest.mark.parametrize("verb", [["analyze"], ["analyze", "lookups"]])
-def test_help_loads_nothing_heavy(verb: list[str]) -> None:
+def test_help_loads_nothing_heavy() -> None:
     import subprocess
     import sys
 
     heavy = ("torch", "numpy", "numba", "matplotlib")
     code = (
-        "import sys; from fullfield.cli.main import main; code = main(sys.argv[1:]); "
+        "import sys; from benchmarks.runner import main; code = main(sys.argv[1:]); "
         f"print([name for name in {heavy} if name in sys.modules], code, file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, *verb, "--help"], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", code, "analyze", "--help"], capture_output=True, text=True, check=True)
     assert ran.stderr == "[] 0\n"
     assert ran.stdout
 
 
 def test_constants_are_the_librarys() -> None:
-    from fullfield.cli import analyze
-    from fullfield.ops.correlation.analysis import BLOCKS, LAYOUTS
+    from benchmarks.cases.correlation import analyze
+    from benchmarks.cases.correlation.analysis import BLOCKS, LAYOUTS
 
     assert (analyze.BLOCKS, analyze.LAYOUTS) == (BLOCKS, LAYOUTS)

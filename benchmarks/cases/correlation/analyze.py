@@ -1,11 +1,11 @@
-"""``fullfield analyze``: look into recordings of a network at work."""
+"""Command ``python -m benchmarks analyze``: the share of the correlation volume that recorded lookups read."""
 
 from __future__ import annotations
 
 import argparse
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count
@@ -16,27 +16,23 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fullfield.ops.correlation.analysis import Share
+    from benchmarks.cases.correlation.analysis import Share
 
 LAYOUTS = ("row-major", "patch-major")
 BLOCKS = (1, 2, 4, 8, 16)
 _WIDEST = 128  # of the map that the picture of the matrix is made from
 _EXAMPLES = """\
 examples:
-  fullfield analyze lookups flow_easy_256x112.npy flow_medium_256x112.npy
-  fullfield analyze lookups lookups.npy --levels 4 --updates 32 --plot sampling.png
+  python -m benchmarks analyze flow_easy_256x112.npy flow_medium_256x112.npy
+  python -m benchmarks analyze lookups.npy --levels 4 --updates 32 --plot sampling.png
 """
 
-HELP = "say which part of the correlation volume a network reads"
-DESCRIPTION = "Look into recordings of a network at work."
 
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield analyze``."""
-    targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    lookups: argparse.ArgumentParser = targets.add_parser(
-        "lookups",
-        help="the share of the all-pairs matrix that lookups read",
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``python -m benchmarks analyze``."""
+    lookups: argparse.ArgumentParser = verbs.add_parser(
+        "analyze",
+        help="the share of the correlation volume that recorded lookups read",
         description="The share of the all-pairs matrix, source pixels by target pixels, that lies in blocks which are "
         "read in any update: by size and layout of the blocks, and by pyramid level.",
         epilog=_EXAMPLES,
@@ -58,19 +54,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     lookups.add_argument("--plot", metavar="OUT.png", help="draw the matrix and the shares of the first file")
     report.add_report_options(lookups, progress=True)
+    return lookups
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, count, print."""
+    """Read the recordings, count the cells they read and print the shares."""
     from fullfield._check import InputError
 
     if args.levels > 8:
         raise InputError(f"--levels: expected 1 to 8, got {args.levels}")
     paths.check_files([("FILE", path) for path in args.files], [("--plot", args.plot or None, (".png",))])
 
+    from benchmarks.cases.correlation.analysis import read_shares, recorded_positions, window_statistics
+    from benchmarks.cases.correlation.recorded import between, load_recorded
     from fullfield.cli.errors import naming
-    from fullfield.ops.correlation.analysis import read_shares, recorded_positions, window_statistics
-    from fullfield.ops.correlation.recorded import between, load_recorded
 
     blocks = sorted(set(args.blocks))
     layouts = [layout for layout in LAYOUTS if layout in args.layouts]
@@ -116,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str]:
-    """Rows block size, columns layout and level; mean and deviation over files."""
+    """Return a table with a row per block size and a column per layout and level: mean and deviation over files."""
     from statistics import fmean, pstdev
 
     values: dict[tuple[int, str, int], list[float]] = {}
@@ -150,10 +147,10 @@ def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str
 
 
 def _draw(offsets: Tensor, shares: Sequence[Share], radius: int, path: Path) -> None:
-    """The matrix in both layouts, and the finest level's shares over the block's size: figure 3 of Briedis et al."""
+    """Draw the matrix in both layouts and the finest level's shares by block size: figure 3 of Briedis et al."""
+    from benchmarks.cases.correlation.analysis import sampling_matrix
+    from benchmarks.cases.correlation.recorded import resized
     from fullfield.io import atomic_path
-    from fullfield.ops.correlation.analysis import sampling_matrix
-    from fullfield.ops.correlation.recorded import resized
 
     height, width = offsets.shape[-2:]
     small = offsets

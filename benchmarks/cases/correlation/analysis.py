@@ -1,4 +1,4 @@
-"""Which cells of the all-pairs matrix a network's lookups read, and how that depends on the layout of blocks.
+"""Cells of the all-pairs matrix that a network's lookups read, by layout and size of blocks.
 
 The matrix has a row per source pixel and a column per target pixel. A cell counts as read if it is among the
 (2r+2)² integer positions around a lookup, in any update; a block of B² × B² cells if any of its cells is. In row-major
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
-from fullfield.ops.correlation.blocks import grid, place_in_patches
 from fullfield.ops.correlation.window import cells, place
 from fullfield.ops.positions import positions
 
@@ -28,7 +28,7 @@ _POSITIONS = 1 << 22
 
 @dataclass(frozen=True)
 class Share:
-    """Part of the all-pairs matrix that lies in blocks which are read, 0 ... 1."""
+    """Share of the all-pairs matrix in blocks that are read, 0 ... 1."""
 
     level: int
     block: int
@@ -36,13 +36,14 @@ class Share:
     share: float
 
     def as_dict(self) -> dict[str, object]:
+        """Return field names and values."""
         return asdict(self)
 
 
 def recorded_positions(
     offsets: Tensor,  # [U, 2, H, W]: positions minus pixel grid, (x, y)
 ) -> Tensor:  # [U, 2, H, W] float32 positions, as a lookup takes them
-    """Lookup positions from recorded flow."""
+    """Return lookup positions from recorded flow."""
     _check.tensor(offsets, "offsets", ("U", 2, "H", "W"))
     return offsets.float() + positions(offsets.shape[-2:], offsets.device)
 
@@ -56,7 +57,7 @@ def read_shares(
     blocks: Sequence[int] = BLOCKS,
     layouts: Sequence[str] = LAYOUTS,
 ) -> list[Share]:
-    """The share of cells read, as the union over all updates, per level, block size and layout.
+    """Return the share of cells read, as the union over all updates, per level, block size and layout.
 
     ``size2`` is the second map's height and width, by default the first's. Blocks at the border are cut to the
     matrix. A level of size zero has no cells and is left out.
@@ -82,7 +83,7 @@ def read_shares(
 
 
 def _block_of(size: tuple[int, int], block: int, layout: str) -> Tensor:
-    """The block number of every pixel of a map, [H·W]."""
+    """Return the block number of every pixel of a map, [H·W]."""
     pixel = torch.arange(size[0] * size[1])
     if layout == "row-major":
         return pixel // block**2
@@ -90,7 +91,7 @@ def _block_of(size: tuple[int, int], block: int, layout: str) -> Tensor:
 
 
 def _steps(radius: int, block: int, layout: str) -> tuple[Tensor, Tensor]:
-    """Positions in a window, along x and y, that between them meet every block the window meets."""
+    """Return positions in a window, along x and y, that together meet every block the window meets."""
     last = 2 * radius + 1
 
     def every(stride: int) -> Tensor:
@@ -135,7 +136,7 @@ def _share(coords: Tensor, radius: int, level: int, target: tuple[int, int], blo
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """How coherent lookups are: beside every time that is measured with them."""
+    """Coherence of lookups, reported with every time that is measured with them."""
 
     mean_columns: float
     """Target pixels in the union of the windows of one source tile, mean over tiles, updates and levels."""
@@ -143,6 +144,7 @@ class WindowStatistics:
     """Share of the (2r+2)² positions that lie inside their map."""
 
     def as_dict(self) -> dict[str, object]:
+        """Return field names and values."""
         return asdict(self)
 
 
@@ -154,7 +156,7 @@ def window_statistics(
     levels: int = 4,
     tile: int = 8,
 ) -> WindowStatistics:
-    """Mean union window of tile × tile source pixels, cut to the map, and the share of positions inside."""
+    """Return the mean union window of tile × tile source pixels, cut to the map, and the share of positions inside."""
     _check.tensor(coords, "coords", ("U", 2, "H1", "W1"))
     height, width = size2 or (coords.shape[2], coords.shape[3])
     rows, columns = grid((coords.shape[2], coords.shape[3]), tile)
@@ -192,7 +194,7 @@ def sampling_matrix(
     layout: str,
     pixels: int = 448,
 ) -> Tensor:  # [pixels, pixels] float32: share of cells read, union over updates; rows are source pixels
-    """The all-pairs matrix of the finest level, averaged to a picture, pixels in the order of the layout."""
+    """Return the finest level's all-pairs matrix, averaged to a picture, pixels in the order of the layout."""
     size = (offsets.shape[2], offsets.shape[3])
     count = size[0] * size[1]
     pixels = min(pixels, count)

@@ -1,4 +1,4 @@
-"""Positions of lookups that were recorded from a network, read from files, for any size and number of updates."""
+"""Lookup positions recorded from a network: reading, interpolation between updates, resizing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fullfield import _check
 from fullfield._check import InputError
 
 RECORDED = (0, 1, 2, 4, 8, 12, 20, 31)
-"""The updates of a 32-update run whose positions a recording holds."""
+"""Updates of a 32-update run whose positions a recording holds."""
 _BROKEN = (
     ValueError, TypeError, SyntaxError, EOFError, OverflowError, MemoryError, RecursionError, tokenize.TokenError,
 )  # fmt: skip
 
 
 def load_recorded(path: str | os.PathLike[str]) -> Tensor:
-    """Positions minus pixel grid, float32 [U, 2, H, W], (x, y), from a ``.npy`` file. Pickles are never opened.
+    """Read positions minus pixel grid, float32 [U, 2, H, W], (x, y), from a ``.npy`` file, never a pickle.
 
     Raises:
         InputError: naming the file, if it holds something else.
@@ -49,7 +49,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def between(recorded: Tensor, updates: int) -> Tensor:
-    """Offsets of the first ``updates`` updates [updates, 2, H, W] from a recording [8, 2, H, W], linear in between.
+    """Interpolate the first ``updates`` updates [updates, 2, H, W] linearly from a recording [8, 2, H, W].
 
     After the last recorded update they stay where they are.
 
@@ -73,7 +73,7 @@ def between(recorded: Tensor, updates: int) -> Tensor:
 
 
 def resized(offsets: Tensor, size: tuple[int, int]) -> Tensor:
-    """Offsets [U, 2, H, W] for a map of another height and width: resampled, and their values scaled."""
+    """Resample offsets [U, 2, H, W] to a map of another height and width, and scale their values."""
     height, width = offsets.shape[-2:]
     if (height, width) == size:
         return offsets
