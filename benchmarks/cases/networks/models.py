@@ -345,7 +345,8 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
             release(plan.device)
         clock = clock_of(plan.device)
         timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
-        torch.compiler.reset()  # gives back the memory of the graphs
+        if "compiled" in plan.forms:
+            torch.compiler.reset()  # gives back the memory of the graphs
     for timing in timings:
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
