@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, failed, measure
-from benchmarks.cases.correlation import analyze
+from benchmarks.cases.correlation import analyze, record
 from benchmarks.cases.correlation.command import CORRELATION
 from benchmarks.cases.front_door.command import FRONT_DOOR
 from benchmarks.cases.networks.models_command import MODELS
@@ -54,6 +54,7 @@ def build_parser() -> Parser:
         _add_common_options(one, bench)
         one.set_defaults(run=partial(_run, bench, one))
     analyze.add_parser(targets).set_defaults(run=analyze.run)
+    record.add_parser(targets).set_defaults(run=record.run)
     reproduce.add_parser(targets).set_defaults(run=reproduce.run)
     return parser
 
