@@ -36,7 +36,7 @@ _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, Arithmet
 
 
 def build_parser() -> Parser:
-    """The parser of all benchmarks; imports nothing heavy."""
+    """Return the parser of all benchmarks; imports nothing heavy."""
     parser = Parser(
         prog="python -m benchmarks",
         description="Time an operator or a network beside its peers. Every result is checked before its time counts; "

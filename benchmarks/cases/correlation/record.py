@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     parameters = {name: value for name, value in given.items() if value is not None}
     if not args.method.startswith("ptlflow:"):
         parameters["precision"] = "exact"  # prepared forms record nothing
-    files = []
+    files: list[dict[str, Any]] = []
     small = torch.zeros(3, 128, 128)
     estimate(small, small, args.method, device=args.device, **parameters)  # patching tries lookups of its own
     for first, second in args.pair:
