@@ -104,8 +104,10 @@ def measure(
     seconds: float = math.inf,
     device: torch.device | None = None,
 ) -> list[Result]:
-    """The results of all cases, and of the ``known`` ones, which are not measured again; ``keep`` gets those that are
-    done after every one. The arguments are those of :class:`Session`."""
+    """Return the results of all cases, with the ``known`` ones, which are not measured again.
+
+    ``keep`` receives all finished results after every case. The other arguments are those of :class:`Session`.
+    """
     done = {(result.get("part"), result.get("label", result.get("case"))): result for result in known}
 
     def results() -> list[Result]:
@@ -133,7 +135,7 @@ def measure(
 
 
 def failed(results: Sequence[Result]) -> list[str]:
-    """What of ours did not pass its check, a line each."""
+    """Return one line for each result of ours that did not pass its check."""
     told = [(result, one) for result in results for one in (result, *result["rows"])]
     return [
         ": ".join(filter(None, (result.get("label", result.get("case")), one.get("name"), one["reason"])))

@@ -28,14 +28,17 @@ class StillMeter(RuntimeError):
 
 
 class Meter(Protocol):
-    """Joules since some moment; rising."""
+    """Meter of energy: joules since some moment, rising."""
 
     @property
-    def source(self) -> str: ...  # what was read, in words
+    def source(self) -> str:
+        """Return what is read, in words."""
 
-    def joules(self) -> float: ...
+    def joules(self) -> float:
+        """Return the joules."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the meter."""
 
 
 class Sampled:
@@ -85,7 +88,7 @@ class _Counter:
 
 
 def open_meter(device: torch.device, hwmon: Path = HWMON) -> tuple[Meter | None, str]:
-    """The best meter for the device, and what it reads; without one None and why."""
+    """Return the best meter for the device, and what it reads; without one None and why."""
     if device.type != "cuda":
         return None, f"no energy counter is read for {device.type}"
     reasons = []
@@ -135,7 +138,7 @@ def _moves(meter: Meter) -> bool:
 
 
 def _handle(nvml: Any, device: torch.device) -> Any:
-    """The device as NVML knows it: ``CUDA_VISIBLE_DEVICES`` may have renumbered PyTorch's."""
+    """Return the device as NVML knows it: ``CUDA_VISIBLE_DEVICES`` may have renumbered PyTorch's."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if uuid is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of ``size`` (width and height in inches) and its axes, row by row."""
+    """Return a figure of ``size`` (width and height in inches) and its axes, row by row."""
     # Not through pyplot, which would look for a display.
     figure: Figure = importlib.import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]

@@ -49,7 +49,7 @@ class Timing:
         return {"name": self.name, **spread(self.seconds), **self.facts}
 
     def in_full(self) -> dict[str, Any]:
-        """The spread, and the seconds of every round."""
+        """Return the spread and the seconds of every round."""
         return {**spread(self.seconds), "seconds": list(self.seconds)}
 
 
@@ -84,12 +84,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, shortly."""
+    """Return the first line of an error."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def given_up(error: BaseException) -> dict[str, str]:
-    """What an error means for a row of results: its status and the reason."""
+    """Return what an error means for a row of results: its status and the reason."""
     if isinstance(error, Unsupported):
         return {"status": "cannot", "reason": str(error)}
     return {"status": "out of memory" if is_out_of_memory(error) else "failed", "reason": first_line(error)}
@@ -105,7 +105,7 @@ def release(device: torch.device) -> None:
 
 
 def timing_device(name: str | None) -> torch.device:
-    """The device ``--device`` names, with its number; by default the GPU where there is one. InputError for others."""
+    """Return the device that ``--device`` names, by default the GPU where there is one; InputError for others."""
     import torch
 
     device = _check.device(name or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
@@ -168,7 +168,7 @@ def interleaved(
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The call as a CUDA graph: a function that replays it and returns the result it has in the graph's memory.
+    """Return the call as a CUDA graph: a function that replays it and returns the result in the graph's memory.
 
     The function keeps the call, and so the memory whose addresses are in the graph. Raises RuntimeError where the call
     waits for the device, which is found out before anything is captured: a capture that fails leaves the allocator in

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, failed, measure
-from benchmarks.cases.correlation import analyze
+from benchmarks.cases.correlation import analyze, record
 from benchmarks.cases.correlation.command import CORRELATION
 from benchmarks.cases.front_door.command import FRONT_DOOR
 from benchmarks.cases.networks.models_command import MODELS
@@ -36,7 +36,7 @@ _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, Arithmet
 
 
 def build_parser() -> Parser:
-    """The parser of all benchmarks; imports nothing heavy."""
+    """Return the parser of all benchmarks; imports nothing heavy."""
     parser = Parser(
         prog="python -m benchmarks",
         description="Time an operator or a network beside its peers. Every result is checked before its time counts; "
@@ -54,6 +54,7 @@ def build_parser() -> Parser:
         _add_common_options(one, bench)
         one.set_defaults(run=partial(_run, bench, one))
     analyze.add_parser(targets).set_defaults(run=analyze.run)
+    record.add_parser(targets).set_defaults(run=record.run)
     reproduce.add_parser(targets).set_defaults(run=reproduce.run)
     return parser
 

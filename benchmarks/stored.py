@@ -45,7 +45,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this code runs from, marked when files differ from it; None for a wheel.
+    """Return the commit of the checkout this code runs from, marked when files differ from it; None for a wheel.
 
     ``FULLFIELD_COMMIT`` says it where the files came without their history.
     """

@@ -172,7 +172,7 @@ def network() -> str:
 
 
 def forms() -> str:
-    """Return the times of fullfield-s as an estimator: exact, fast, and at twice the size."""
+    """Return times of fullfield-s as an estimator: float32, fast, and with twice the size."""
     stored = read("fullfield_s_forms_h200.json")
     columns = ("exact", "accurate", "fast", "accurate, fast")
     found: dict[str, dict[str, str]] = {}
@@ -180,16 +180,16 @@ def forms() -> str:
         if case["ways"] == 1:
             height, width = case["size"]
             found.setdefault(f"{width}×{height}", {})[case["form"]] = f"{case['median_ms']:.3g} ms"
-    rows = [["frames", *columns]]
+    rows = [["frames", "float32", *columns[1:]]]
     rows += [[size, *(times[name] for name in columns)] for size, times in found.items() if set(columns) <= set(times)]
     about = f"{stored['gpu']}, PyTorch {stored['torch']}, commit {stored['commit']}, {stored['date']}."
     return f"{lines(rows)}\n{about}\n"
 
 
 def on_cpu() -> str:
-    """Return the times of fullfield-s and RAFT on the CPU, exact and fast."""
+    """Return times of fullfield-s and RAFT on the CPU, in float32 and fast."""
     stored = read("models_cpu.json")
-    rows = [["network", "updates", "exact", "fast"]]
+    rows = [["network", "updates", "float32", "fast"]]
     for case in stored["cases"]:
         found = {row["name"]: f"{row['median_s']:.2f} s" for row in case["rows"]}
         rows.append([f"`{case['method']}`", str(case["updates"]), found["exact"], found["fast"]])

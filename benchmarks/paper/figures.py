@@ -143,9 +143,10 @@ class _Panel:
 
 
 def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = None) -> tuple[str, Tensor] | None:
-    """Figures 6 and 13 to 15: the flow of a pair, a method a row and a scale a column.
+    """Draw figures 6 and 13 to 15: the flow of a pair, a method a row and a scale a column.
 
     Args:
+        runs: the stored runs.
         number: of the figure; see :data:`SHEETS`. Figure 6 takes its pair from the first shot, the others the middle
             pair of theirs; of a stand-in the shots are taken in their order.
         dataset: for a row with the frames and the true flow.
@@ -200,14 +201,14 @@ def _drawable(runs: Runs, method: str, scale: str) -> StoredRun | None:
 
 
 def _predicted(run: StoredRun) -> set[str]:
-    """The names of the pairs whose prediction is still there."""
+    """Return the names of the pairs whose prediction is still there."""
     base = run.folder / "predictions"
     paths = (path for path in base.rglob("*.flo") if not path.name.startswith("."))
     return {path.relative_to(base).with_suffix("").as_posix() for path in paths}
 
 
 def _pair(used: Sequence[StoredRun], number: str) -> str:
-    """The pair of a figure, among those that every run has."""
+    """Return the pair of a figure, among those that every run has."""
     names = sorted(set.intersection(*(_predicted(run) for run in used)))
     if not names:
         raise InputError(f"{used[0].folder}: shares no pair with the other runs of its data set")

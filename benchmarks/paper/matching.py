@@ -139,7 +139,7 @@ class StoredRun:
         return number if number is not None and number < PAIRS.get(self.dataset, 0) else None
 
     def score(self, key: str) -> float | None:
-        """A metric; None where no pixel counts, or the data set has no truth."""
+        """Return a metric; None where no pixel counts, or the data set has no truth."""
         value = ((self.result or {}).get("scores") or {}).get(key)
         return None if value is None else float(value)
 
@@ -204,7 +204,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """A result with everything that the tables read of it."""
+    """Return a result with everything that the tables read of it."""
     result = read_json(path)
     check_entries(path, result, averaging="text", runtime="object", peak_bytes="number or null", backends="list")
     check_entries(path, result["runtime"], **dict.fromkeys(("mean_s", "std_s", "median_s"), "number"))
@@ -234,7 +234,7 @@ class Runs:
         return [replace(self, pairs=number) for number in numbers]
 
     def find(self, method: str, dataset: str, scale: str, variant: str | None = None) -> list[StoredRun]:
-        """The runs of a row, the preferred first; of one column with a ``variant``.
+        """Return the runs of a row, the preferred first; of one column with a ``variant``.
 
         On demand RAFT's own extension comes before our reference.
         """
@@ -258,11 +258,11 @@ class Runs:
 
     @staticmethod
     def variant_of(run: StoredRun, method: PaperMethod) -> str | None:
-        """A method that samples no volume has one column only."""
+        """Return the run's variant; a method that samples no volume has one column only."""
         return run.variant if method.sampled else "default"
 
     def scored(self, method: str, dataset: str, scale: str) -> StoredRun | None:
-        """The run whose metrics stand in a row: ours, or the next best variant that has any."""
+        """Return the run whose metrics stand in a row: ours, or the next best variant that has any."""
         for variant in ("ours", "default", "mixed", "on_demand"):
             for run in self.find(method, dataset, scale, variant):
                 if run.score("epe") is not None:

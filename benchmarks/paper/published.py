@@ -18,12 +18,12 @@ def _content() -> dict[str, Any]:
 
 
 def source() -> str:
-    """The paper."""
+    """Return the paper's title and authors."""
     return str(_content()["source"])
 
 
 def rows(table: str) -> list[Row]:
-    """The rows of a table in their order.
+    """Return the rows of a table in their order.
 
     Keys: ``method`` (of :data:`benchmarks.paper.matching.METHODS`), ``scale`` or ``dataset``, ``px1``,
     ``epe``, ``lm_px1``, ``lm_epe``; for each variant of the correlation ``"OOM"`` or ``runtime_s``, ``std_s``,

@@ -60,7 +60,7 @@ class Column:
         return [key for key in (self.key, self.spread, self.percent) if key is not None]
 
     def text(self, values: Mapping[str, Value]) -> str:
-        """The column's place in one line."""
+        """Return the column's text in one line."""
         value = values.get(self.key)
         if value is None or isinstance(value, str):
             return value or ""
@@ -115,7 +115,7 @@ class Table:
         return found
 
     def records(self) -> list[dict[str, Value]]:
-        """The same with plain numbers, a record a row."""
+        """Return the same with plain numbers, a record a row."""
         found: list[dict[str, Value]] = []
         for line in self.lines:
             names = {label: line.labels[i] for i, label in enumerate(self.labels)}
@@ -157,7 +157,7 @@ class Measured:
         }
 
     def metrics(self, method: str, dataset: str, scale: str) -> dict[str, Value]:
-        """The four metrics, or the words that stand for them."""
+        """Return the four metrics, or the words that stand for them."""
         if not METHODS[method].names:
             return dict.fromkeys(_METRICS, ABSENT)
         run = self.runs.scored(method, dataset, scale)
@@ -179,7 +179,7 @@ class Measured:
         return min(found, key=found.__getitem__) if found else None
 
     def best_runtime(self, method: str, dataset: str, scale: str) -> float | None:
-        """The lowest of all variants."""
+        """Return the lowest runtime of all variants."""
         costs = [self.cost(method, dataset, scale, variant)["runtime_s"] for variant in VARIANTS]
         times = [value for value in costs if isinstance(value, float)]
         return min(times, default=None)
@@ -237,7 +237,7 @@ def _metric_columns() -> tuple[Column, ...]:
 
 
 def _flat(row: Mapping[str, Any], variants: Iterable[str]) -> dict[str, Value]:
-    """The values of the variants of a published row under keys of their own."""
+    """Return the values of the variants of a published row under keys of their own."""
     found: dict[str, Value] = {}
     for variant in variants:
         cell = row.get(variant, NOT_APPLICABLE)
@@ -300,7 +300,7 @@ def _variant_columns(variants: Sequence[str], *, percent: bool, memory_digits: i
 def _costs(
     measured: Measured, method: str, dataset: str | Sequence[str], scale: str, variants: Iterable[str]
 ) -> dict[str, Value]:
-    """The cost of every variant, and how much more it is than ours."""
+    """Return the cost of every variant, and how much more it is than ours."""
     costs = {name: measured.cost(method, dataset, scale, name) for name in variants}
     found: dict[str, Value] = {}
     for name, cost in costs.items():

@@ -11,14 +11,14 @@ from benchmarks.paper.tables import Table
 
 
 def markdown(table: Table) -> str:
-    """The table with its title and notes."""
+    """Return the table with its title and notes."""
     lines = markdown_table(table.rows(), padded=True)
     told = [f"Paper: {published.source()}, table {table.key}.", *table.notes]
     return "\n".join([f"## Table {table.key}. {table.title}", "", *lines, "", *(f"- {note}" for note in told), ""])
 
 
 def comma_separated(table: Table) -> str:
-    """The table as CSV, numbers in full: a line for the paper's row and one for ours."""
+    """Return the table as CSV, numbers in full: a line for the paper's row and one for ours."""
     records = table.records()
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")

@@ -228,7 +228,7 @@ def test_one_after_another_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_graph_of_what_takes_most_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    monkeypatch.setattr(correlation, "_memory_of", lambda _: 100)
     monkeypatch.setattr(correlation, "captured", lambda work: work)
     inputs = Inputs.make(SMALL, Scene("smooth"))
     entrant = Entrant(wrong_by(1.0), inputs, Truth.of(inputs, "highest"))

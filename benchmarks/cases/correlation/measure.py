@@ -151,6 +151,11 @@ def _on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def _memory_of(device: torch.device) -> float:
+    """Return the bytes of a GPU's memory; for other devices no limit."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+
+
 @dataclass
 class Inputs:
     """Features, positions and, for a backward pass, the gradient of every lookup."""
@@ -358,8 +363,8 @@ class Entrant:
         if self.contender.no_graph is not None:
             self.row["no_graph"] = self.contender.no_graph
             return
-        total = torch.cuda.get_device_properties(self.inputs.problem.device).total_memory
-        if 2 * self.row.get("peak_bytes", 0) > total:  # a capture that fails leaves the allocator in disorder
+        # A capture that fails leaves the allocator in disorder.
+        if 2 * self.row.get("peak_bytes", 0) > _memory_of(self.inputs.problem.device):
             self.row["no_graph"] = "takes more than half of the memory, and a graph needs as much again"
             return
         try:

@@ -108,7 +108,7 @@ def cases(plan: Plan, note: Note) -> Cases:
 
 
 def frames(plan: Plan, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The plan's pair at ``size``, or a texture of several octaves and the same moved by a smooth flow."""
+    """Return the plan's pair at ``size``, or a texture of several octaves and the same moved by a smooth flow."""
     if plan.pair is not None:
         first, second = (
             functional.interpolate(frame[None].to(plan.device), size, mode="bicubic", antialias=True).clamp(0, 1)
@@ -132,7 +132,7 @@ def frames(plan: Plan, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
-    """The method's network with the plan's weights, or random ones whose batch norms have seen the frames."""
+    """Return the method's network with the plan's weights, or random ones whose batch norms have seen the frames."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build_model(NETWORKS[method])
@@ -219,9 +219,8 @@ def _in(name: str, dtype: torch.dtype | None) -> str:
 def _ours(model: Network, form: str) -> Flow:
     if form == "compiled":
         return _compiled(_halved(model))
-    run = {"fast": lambda: PreparedSizes(model, "fast"), "module": lambda: model, "module-half": lambda: _halved(model)}
-    chosen = run[form]()
-    return lambda first, second, updates: chosen(first, second, updates=updates)
+    run = PreparedSizes(model, "fast") if form == "fast" else _halved(model) if form == "module-half" else model
+    return lambda first, second, updates: run(first, second, updates=updates)
 
 
 def _halved(model: Network) -> Network:
@@ -236,7 +235,7 @@ def _compiled(model: Network) -> Flow:
     compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
     def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
-        torch.compiler.cudagraph_mark_step_begin()  # the flow before is no longer read
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # the flow before is read no more
         found: Tensor = compiled(first, second, updates=updates)
         return found
 
@@ -308,6 +307,7 @@ class Truth(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, model: Network, pair: tuple[Tensor, Tensor], updates: int, few: int) -> Truth:
+        """Compute the flows after all and after ``few`` updates."""
         try:
             with looked_up(model) as positions:
                 flow = model(*pair, updates=updates)
@@ -346,7 +346,8 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
             release(plan.device)
         clock = clock_of(plan.device)
         timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
-        torch.compiler.reset()  # gives back the memory of the graphs
+        if "compiled" in plan.forms:
+            torch.compiler.reset()  # gives back the memory of the graphs
     for timing in timings:
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
@@ -374,7 +375,7 @@ def _work(flow: Flow, first: Tensor, second: Tensor, updates: int) -> Callable[[
 def _admitted(
     entry: Entry, row: dict[str, Any], pair: tuple[Tensor, Tensor], updates: int, few: int, right: Tensor | None
 ) -> Flow | None:
-    """The entry, prepared and checked, with the time and the memory that it took; None if it cannot take part."""
+    """Prepare and check the entry, noting time and memory in its row; return None if it cannot take part."""
     on_gpu = pair[0].device.type == "cuda"
     try:
         if on_gpu:

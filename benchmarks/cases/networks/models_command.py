@@ -61,7 +61,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _weights(args: argparse.Namespace) -> dict[str, str]:
-    """The weights by method."""
+    """Return the weights by method."""
     weights = {}
     for given in args.weights:
         method, _, path = given.partition("=")

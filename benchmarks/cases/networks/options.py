@@ -24,13 +24,13 @@ def add_extension_option(parser: argparse._ActionsContainer, use: str = "") -> N
 
 
 def check_extension(args: argparse.Namespace) -> None:
-    """The folder is there."""
+    """Check that the extension's folder exists."""
     if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
         raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
 
 
 def set_up(args: argparse.Namespace, note: Note) -> tuple[torch.device, Any]:
-    """The device, made the current one, and RAFT's compiled extension where it is asked for."""
+    """Make the device current; return it, and RAFT's compiled extension where it is requested."""
     import torch
 
     from benchmarks.harness import timing_device

@@ -148,7 +148,7 @@ def _case(plan: Plan, name: str, size: tuple[int, int], how: str, note: Note) ->
 
 
 def _tried(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device) -> Tensor | None:
-    """The flow; None, and the reason in the row, where the model fails or its flow is not finite."""
+    """Return the flow; None, with the reason in the row, if the model fails or its flow is not finite."""
     try:
         flow = call()
     except (RuntimeError, NameError) as error:  # NameError: the extension is not there
@@ -162,7 +162,7 @@ def _tried(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device
 
 
 def _measured(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device) -> None:
-    """The memory that a second call takes."""
+    """Return the memory that a second call takes."""
     if _tried(call, row, device) is not None and device.type == "cuda":
         row["peak_bytes"] = peak_bytes(call)
 

@@ -30,7 +30,7 @@ _Inputs = dict[str, Any]
 
 
 def planes_moved(config: RefinementConfig) -> int:
-    """The floor, in float32 values a pixel."""
+    """Return the floor, in float32 values a pixel."""
     each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS + FIT
     once = LOADING + GIVEN - 4  # the dual variable is zero at first
     last = once + config.rounds * each + min(config.rounds, JUDGED) * MISFIT + MIXING

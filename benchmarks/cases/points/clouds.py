@@ -29,7 +29,7 @@ class Scene:
     """[B + 1] int64, on the CPU."""
 
     def to(self, device: torch.device) -> Scene:
-        """The same on a device."""
+        """Return the same cloud on a device."""
         return Scene(self.name, self.points.to(device), self.offsets)
 
 
@@ -41,7 +41,7 @@ def join(name: str, clouds: Sequence[Tensor]) -> Scene:
 
 
 def read(paths: Sequence[str]) -> Scene:
-    """The clouds of files.
+    """Read the clouds of files.
 
     Raises:
         InputError: for a file that holds none, or points that are not finite.
@@ -58,7 +58,7 @@ def read(paths: Sequence[str]) -> Scene:
 
 
 def room(count: int, seed: int = 0) -> Scene:
-    """A made-up scan: five walls and a ball, about 16 points within 1.86 · 7 mm of each other, 2 mm of noise."""
+    """Return a synthetic scan: five walls and a ball, about 16 points within 1.86 · 7 mm, 2 mm of noise."""
     generator = torch.Generator().manual_seed(seed)
     side = (count / 29_000 / 6.0) ** 0.5  # metres, at the density of a real scan
     part = torch.randint(0, 6, (count,), generator=generator)

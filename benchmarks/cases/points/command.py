@@ -113,7 +113,7 @@ def _open(args: argparse.Namespace, note: Note) -> Session:
 
 
 def earlier(path: Path, grid: float) -> list[Result]:
-    """The cases of a file of results that need not be measured again, with their commit where it is another than now.
+    """Return the stored cases that need not be measured again, with their commit where it is another than now.
 
     Raises InputError for a file that is none, or whose numbers are of another machine or grid than this run's.
     """

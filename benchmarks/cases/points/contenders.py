@@ -39,9 +39,11 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
+        """Return the geometry's device."""
         return self.geometry.device
 
     def request(self) -> Request:
+        """Return the problem as backends are asked for it."""
         g = self.geometry
         return Request(
             device=self.device,
@@ -76,7 +78,7 @@ def _own(name: str, problem: Problem) -> Apply:
 
 
 def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
-    """The backends of :func:`fullfield.ops.point_conv.point_conv`."""
+    """Return the backends of :func:`fullfield.ops.point_conv.point_conv`."""
     return [Contender(name, partial(_own, name), ours=True) for name in names]
 
 
@@ -106,7 +108,7 @@ def _scattered(problem: Problem) -> Apply:
 
 
 def _im2col(problem: Problem) -> Apply:
-    """The inputs of every bucket summed into one matrix [M, K · Cin], then one product."""
+    """Sum the inputs of every bucket into one matrix [M, K · Cin], then multiply once."""
     i, j, k = problem.geometry.triplets()
     bucket, centers, cells = i * problem.geometry.cells + k, problem.geometry.centers, problem.geometry.cells
 
@@ -139,7 +141,7 @@ def _listed(order: str, problem: Problem) -> Apply:
 
 
 def baselines() -> list[Contender]:
-    """What needs nothing but PyTorch and this package."""
+    """Return the contenders that need only PyTorch and this package."""
     return [
         Contender("gather-GEMM-scatter", _scattered),
         Contender("the supplement's listing", partial(_listed, "k")),
@@ -171,7 +173,7 @@ def _pointelligence(layers: ModuleType, problem: Problem) -> Apply:
 
 
 def pointelligence(folder: str) -> Contender:
-    """A checkout of ant-research/pointelligence: its layer, by the way that it chooses itself, through Triton.
+    """Return the layer of a checkout of ant-research/pointelligence, by the route it chooses, through Triton.
 
     Its CUDA extension is not needed: where it is not installed, an empty module stands in.
 
@@ -255,7 +257,7 @@ def _ocnn(module: ModuleType, problem: Problem) -> Apply:
 
 
 def voxel_peers() -> tuple[list[Contender], dict[str, str]]:
-    """spconv and ocnn as far as they are installed, and why the others are not here."""
+    """Return spconv and ocnn as far as they are installed, and why the others are absent."""
     found, absent = [], {}
     for name, place, prepare in (("spconv", "spconv.pytorch", _spconv), ("ocnn", "ocnn", _ocnn)):
         try:

@@ -68,7 +68,7 @@ class _Listing(torch.autograd.Function):
 
 
 def listing(triplets: tuple[Tensor, Tensor, Tensor], centers: int, order: str = "k") -> Callable[..., Tensor]:
-    """A convolution (features, weight) → out by triplets (i, j, k), int64 [T], sorted here; differentiable once."""
+    """Return a convolution (features, weight) → out by triplets (i, j, k), int64 [T]; differentiable once."""
     by = triplets["ijk".index(order)]
     at = torch.argsort(by, stable=True)
     i, j, k = (column[at].to(torch.int32).contiguous() for column in triplets)

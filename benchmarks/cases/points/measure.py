@@ -89,6 +89,7 @@ class Plan:
 
     @property
     def gpu(self) -> bool:
+        """Return whether the device is a GPU."""
         return self.device.type == "cuda"
 
 
@@ -133,15 +134,17 @@ class Layer:
         self.grad = normal(p.geometry.centers, p.channels[1])
 
     def forward(self, apply: Apply) -> Tensor:
+        """Return the result, without gradients."""
         with torch.no_grad():
             return apply(self.features, self.weight)
 
     def train(self, apply: Apply) -> tuple[Tensor, ...]:
-        """Forward and both gradients."""
+        """Return both gradients."""
         given = [t.detach().requires_grad_() for t in (self.features, self.weight)]
         return torch.autograd.grad(apply(*given), given, self.grad)
 
     def truth(self) -> Truth:
+        """Return the reference's results in float64."""
         return Truth.of(self.problem, self.features, self.weight, self.grad)
 
 
@@ -201,7 +204,7 @@ def _facts(problem: Problem) -> Result:
 
 
 def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tuple[Result, Apply | None]:
-    """The contender's row with its check and memory; no function where it does not take part."""
+    """Return the contender's row with its check and memory, and no function where it does not take part."""
     row: Result = {"name": contender.name, "ours": contender.ours, "status": "ok"}
     slack = 1.0 if contender.ours else PEER_SLACK
     try:
@@ -289,7 +292,7 @@ def _by_voxel(
 
 
 def _densities(plan: Plan, scene: Scene) -> list[tuple[Scene, float]]:
-    """The scan's own and the coarser one, with the grid of each."""
+    """Return the scan's own cloud and the coarser one, with the grid of each."""
     return [(scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)]
 
 
@@ -377,7 +380,7 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
 
 
 def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[Any], str | None]:
-    """Compares the rows of some queries of the first cloud with all its points."""
+    """Compare the rows of some queries of the first cloud with all its points."""
     first = points[: int(offsets[1])]
     chosen = torch.randperm(len(first), generator=torch.Generator().manual_seed(2))[:20].tolist()
     limit = torch.tensor(radius, dtype=torch.float32).square().item()

@@ -103,14 +103,16 @@ def timed(scene: Scene, grid: float, dtype: torch.dtype, repeats: int, note: Cal
 
 
 def _in_one_thread(call: Callable[[], Any]) -> None:
-    """Without the thread that PyTorch has for a device's backward pass: a small network waits for the host, which then
-    hands nothing over."""
+    """Call without the thread that PyTorch has for a device's backward pass.
+
+    A small network waits for the host, which then hands nothing over.
+    """
     with torch.autograd.set_multithreading_enabled(False):
         call()
 
 
 def _on_device(call: Callable[[], Any]) -> tuple[int, float]:
-    """Kernels and copies of a call, and the seconds that they took one after the other."""
+    """Return the number of a call's kernels and copies, and the seconds that they took one after the other."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
@@ -121,8 +123,10 @@ def _on_device(call: Callable[[], Any]) -> tuple[int, float]:
 
 
 def once(make: Callable[[], Scene], size: int, grid: float, dtype: torch.dtype) -> Case:
-    """Geometry, forward and training at a size, each again after a first call, in which kernels are compiled and memory
-    is asked for: peak memory and seconds, or that it does not fit."""
+    """Measure geometry, forward and training at a size: peak memory and seconds, or that it does not fit.
+
+    Each runs again after a first call, which compiles kernels and allocates memory.
+    """
     row: Case = {"name": "ResNet-18", "ours": True, "status": "ok"}
     case: Case = {"size": size, "rows": [row]}
     case["dtype"] = str(dtype).removeprefix("torch.")

@@ -87,7 +87,7 @@ def _head(case: Case) -> str:
 
 
 def _notes(case: Case) -> list[str]:
-    """The verdict, who has no time and why, what a network's phases consist of."""
+    """Return the verdict, the contenders without a time and why, and what a network's phases consist of."""
     verdict = line(case)
     notes = [] if verdict is None else [verdict]
     for row in case["rows"]:
@@ -116,7 +116,7 @@ def report(results: Case) -> list[str]:
 
 
 def markdown(results: Case) -> str:
-    """The same as Markdown, with the conditions and published values."""
+    """Return the same as Markdown, with the conditions and published values."""
     e = results.get("environment", {})
     where = e.get("gpu") or e.get("cpu") or "unknown machine"
     versions = ", ".join(f"{name} {version}" for name, version in e.get("versions", {}).items())

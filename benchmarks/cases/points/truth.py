@@ -59,11 +59,11 @@ class Truth:
         )
 
     def of_forward(self, out: Tensor, slack: float) -> tuple[str | None, float]:
-        """What is wrong with a result, and its error as a share of the largest value."""
+        """Return what is wrong with a result, and its error as a share of the largest value."""
         return _compared("the result", out, out[self.centers], self.out, slack * self.allowed)
 
     def of_gradients(self, grads: Sequence[Tensor], slack: float) -> tuple[str | None, float]:
-        """The same of (features, weight)."""
+        """Return the same for gradients of (features, weight)."""
         features, weight = grads
         wrong, error = _compared(
             "the features' gradient", features, features[self.points], self.grad_features, slack * self.allowed

@@ -36,7 +36,7 @@ LEVEL = {"time": 1.0, "memory": 0.98, "memory with triplets": 1.0}
 
 
 def judged(case: Case) -> Case | None:
-    """The verdict on one case; None where there is nobody to compare with.
+    """Return the verdict on one case; None where there is nobody to compare with.
 
     ``{"ahead": bool, "ratios": [{"what", "way", "ratio", "against", "behind"}], "against": [names], "out": [names]}``:
     a ratio is the best baseline's value over our best backend's, above 1 where ours is ahead; ``out`` baselines that do
@@ -62,7 +62,7 @@ def judged(case: Case) -> Case | None:
 
 
 def line(case: Case) -> str | None:
-    """The verdict as one line, or None."""
+    """Return the verdict as one line, or None."""
     verdict = judged(case)
     if verdict is None:
         return None
@@ -79,7 +79,7 @@ def line(case: Case) -> str | None:
 
 
 def summary(cases: Sequence[Case]) -> list[str]:
-    """A line for every case that is judged, and one for all."""
+    """Return a line for every judged case, and one for all."""
     lines, ahead, number = [], 0, 0
     for case in cases:
         text = line(case)

@@ -181,7 +181,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
 
 
 def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
-    """The pairs that are timed."""
+    """Return the pairs that are timed."""
     ways = Setting(plan.direction).ways
     for number in range(plan.pairs):
         at = number % (len(kept) - 1)
@@ -191,8 +191,7 @@ def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
 
 
 def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable[str]) -> dict[str, Tensor]:
-    """The flows of a pair as the engine asks for them: ``forward`` is from the first frame, ``backward`` from the
-    second."""
+    """Return the flows of a pair as the engine requests them: ``forward`` and ``backward``."""
     refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(first.device) else None
     plain = estimator if refiner is None else refiner.estimator
     wanted = set(ways)
@@ -218,7 +217,7 @@ def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:
 
 
 def _wrong(work: Work, estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome) -> str | None:
-    """What is wrong with a run: vectors in its second file that are not those of the pairs alone."""
+    """Return what is wrong with a run: vectors in its second file that are not those of the pairs alone."""
     for direction, way in work.setting.ways.items():
         at = min(1, 1 + way)
         flow = one_pair(estimator, kept[at], kept[at + 1], work.setting.ways)[direction][0].cpu()

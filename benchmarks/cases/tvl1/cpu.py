@@ -48,7 +48,7 @@ class Pair:
 
 
 def load_pair(frame1: Path, frame2: Path, truth: Path) -> Pair:
-    """A pair from files."""
+    """Read a pair from files."""
     from fullfield.io import read_flow, read_frame
 
     flow = read_flow(truth)
@@ -63,7 +63,7 @@ def load_pair(frame1: Path, frame2: Path, truth: Path) -> Pair:
 
 
 def synthetic_pair(height: int = 436, width: int = 1024) -> Pair:
-    """The textured scene, for machines without data."""
+    """Return the textured scene, for machines without data."""
     from fullfield.testing import textured_scene
 
     scene = textured_scene(height, width, seed=1)
@@ -80,7 +80,7 @@ def _error(pair: Pair, flow: Tensor) -> float:
 
 
 def _check(pair: Pair, found: dict[str, float], name: str) -> Callable[[Tensor], str | None]:
-    """The flow must be finite and clearly better than no flow at all; its error is noted on the way."""
+    """Check that the flow is finite and clearly better than no flow; note its error."""
 
     def check(flow: Tensor) -> str | None:
         if not bool(flow.isfinite().all()):
@@ -109,7 +109,7 @@ def _ours(pair: Pair, config: TVL1Config, backend: str | None = None) -> Callabl
 
 
 def _opencv(pair: Pair, **settings: Any) -> Callable[[], Tensor]:
-    """``settings``: the names after OpenCV's ``set``; its keyword for the inner iterations is misspelt."""
+    """Build OpenCV's solver; ``settings`` are the names after its ``set``. It misspells the inner iterations."""
     cv2: Any = importlib.import_module("cv2")
     solver = cv2.optflow.DualTVL1OpticalFlow_create()
     for name, value in settings.items():
@@ -279,7 +279,7 @@ def cases(
 
 
 def report(results: dict[str, Any]) -> list[str]:
-    """The results as lines of text."""
+    """Return the results as lines of text."""
     lines = []
     for case in results["cases"]:
         size = "{1}×{0}".format(*case["size"]) if "size" in case else ""

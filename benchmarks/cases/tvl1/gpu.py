@@ -53,7 +53,7 @@ class GpuPlan:
 
 
 def earlier(path: Path) -> list[Result]:
-    """The cases of a file of results that were measured to the end.
+    """Return the cases of a file of results that were measured to the end.
 
     Raises InputError for a file that is none, or whose numbers are of another GPU or commit than this run's.
     """
@@ -63,7 +63,7 @@ def earlier(path: Path) -> list[Result]:
 
 
 def cases(plan: GpuPlan, note: Note) -> Cases:
-    """What the hardware can do, then all parts of the plan.
+    """Yield the hardware's limits, then all parts of the plan.
 
     A part that fails says why in its case, and the others go on, unless the device is broken: that error is raised.
     """
@@ -108,5 +108,5 @@ def _attempt(name: str, make: Callable[[], Result], device: torch.device) -> Res
 
 
 def _largest(pairs: Sequence[Pair]) -> Pair:
-    """The largest pair given, or a made-up one."""
+    """Return the largest pair given, or a made-up one."""
     return max(pairs, key=lambda pair: pair.size[0] * pair.size[1]) if pairs else synthetic_pair()

@@ -118,7 +118,7 @@ def _energy(case: dict[str, Any], machine: str) -> Figure:
 
 
 def _plain_log(axes: Axes) -> None:
-    """A logarithmic axis across, with plain numbers."""
+    """Make the horizontal axis logarithmic, with plain numbers."""
     ticker = importlib.import_module("matplotlib.ticker")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))

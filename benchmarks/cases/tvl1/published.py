@@ -1,5 +1,7 @@
-"""What the paper measured on its boards, to stand beside ours: Romera et al., Journal of Real-Time Image Processing
-20:32, 2023 (NVIDIA Jetson AGX Xavier unless said)."""
+"""Published measurements of Romera et al., Journal of Real-Time Image Processing 20:32, 2023.
+
+They ran on an NVIDIA Jetson AGX Xavier unless said.
+"""
 
 from __future__ import annotations
 

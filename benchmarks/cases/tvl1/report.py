@@ -17,7 +17,7 @@ Table = list[list[str]]
 
 
 def case_of(results: dict[str, Any], name: str) -> Case | None:
-    """The case of that name, where it was measured."""
+    """Return the case of that name, where it was measured."""
     cases = (case for case in results["cases"] if case.get("status", "ok") == "ok")
     return next((case for case in cases if case["case"] == name), None)
 
@@ -30,7 +30,7 @@ def tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
 
 
 def report(results: dict[str, Any]) -> list[str]:
-    """The tables as lines of text."""
+    """Return the tables as lines of text."""
     lines: list[str] = []
     for title, rows in tables(results):
         lines += [title, *(f"  {line}" for line in aligned(rows)), ""]
@@ -45,13 +45,13 @@ def unmeasured(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """A page of the tables."""
+    """Return a page of the tables."""
     environment = results.get("environment", {})
     return f"# TV-L1 on {environment.get('gpu') or environment.get('cpu', 'this machine')}\n\n{section(results)}"
 
 
 def section(results: dict[str, Any]) -> str:
-    """The tables as Markdown, without a heading."""
+    """Return the tables as Markdown, without a heading."""
     environment = results.get("environment", {})
     parts = []
     for title, rows in tables(results):
@@ -149,7 +149,7 @@ def work_table(results: dict[str, Any]) -> tuple[str, Table] | None:
 
 
 def _limits(limits: Case, floors: dict[str, dict[str, float] | None]) -> str:
-    """What the iterations take at least, in words."""
+    """Return the least time of the iterations, in words."""
     told = []
     for kind, least in floors.items():
         if least is not None:
@@ -310,8 +310,10 @@ def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
 
 
 def finding(case: Case) -> Table:
-    """The paper's finding, float16 against float32 at equal time, averages over a set's scenes; then after equally
-    many iterations, the most that were measured."""
+    """Return the errors of float16 and float32 at equal time, averaged over a set's scenes, as the paper has them.
+
+    The last row of a set compares them after equally many iterations, the most that were measured.
+    """
 
     def compared(single: dict[str, float], half: dict[str, float]) -> list[str]:
         cells = []

@@ -149,7 +149,7 @@ def depth_of(schedule: str, shape: Shape) -> int:
 
 
 def passes_of(schedule: str, level: Level, depth: int, shape: Shape, device: Device) -> list[Pass]:
-    """The kernels of one pass of ``depth`` iterations."""
+    """Return the kernels of one pass of ``depth`` iterations."""
     if schedule == "global":
         return _global(level, shape)
     if schedule == "shared_fusion":
@@ -217,7 +217,7 @@ class Romera:
 
 
 def schedule_of(name: str, shape: Shape) -> Schedule:
-    """The schedule of this name in ``SCHEDULES``."""
+    """Return the schedule of this name in ``SCHEDULES``."""
     if name not in SCHEDULES:
         raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {name!r}")
     return RegisterPipeline(shape) if name == OURS else Romera(name, shape)

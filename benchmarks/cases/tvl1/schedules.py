@@ -93,12 +93,12 @@ class Version:
 
 
 def setting(iterations: int = ITERATIONS) -> TVL1Config:
-    """The paper's parameters for its timings: one scale, one warp."""
+    """Return the paper's parameters for its timings: one scale, one warp."""
     return PRESETS["paper"].replace(scales=1, warps=1, iterations=iterations)
 
 
 def made_up(size: tuple[int, int], device: torch.device) -> State:
-    """A state with the spread of a real one; a tenth of the pixels says nothing about motion."""
+    """Return a state with the spread of a real one; a tenth of the pixels says nothing about motion."""
     generator = torch.Generator(device).manual_seed(0)
 
     def noise(*planes: int) -> Tensor:
@@ -110,7 +110,7 @@ def made_up(size: tuple[int, int], device: torch.device) -> State:
 
 
 def expected(state: State, config: TVL1Config) -> Tensor:
-    """The flow by the reference's iterations, float64 where the frame is not too large."""
+    """Return the flow by the reference's iterations, float64 where the frame is not too large."""
     exact = state.residual.numel() <= _EXACT_PIXELS
     kind = torch.float64 if exact else torch.float32
     flow, dual, gradient, residual = (t.to(kind) for t in (state.flow, state.dual, state.gradient, state.residual))
@@ -122,7 +122,7 @@ def expected(state: State, config: TVL1Config) -> Tensor:
 
 
 def compared(version: Version, found: Tensor, right: Tensor) -> tuple[dict[str, Any], str | None]:
-    """The distance from the reference's iterations, and what is wrong with it."""
+    """Return the distance from the reference's iterations, and what is wrong with it."""
     if not bool(found.isfinite().all()):
         return {"max_px": None, "rms_px": None}, "the flow has NaN or infinite values"
     off = (found.float() - right).norm(dim=0)
@@ -138,12 +138,12 @@ def compared(version: Version, found: Tensor, right: Tensor) -> tuple[dict[str, 
 
 
 def versions(schedules: Sequence[str] | None = None, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[Version]:
-    """The GPU's schedules in both precisions, by default all, each in the shape tuned for this GPU."""
+    """Return the GPU's schedules in both precisions, by default all, each in the shape tuned for this GPU."""
     return [_version(schedule, precision, None) for schedule in schedules or SCHEDULES for precision in precisions]
 
 
 def pipelines(depths: Sequence[int] = DEPTHS, precisions: Sequence[str] = tuple(PRECISIONS)) -> list[Version]:
-    """The schedules that do several iterations in one pass, at every depth they have."""
+    """Return the schedules that do several iterations in one pass, at every depth they have."""
     names = [name for name in SCHEDULES if name.endswith("_pipeline")]
     return [_version(name, precision, depth) for name in names for precision in precisions for depth in depths]
 
@@ -177,7 +177,7 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 
 
 def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], int], here: Device) -> list[Source]:
-    """What the versions will have compiled for a GPU."""
+    """Return the sources that the versions compile for a GPU."""
     levels = {name: Level(1, 64, 64, dtype, torch.device("cpu")) for name, dtype in PRECISIONS.items()}
     found: list[Source] = []
     for version in contenders:
@@ -362,7 +362,7 @@ def energy(
 
 
 def ceilings(device: torch.device) -> dict[str, Any]:
-    """What the hardware can do at best: a large copy, measured; special functions, from its clock."""
+    """Return the hardware's limits: a large copy, measured; special functions, from its clock."""
     if device.type != "cuda":
         return {"case": "ceilings", "rows": []}
     source = torch.empty(_COPIED_BYTES // 4, device=device)

@@ -1,5 +1,7 @@
-"""TV-L1 on the GPU as a whole, frames on the device to flow: presets, the largest real-time frame, error against time,
-and OpenCV's solvers."""
+"""TV-L1 on the GPU as a whole, from frames on the device to flow.
+
+Presets, the largest real-time frame, error against time, and OpenCV's solvers.
+"""
 
 from __future__ import annotations
 
@@ -72,17 +74,19 @@ MEDIAN = 2 + 2
 
 
 class Solver(Protocol):
-    """What is measured; :class:`fullfield.ops.tvl1.PersistentSolver` is one."""
+    """Solver that is measured; :class:`fullfield.ops.tvl1.PersistentSolver` is one."""
 
-    def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor: ...
+    def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the flow of a pair."""
 
-    def step(self, frame: Tensor, out: Tensor | None = None) -> Tensor | None: ...
+    def step(self, frame: Tensor, out: Tensor | None = None) -> Tensor | None:
+        """Return the flow from the frame before; None for the first."""
 
 
 def make_solver(
     shape: tuple[int, int, int, int], config: TVL1Config, device: torch.device, schedule: str = AUTO
 ) -> Solver:
-    """A solver for uint8 frames [B, C, H, W] on the device, whose iterations run by the schedule on every level."""
+    """Return a solver for uint8 frames [B, C, H, W] on the device, with this schedule on every level."""
     if schedule == AUTO:
         return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
     tuned = shape_for(schedule, PRECISIONS[config.precision], launching.device_of(device))
@@ -103,7 +107,7 @@ def latencies(call: Callable[[], Any], device: torch.device, count: int) -> list
 
 
 def throughput(call: Callable[[], Any], device: torch.device, count: int, once: float) -> float:
-    """Calls a second, one queued after the other; ``once``: seconds that one takes."""
+    """Return calls per second, one queued after the other; ``once``: seconds that one takes."""
     number = _few(once, count)
     _finish(device)
     start = time.perf_counter()
@@ -118,7 +122,7 @@ def _few(once: float, count: int) -> int:
 
 
 def tail(seconds: Sequence[float]) -> Row:
-    """The spread, and the 99th percentile."""
+    """Return the spread, and the 99th percentile."""
     return {**spread(seconds), "p99_s": latency.spread(seconds).p99}
 
 
@@ -145,7 +149,7 @@ def floors(size: tuple[int, int], config: TVL1Config, limits: Result) -> dict[st
 
 
 def agreement(config: TVL1Config, device: torch.device, schedule: str = AUTO) -> tuple[dict[str, Any], str | None]:
-    """The mean distance from the reference in float32 on a small pair, and what is wrong with it."""
+    """Return the mean distance from the reference in float32 on a small pair, and what is wrong with it."""
     first, second, right = _checked(config.replace(precision="float32"), device, _CHECKED)
     found = make_solver((1, 3, *_CHECKED), config, device, schedule)(first, second)
     off = float((found - right).norm(dim=1).mean())
@@ -156,7 +160,7 @@ def agreement(config: TVL1Config, device: torch.device, schedule: str = AUTO) ->
 
 @lru_cache(maxsize=16)
 def _checked(config: TVL1Config, device: torch.device, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """A small pair of bytes and its flow by the reference."""
+    """Return a small pair of bytes and its flow by the reference."""
     first, second = (_bytes(frame) for frame in frames(Plan((), (), device), size))
     reference = TVL1Solver(*size, config, device=device, backend="reference")
     return first, second, reference(first.float() / 255, second.float() / 255)
@@ -167,7 +171,7 @@ def _bytes(frame: Tensor) -> Tensor:
 
 
 def _explains(first: Tensor, second: Tensor, flow: Tensor) -> str | None:
-    """A flow must make the second frame more like the first than it is."""
+    """Check that a flow makes the second frame more like the first than it is."""
     if not bool(flow.isfinite().all()):
         return "the flow has NaN or infinite values"
     height, width = flow.shape[-2:]
@@ -187,8 +191,10 @@ def whole_frames(
     limits: Result,
     note: Note,
 ) -> Result:
-    """Frames a second of the presets in both precisions: pairs, and the next frame of a sequence; mean end-point errors
-    on the pairs of ``groups``, the last of which is also what is enlarged to the frames' size."""
+    """Measure frames per second of the presets in both precisions: pairs, and the next frame of a sequence.
+
+    Mean end-point errors are those on the pairs of ``groups``; the last pair is enlarged to the frames' size.
+    """
     rows: list[Row] = []
     given = [pair for pairs in groups.values() for pair in pairs]
     pair = (given[-1].frame1, given[-1].frame2) if given else None
@@ -241,7 +247,7 @@ def errors(groups: Mapping[str, Sequence[Pair]], config: TVL1Config, device: tor
 
 
 def _stacks(pairs: Sequence[Pair], device: torch.device) -> Iterator[tuple[list[Pair], Tensor, Tensor]]:
-    """The pairs of one size, and their frames as bytes [B, 3, H, W], for every size."""
+    """Return the pairs of one size, and their frames as bytes [B, 3, H, W], for every size."""
     for size in dict.fromkeys(pair.size for pair in pairs):
         same = [pair for pair in pairs if pair.size == size]
         first, second = (_bytes(torch.stack([getattr(p, f) for p in same])).to(device) for f in ("frame1", "frame2"))
@@ -251,7 +257,7 @@ def _stacks(pairs: Sequence[Pair], device: torch.device) -> Iterator[tuple[list[
 def _sequence(
     solver: Solver, pair: tuple[Tensor, Tensor], out: Tensor, device: torch.device, count: int
 ) -> dict[str, Any]:
-    """The same for a sequence that goes to and fro between two frames, from the last flow on."""
+    """Measure a sequence that goes to and fro between two frames, each started from the last flow."""
     number = 0
 
     def call() -> None:
@@ -268,7 +274,7 @@ def _sequence(
 
 
 def tiled(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """A square pair [1, 1, side, side] uint8 from one tile that is repeated."""
+    """Return a square pair [1, 1, side, side] uint8 from one tile that is repeated."""
     tile = [_bytes(frame[:, :1]) for frame in frames(Plan((), (), device), (_TILE, _TILE))]
     times = -(-side // _TILE)
     first, second = (frame.repeat(1, 1, times, times)[..., :side, :side].contiguous() for frame in tile)
@@ -278,7 +284,7 @@ def tiled(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def real_time(
     limits: Sequence[float], device: torch.device, count: int, meter: Meter | None, note: Note, start: int = 2048
 ) -> Result:
-    """The largest square frame within each time limit: three scales, one warp, ten iterations, grey bytes to flow."""
+    """Find the largest square frame within each time limit: 3 scales, 1 warp, 10 iterations, grey bytes to flow."""
     setting = PRESETS["paper"].replace(iterations=10)
     rows: list[Row] = []
     for precision in PRECISIONS:
@@ -316,7 +322,7 @@ def real_time(
 
 
 def largest(limit: float, measure: Callable[[int], Row], start: int, step: int) -> Row | None:
-    """The largest side tried, a multiple of ``step``, whose median is within ``limit``.
+    """Return the largest side tried, a multiple of ``step``, whose median is within ``limit``.
 
     Goes from ``start`` in the proportion of time to pixels, at most four times, until 1 % of the time is left.
     """
@@ -425,7 +431,7 @@ def _timed_batch(
 
 
 def curve_of(case: Result, name: str, precision: str, schedule: str) -> list[Row]:
-    """The rows of a set that have errors, by iterations."""
+    """Return the rows of a set that have errors, by iterations."""
     wanted = {"set": name, "precision": precision, "schedule": schedule}
     rows = (row for row in case["rows"] if "epe" in row and all(row[key] == value for key, value in wanted.items()))
     return sorted(rows, key=lambda row: int(row["iterations"]))
@@ -469,11 +475,11 @@ def _between(points: Sequence[tuple[float, float]], at: float) -> float | None:
 
 
 def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -> Result:
-    """The whole solver with the paper's settings of table 3 beside OpenCV's, on the CPU and where it has one the GPU's,
-    and scikit-image's, whose pyramid goes on halving.
+    """Compare the whole solver, with the paper's settings of table 3, with OpenCV's solvers and scikit-image's.
 
-    Ours and OpenCV's GPU solver have their frames on the device; nobody stops early. A round of a quick solver is the
-    median of 20 calls.
+    OpenCV's run on the CPU and, where it has one, on the GPU; scikit-image's pyramid goes on halving. Ours and
+    OpenCV's GPU solver have their frames on the device; none stops early. A round of a quick solver is the median of
+    20 calls.
     """
     setting = PRESETS["paper"].replace(iterations=10)
     found: dict[str, float] = {}

@@ -79,7 +79,7 @@ def _place(device: Device) -> Path | None:
 
 @functools.cache
 def _tuned(device: Device) -> dict[str, Shape]:
-    """What is on disk for this GPU and these kernels; whatever is wrong with it, it is as if it were not there."""
+    """Return what is stored for this GPU and these kernels; a file that cannot be used counts as absent."""
     place = _place(device)
     try:
         found = json.loads(place.read_text("utf-8")) if place is not None else {}
@@ -127,7 +127,7 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
 
 
 def kept_at(index: int = 0) -> Path | None:
-    """The file that :func:`tune` writes for GPU ``index``; None where there is no cache folder."""
+    """Return the file that :func:`tune` writes for GPU ``index``; None where there is no cache folder."""
     return _place(device_at(index))
 
 

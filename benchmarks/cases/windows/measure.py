@@ -125,7 +125,7 @@ def _graph(work: Callable[[], Any]) -> Callable[[], Any] | None:
 
 
 def _maps(shape: tuple[int, ...], sharp: bool) -> list[Tensor]:
-    """The second is the first, moved a little and with noise; for matching so strong that matches are sharp."""
+    """Return two maps: the second is the first, moved and with noise; for matching, strong enough to be sharp."""
     generator = torch.Generator().manual_seed(0)
     one = torch.randn(shape, generator=generator)
     two = one.roll((3, -5), (2, 3)) + 0.3 * torch.randn(shape, generator=generator)

@@ -1,4 +1,4 @@
-"""Guided refinement: a given flow made exact. Contract, validation, choice of backend."""
+"""Guided refinement of a given flow to sub-pixel accuracy: contract, validation, choice of backend."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def refine_flow(
     *,
     backend: str | None = None,
 ) -> Tensor:  # [B, 2, H, W]
-    """``flow`` made exact on the pair of frames; see the README beside this file for the energy.
+    """Refine ``flow`` to sub-pixel accuracy on the pair of frames; the README in this folder has the energy.
 
     Builds a :class:`FlowRefiner` for every call; keep one to reuse its buffers. float64 frames are refined in float64
     (reference backend), all others in float32. Errors as the refiner's.

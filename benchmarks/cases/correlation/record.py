@@ -1,0 +1,139 @@
+"""Command ``python -m benchmarks record``: the positions that a network looks up on given frames, as ``.npy`` files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import paths, report
+from fullfield.cli.argtypes import count
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fullfield.ops.correlation.prepared import Lookups
+
+_EXAMPLES = """\
+examples:
+  python -m benchmarks record raft --pair a_0001.png a_0002.png --pair b_0001.png b_0002.png -o lookups
+  python -m benchmarks record ptlflow:sea_raft_m --weights sintel --pair a_0001.png a_0002.png -o lookups
+  python -m benchmarks analyze lookups/*.npy --levels 4
+"""
+
+
+@dataclass
+class Recording:
+    """Positions of all lookups of one pair of feature maps.
+
+    Attributes:
+        radius: of the windows.
+        positions: one tensor [B, 2, H, W] per lookup, (x, y), in pixels of the finest level.
+    """
+
+    radius: int
+    positions: list[Tensor] = field(default_factory=list)
+
+    def offsets(self, item: int = 0) -> Tensor:
+        """Return positions minus pixel grid of one item of the batch, float32 [U, 2, H, W] on the CPU."""
+        import torch
+
+        from benchmarks.cases.correlation.analysis import recorded_positions
+
+        found = torch.stack([each[item] for each in self.positions]).float().cpu()
+        return found - recorded_positions(torch.zeros_like(found[:1]))
+
+
+@contextmanager
+def recording() -> Iterator[list[Recording]]:
+    """Inside, record every eager lookup of the process: of our networks in plain form and of any patched network.
+
+    The list holds one entry per pair of feature maps, in the order of their first lookups. Prepared forms replay
+    CUDA graphs, which record nothing; traced code records nothing either.
+    """
+    from fullfield.ops.correlation.prepared import Lookups
+
+    original = Lookups.lookup
+    found: list[Recording] = []
+    by_pair: dict[int, tuple[Lookups, Recording]] = {}  # holds the pair, so that no other gets its number
+
+    def lookup(self: Lookups, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        if id(self) not in by_pair:
+            by_pair[id(self)] = self, Recording(self._options[1])
+            found.append(by_pair[id(self)][1])
+        by_pair[id(self)][1].positions.append(coords.detach().clone())
+        return original(self, coords, out_dtype, channels_last)
+
+    Lookups.lookup = lookup  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Lookups.lookup = original  # type: ignore[method-assign]
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``python -m benchmarks record``."""
+    record: argparse.ArgumentParser = verbs.add_parser(
+        "record",
+        help="the positions that a network looks up on given frames",
+        description="Write the positions of all lookups of a network, minus the pixel grid, one file per pair of "
+        "frames: .npy [U, 2, H, W], for `analyze` and for `correlation --lookups`.",
+        epilog=_EXAMPLES,
+    )
+    record.add_argument("method", metavar="METHOD", help="raft, sea-raft, fullfield-s, ptlflow:NAME, ...")
+    record.add_argument(
+        "--pair", nargs=2, action="append", required=True, metavar=("A", "B"), help="frames; repeatable"
+    )
+    record.add_argument("-o", "--output", required=True, metavar="DIR", help="existing folder for the files")
+    record.add_argument("--weights", metavar="FILE", help="weights: a file or a published name [the method's own]")
+    record.add_argument("--updates", type=count, metavar="N", help="of the flow [the network's own number]")
+    record.add_argument("--device", default="cpu", metavar="NAME", help="where to compute [%(default)s]")
+    report.add_report_options(record, progress=False)
+    return record
+
+
+def run(args: argparse.Namespace) -> int:
+    """Estimate the flow of every pair, record the lookups and write them."""
+    import numpy as np
+    import torch
+
+    from fullfield import estimate
+    from fullfield.io import atomic_path
+
+    folder = Path(args.output)
+    if not folder.is_dir():
+        raise InputError(f"--output {args.output}: expected an existing folder")
+    for path in (path for pair in args.pair for path in pair):
+        paths.check_input(path, "--pair")
+    given = {"weights": args.weights, "updates": args.updates}
+    parameters = {name: value for name, value in given.items() if value is not None}
+    if not args.method.startswith("ptlflow:"):
+        parameters["precision"] = "exact"  # prepared forms record nothing
+    files: list[dict[str, Any]] = []
+    small = torch.zeros(3, 128, 128)
+    estimate(small, small, args.method, device=args.device, **parameters)  # patching tries lookups of its own
+    for first, second in args.pair:
+        with recording() as found:
+            estimate(first, second, args.method, device=args.device, **parameters)
+        if not found:
+            raise InputError(
+                f"METHOD: expected a network that looks up correlations, got {args.method}, which does not"
+            )
+        for number, each in enumerate(found):
+            name = Path(first).stem + (f"_{number + 1}" if len(found) > 1 else "") + ".npy"
+            offsets = each.offsets()
+            with atomic_path(folder / name) as temporary, temporary.open("wb") as file:
+                np.save(file, offsets.numpy())
+            files.append({"file": str(folder / name), "radius": each.radius, "shape": list(offsets.shape)})
+    if args.json:
+        report.print_json({"method": args.method, "files": files})
+        return 0
+    for one in files:
+        updates, _, height, width = one["shape"]
+        print(f"{report.printable(one['file'])}: {width}×{height}, {updates} lookups, radius {one['radius']}")
+    return 0
