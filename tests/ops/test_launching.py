@@ -53,8 +53,8 @@ def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         launching._why_not.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-        assert launching.why_not(device) == "needs compute capability 8.0, got 7.5"
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+        assert launching.why_not(device) == "needs compute capability 7.5, got 7.0"
     launching._why_not.cache_clear()
 
 

@@ -20,7 +20,7 @@ from fullfield._kernels.missing import Missing
 from fullfield._kernels.nvrtc import Kernel, Libraries, Source
 from fullfield._kernels.structures import Structures
 
-OLDEST, BFLOAT16 = (8, 0), (8, 0)
+OLDEST, BFLOAT16 = (7, 5), (8, 0)
 """Compute capability that kernels need; that of tensor cores which multiply bfloat16."""
 MOST_BLOCKS = 2**31 - 1
 # What kernels of several operators are built behind.

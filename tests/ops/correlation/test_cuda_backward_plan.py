@@ -46,7 +46,7 @@ def gradients_of(batch: int, size1: tuple[int, int], size2: tuple[int, int], lev
     sizes = tuple((size2[0] >> level, size2[1] >> level) for level in range(levels))
     request = Request(batch, 256, size1, sizes, 4, torch.bfloat16, torch.device("cpu"), True)
     state = tuple(torch.zeros(3) for _ in range(4))
-    return FeatureGradients(request, forward_config(request, True), HOPPER, state)
+    return FeatureGradients(request, forward_config(request, HOPPER), HOPPER, state)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs from Ampere on, compiled on the user's machine by NVRTC: linear memory, forward and backward.
+"""Kernels for NVIDIA GPUs from Turing on, compiled on the user's machine by NVRTC: linear memory, forward and backward.
 
 Lookups and all gradients have the same bits in every run. A backward pass adds the gradients of its lookups up per
 source pixel and multiplies them with the features where a window has moved away, and at the end: see README.md.
@@ -40,13 +40,11 @@ def _too_large(request: Request) -> str | None:
     if pixels > most:
         return f"needs a first map of at most {most} pixels, got {pixels}"
     device = launching.device_of(request.device)
-    config, shared = shapes.forward_config(request, device.hopper), device.shared
-    own = shapes.gradient_config(config)
-    most_used = max(
-        shapes.coords_shared(config),
-        shapes.collect_shared(shapes.patch_side(own, shared)),
-        shapes.multiply_shared(own, shapes.channel_block(own, shared)),
-    )
+    config, shared = shapes.forward_config(request, device), device.shared
+    own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
+    if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
+        return f"a radius of {request.radius} needs {less}"
+    most_used = max(shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.multiply_form(own, shared)))
     if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
-        return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
+        return f"{request.channels} channels need {less}"
     return None

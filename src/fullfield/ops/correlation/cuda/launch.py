@@ -38,7 +38,7 @@ SMALL_ITEMS = 9
 
 def config_of(request: Request) -> Config:
     """Of the lookup; its gradients read the features in the same form."""
-    return shapes.forward_config(request, launching.device_of(request.device).hopper)
+    return shapes.forward_config(request, launching.device_of(request.device))
 
 
 def pixels_of(request: Request) -> int:
@@ -69,7 +69,8 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
 
     Without f2: only f1, in f2's layout.
     """
-    config, scaled = config_of(r), shapes.is_scaled(r)
+    config = config_of(r)
+    scaled = shapes.is_scaled(r, config)
     source = shapes.prepare_source(config, CODES[r.dtype], scaled, f2 is None)
     kernels = launching.kernels(LIBRARIES, source, launching.device_of(r.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
@@ -117,7 +118,7 @@ def _prepare_params(
 def first_sources(request: Request) -> list[Source]:
     """What a pair needs in any case or almost, so that it is compiled together."""
     device, config = launching.device_of(request.device), config_of(request)
-    dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
+    dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
     usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
     if usual is not None:
