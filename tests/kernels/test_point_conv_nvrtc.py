@@ -1,4 +1,4 @@
-"""The point convolution's kernels compile for every GPU from Ampere on, within registers and shared memory."""
+"""The point convolution's kernels compile for every GPU from Turing on, within registers and shared memory."""
 
 from __future__ import annotations
 
