@@ -13,6 +13,7 @@ from benchmarks.bench import failed, measure
 from benchmarks.cases.networks import patched
 from benchmarks.cases.networks.patched import Plan
 from benchmarks.runner import main
+from fullfield.nn import RAFTCorrBlock
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
 CPU = torch.device("cpu")
@@ -53,10 +54,8 @@ def test_both_are_timed(train: bool) -> None:
 
 
 def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.integrations import blocks
-
-    original = blocks.RAFTBlock.__call__
-    monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: 2 * original(self, coords))
+    original = RAFTCorrBlock.__call__
+    monkeypatch.setattr(RAFTCorrBlock, "__call__", lambda self, coords: 2 * original(self, coords))
     (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
     assert case["rows"][1]["status"] == "check failed"
     assert "median_s" not in case["rows"][1]
@@ -64,10 +63,8 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.integrations import blocks
-
-    original = blocks.RAFTBlock.__call__
-    monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: original(self, coords).detach())
+    original = RAFTCorrBlock.__call__
+    monkeypatch.setattr(RAFTCorrBlock, "__call__", lambda self, coords: original(self, coords).detach())
     (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, train=True, repeats=1), quiet), quiet)
     assert "the gradients are off by" in case["rows"][1]["reason"]
     assert "median_s" not in case["rows"][1]
@@ -93,10 +90,8 @@ def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_flow_that_is_not_finite_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.integrations import blocks
-
-    original = blocks.RAFTBlock.__call__
-    monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: original(self, coords) / 0)
+    original = RAFTCorrBlock.__call__
+    monkeypatch.setattr(RAFTCorrBlock, "__call__", lambda self, coords: original(self, coords) / 0)
     (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
     assert case["rows"][1]["reason"] == "the flow is not finite"
     assert case["rows"][0]["median_s"] > 0

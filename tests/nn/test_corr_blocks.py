@@ -310,7 +310,7 @@ def test_copies_of_the_torchvision_block_are_empty() -> None:
     block.index_pyramid(positions(fmap1))
     for other in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
         assert other.out_channels == 50
-        with pytest.raises(RuntimeError, match="build_pyramid has to come first"):
+        with pytest.raises(RuntimeError, match="index_pyramid: call build_pyramid first"):
             other.index_pyramid(positions(fmap1))
     assert block.index_pyramid(positions(fmap1)).shape == (2, 50, 8, 8)
 

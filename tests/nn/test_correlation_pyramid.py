@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request
 
 
 def maps(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""The correlation lookup beside its peers."""
+"""Benchmark of the correlation lookup and its peers."""

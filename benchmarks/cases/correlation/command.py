@@ -1,4 +1,4 @@
-"""``python -m benchmarks correlation``: the lookup beside RAFT's extension, fused-local-corr and ptlflow."""
+"""Command ``python -m benchmarks correlation``: the lookup compared with RAFT's extension and other libraries."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--positions",
         choices=("smooth", "random"),
-        help="made-up lookups: a smooth flow that converges, or uniformly random [smooth, without --lookups]",
+        help="synthetic lookups: a smooth flow that converges, or uniformly random [smooth, without --lookups]",
     )
     form = parser.add_argument_group("formats")
     form.add_argument("--dtype", choices=DTYPES, help="of the features [bfloat16 on a GPU, else float32]")
@@ -77,7 +77,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
     )
     parser.add_argument(
-        "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn beside these"
+        "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn together with these"
     )
 
 
@@ -124,7 +124,7 @@ def _check(args: argparse.Namespace) -> list[str]:
 
 
 def _compared(args: argparse.Namespace) -> list[Result]:
-    """The results of other machines."""
+    """Read the results of other machines."""
     from benchmarks.stored import read_results
 
     return [read_results(Path(path), "correlation", "--compare") for path in args.compare]
@@ -207,7 +207,7 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
 
 CORRELATION = Bench(
     "correlation",
-    "the correlation lookup, beside alt_cuda_corr, fused-local-corr and ptlflow's volume",
+    "the correlation lookup, compared with alt_cuda_corr, fused-local-corr and ptlflow's volume",
     DESCRIPTION,
     EPILOG,
     _add_options,

@@ -1,4 +1,4 @@
-"""Who takes part in the correlation benchmark: our backends, RAFT's extension, fused-local-corr, ptlflow's volume."""
+"""Contenders of the correlation benchmark: our backends, RAFT's extension, fused-local-corr, ptlflow's volume."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
-from fullfield.ops.correlation.dense import volume_bytes
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
 # The volume RAFT pools cannot be larger: PyTorch's average pooling counts its elements in 32 bits.
@@ -30,7 +27,7 @@ DENSE_ELEMENTS = 1 << 31
 
 @dataclass(frozen=True)
 class Problem:
-    """What is looked up, how often, and in which form."""
+    """Sizes, number of lookups and formats of a case."""
 
     size: tuple[int, int]
     """Height, width of both maps."""
@@ -47,13 +44,16 @@ class Problem:
 
     @property
     def memory_format(self) -> torch.memory_format:
+        """Layout of the results."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
+        """Shape of a result."""
         return (self.batch, self.levels * (2 * self.radius + 1) ** 2, *self.size)
 
     def request(self) -> Request:
+        """Return the request that a backend of ours receives."""
         return Request(
             batch=self.batch,
             channels=self.channels,
@@ -82,7 +82,7 @@ class Contender:
 
 
 def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
-    """Backends of the correlation lookup; one that keeps products between lookups also without."""
+    """Return the backends of the correlation lookup; one that keeps products between lookups also without."""
     found = []
     for name in names:
         found.append(Contender(name, _pyramid(name), _admission(name), True))
@@ -142,10 +142,10 @@ def _admit_volume(problem: Problem) -> None:
     request = problem.request()
     elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
     if elements > DENSE_ELEMENTS:
-        size = f"{volume_bytes(request) / 2**30:.3g} GiB"
+        size = f"{request.volume_bytes / 2**30:.3g} GiB"
         raise TooLarge(f"the volume has {elements:.2g} elements, {size}; the limit is 2^31 elements")
-    if problem.device.type == "cpu" and 2 * volume_bytes(request) > _free_memory():
-        raise TooLarge(f"the volume takes {volume_bytes(request) / 2**30:.3g} GiB")
+    if problem.device.type == "cpu" and 2 * request.volume_bytes > _free_memory():
+        raise TooLarge(f"the volume takes {request.volume_bytes / 2**30:.3g} GiB")
 
 
 def _free_memory() -> int:
@@ -156,7 +156,7 @@ def _free_memory() -> int:
 
 
 def _scaled_levels(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """float32 channels-last fmap1 / √C and levels, as the peers take them."""
+    """Return float32 channels-last fmap1 / √C and levels, as the peers take them."""
     source = (fmap1.float() / problem.channels**0.5).permute(0, 2, 3, 1).contiguous()
     levels = [level.permute(0, 2, 3, 1).contiguous() for level in correlation_pyramid(fmap2.float(), problem.levels)]
     return source, levels
@@ -167,7 +167,7 @@ def _delivered(problem: Problem, out: Tensor) -> Tensor:
 
 
 def alt_cuda_corr(folder: str | os.PathLike[str], note: Callable[[str], None]) -> Contender:
-    """RAFT's CUDA extension, laid out once per pair, where RAFT's own block does it again in every lookup."""
+    """Return RAFT's CUDA extension, laid out once per pair, where RAFT's own block does it in every lookup."""
     extension = alt_cuda_corr_extension(folder, note)
     return Contender(
         "alt_cuda_corr", _alt_prepare(extension), _alt_admit, no_graph="launches on the legacy default stream"
@@ -201,10 +201,11 @@ def _alt_prepare(extension: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
 
 
 class _AltLookup(torch.autograd.Function):
-    """One level: [B, (2r+1)², H, W]."""
+    """Lookup of one level: [B, (2r+1)², H, W]."""
 
     @staticmethod
     def forward(ctx: Any, extension: Any, source: Tensor, level: Tensor, at: Tensor, radius: int) -> Tensor:
+        """Look up."""
         ctx.extension, ctx.radius = extension, radius
         ctx.save_for_backward(source, level, at)
         found: Tensor = extension.forward(source, level, at, radius)[0]
@@ -212,12 +213,13 @@ class _AltLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of both maps."""
         first, second, _ = ctx.extension.backward(*ctx.saved_tensors, grad[:, None].contiguous(), ctx.radius)
         return None, first, second, None, None
 
 
 def fused_local_corr() -> Contender | None:
-    """The package fused-local-corr (module ``local_corr``); None where it is not installed or does not load."""
+    """Return the package fused-local-corr (module ``local_corr``); None if it is not installed or does not load."""
     if importlib.util.find_spec("local_corr") is None:
         return None
     try:
@@ -261,7 +263,7 @@ def _fused_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
 
 
 def ptlflow_volume() -> Contender | None:
-    """RAFT's default block as ptlflow has it: the pooled volume; None where ptlflow does not import."""
+    """Return RAFT's default block in ptlflow, the pooled volume; None if ptlflow cannot be imported."""
     if importlib.util.find_spec("ptlflow") is None:
         return None
     try:

@@ -77,7 +77,7 @@ class Plan:
 
 
 def default_values(device: torch.device, sweep: str | None) -> dict[str, list[Any]]:
-    """The paper's values on a GPU, smaller ones on the CPU."""
+    """Return the paper's values on a GPU, smaller ones on the CPU."""
     gpu = device.type != "cpu"
     widths = [128] if sweep != "size" and not gpu else [32, 64, 128]
     if gpu:
@@ -88,7 +88,7 @@ def default_values(device: torch.device, sweep: str | None) -> dict[str, list[An
 
 
 def cases(plan: Plan, note: Note) -> Cases:
-    """All cases of a plan. Meanwhile its precision and its device are PyTorch's."""
+    """Yield all cases of a plan, with its precision and device set in PyTorch."""
     before = torch.get_float32_matmul_precision()
     device = plan.problem.device
     with ExitStack() as stack:
@@ -163,6 +163,7 @@ class Inputs:
 
     @classmethod
     def make(cls, problem: Problem, scene: Scene) -> Inputs:
+        """Draw features and positions."""
         generator = torch.Generator(problem.device).manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
@@ -177,7 +178,7 @@ class Inputs:
 
     @property
     def bytes(self) -> int:
-        """Of both maps and the positions of one lookup: what a network holds at a time."""
+        """Bytes of both maps and the positions of one lookup: what a network holds at a time."""
         tensors = [self.fmap1, self.fmap2, self.coords[0], *([] if self.grad_out is None else [self.grad_out])]
         return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -197,11 +198,12 @@ class Inputs:
         return torch.autograd.grad(outs, maps, [self.grad_out] * len(outs))
 
     def work(self, contender: Contender) -> Call:
+        """Return the pass to time."""
         return partial(self.backward if self.problem.backward else self.forward, contender)
 
     @contextmanager
     def only_at(self, pixels: Tensor) -> Iterator[None]:
-        """Inside, the lookups' gradient is zero except at some source pixels, in the same memory."""
+        """Set the lookups' gradient to zero except at some source pixels, in the same memory."""
         if self.grad_out is None:
             raise RuntimeError("there is no gradient to mask without a backward pass")
         whole = self.grad_out.clone()
@@ -215,13 +217,13 @@ class Inputs:
 
 
 def _at(values: Tensor, pixels: Tensor) -> Tensor:
-    """[B, C, H, W] at n pixels: [B, C, 1, n]."""
+    """Return [B, C, H, W] at n pixels: [B, C, 1, n]."""
     return values.flatten(2)[:, :, pixels][:, :, None]
 
 
 @dataclass
 class Truth:
-    """The float64 reference at some source pixels, and how far a result in the problem's formats may be from it."""
+    """Float64 reference at some source pixels, and the allowed error of a result in the problem's formats."""
 
     pixels: Tensor
     out: Tensor
@@ -233,6 +235,7 @@ class Truth:
 
     @classmethod
     def of(cls, inputs: Inputs, precision: Precision) -> Truth:
+        """Compute the reference and the allowed error."""
         problem = inputs.problem
         count = problem.size[0] * problem.size[1]
         chosen = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:CHECKED].to(problem.device)
@@ -247,11 +250,11 @@ class Truth:
         return cls(chosen, exact[0], budget(given, exact[0], problem.out_dtype), tuple(exact[1:]), tuple(allowed))
 
     def of_lookup(self, out: Tensor, problem: Problem, slack: float) -> tuple[str | None, dict[str, float]]:
-        """What is wrong with the last lookup's result, and by how much it is off."""
+        """Return what is wrong with the last lookup's result, and its error."""
         if tuple(out.shape) != problem.out_shape or out.dtype != problem.out_dtype:
             return f"gave {_name(out.dtype)} {list(out.shape)}", {}
         if not out.is_contiguous(memory_format=problem.memory_format):
-            return "gave another layout than asked for", {}
+            return "gave another layout than requested", {}
         if not bool(out.isfinite().all()):
             return "gave NaN or infinite values", {}
         off = error(_at(out, self.pixels), self.out)
@@ -259,7 +262,7 @@ class Truth:
         return (None if off <= facts["allowed"] else _off("the lookup", facts)), facts
 
     def of_gradients(self, grads: Sequence[Tensor], slack: float) -> tuple[str | None, dict[str, float]]:
-        """The same for gradients that were computed inside :meth:`Inputs.only_at`."""
+        """Judge gradients that were computed inside :meth:`Inputs.only_at`, as :meth:`of_lookup`."""
         worst: dict[str, float] = {}
         for name, got, right, allowed in zip(
             ("fmap1", "fmap2"), (_at(grads[0], self.pixels), grads[1]), self.grads, self.grads_allowed, strict=True
@@ -276,7 +279,7 @@ def _off(what: str, facts: dict[str, float]) -> str:
 
 
 def _reference(inputs: Inputs, pixels: Tensor, dtype: torch.dtype, rounding: torch.dtype) -> list[Tensor]:
-    """The last lookup, and any gradients, of features rounded to ``rounding`` and worked on in ``dtype``."""
+    """Return the last lookup, and any gradients, in ``dtype`` of features rounded to ``rounding``."""
     problem = inputs.problem
     first = _at(inputs.fmap1, pixels).to(rounding).to(dtype)
     second = inputs.fmap2.to(rounding).to(dtype)
@@ -304,7 +307,7 @@ class Entrant:
         self.replay: Call | None = None
 
     def enter(self) -> None:
-        """Find out whether it can take part, how much memory it needs and whether its result is right."""
+        """Check that it can take part and that its result is right, and measure its memory."""
         problem = self.inputs.problem
         try:
             self.contender.admit(problem)
@@ -351,7 +354,7 @@ class Entrant:
         return 1.0 if self.contender.ours else PEER_SLACK
 
     def capture(self) -> None:
-        """Make a CUDA graph of the work, or note why there is none."""
+        """Capture the work in a CUDA graph, or note why that fails."""
         if self.contender.no_graph is not None:
             self.row["no_graph"] = self.contender.no_graph
             return
@@ -367,11 +370,12 @@ class Entrant:
             self._give_up("check failed", f"graph replay: {wrong}")
 
     def prepare(self) -> Any:
+        """Prepare the pair."""
         with torch.no_grad():
             return self.contender.prepare(self.inputs.problem, self.inputs.fmap1, self.inputs.fmap2)
 
     def candidates(self) -> list[Candidate]:
-        """What of it is timed. Gradients can only be judged masked, which was done before."""
+        """Return what is timed; gradients were judged before, because they can only be judged masked."""
         name = self.contender.name
         judge = (lambda _: None) if self.inputs.problem.backward else self._wrong_lookup
         found = [Candidate(f"{name} eager", self.inputs.work(self.contender), judge)]
@@ -386,7 +390,7 @@ class Entrant:
             return self._wrong_lookup(lookup(self.inputs.coords[-1]))
 
     def issue(self) -> dict[str, float]:
-        """Host seconds a lookup, without and with gradients, nothing waited for."""
+        """Return the host's seconds per lookup, without and with gradients, without waiting for the device."""
         problem = self.inputs.problem
         found = {}
         for key, grad in (("host_s", False), ("host_with_grad_s", True)):
@@ -400,7 +404,7 @@ class Entrant:
 
 
 def _time(entrants: Sequence[Entrant], plan: Plan, note: Note) -> None:
-    """Time all side by side; where memory does not suffice for that, one after another, at worst without graphs."""
+    """Time all in turns; if memory does not suffice for that, one after another, at worst without graphs."""
     try:
         _timed(entrants, plan, note)
         return
@@ -448,7 +452,7 @@ def _timed(entrants: Sequence[Entrant], plan: Plan, note: Note, graphs: bool = T
 
 
 def _write_time(inputs: Inputs, plan: Plan) -> dict[str, Any] | None:
-    """Time to do nothing but write all results: no lookup can be faster. None where there is no graph of it."""
+    """Time writing all results alone, which no lookup can beat; None if it cannot be captured."""
     problem = inputs.problem
     gpu = _on_gpu(problem.device)
     out = torch.empty(problem.out_shape, dtype=problem.out_dtype, device=problem.device)

@@ -1,4 +1,4 @@
-"""Where lookups go: positions recorded from a network, or made up, for any size and number of updates."""
+"""Lookup positions: recorded from a network or synthetic, for any size and number of updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("smooth", "random")
 
 
 def smooth(size: tuple[int, int], updates: int, seed: int = 0) -> Tensor:
-    """Made-up offsets [updates, 2, H, W]: from zero towards a smooth flow of up to a tenth of the width."""
+    """Sample offsets [updates, 2, H, W] from zero towards a smooth flow of up to a tenth of the width."""
     generator = torch.Generator().manual_seed(seed)
     height, width = size
     y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
@@ -29,7 +29,7 @@ def smooth(size: tuple[int, int], updates: int, seed: int = 0) -> Tensor:
 
 
 def random(size: tuple[int, int], updates: int, seed: int = 0) -> Tensor:
-    """Offsets [updates, 2, H, W] to positions that are uniform over the whole map."""
+    """Sample offsets [updates, 2, H, W] to positions that are uniform over the whole map."""
     generator = torch.Generator().manual_seed(seed)
     extent = torch.tensor([size[1], size[0]]).view(2, 1, 1)
     target = torch.rand((updates, 2, *size), generator=generator) * extent
@@ -39,15 +39,15 @@ def random(size: tuple[int, int], updates: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Scene:
-    """One source of lookups."""
+    """Source of lookup positions."""
 
     name: str
     recorded: Tensor | None = None
     """[U, 2, H, W]: all updates from the first on, or the eight of ``RECORDED``, between which positions are
-    interpolated; None for made-up positions of the kind that ``name`` says."""
+    interpolated; None for synthetic positions of the kind ``name``."""
 
     def positions(self, size: tuple[int, int], updates: int, batch: int, device: torch.device) -> list[Tensor]:
-        """Positions of every update, each [batch, 2, H, W] float32; recorded ones are the same in the whole batch."""
+        """Return the positions of every update, [batch, 2, H, W] float32; recorded ones are the same in the batch."""
         if self.recorded is not None:
             few = self.recorded.shape[0] == len(RECORDED)
             recorded = resized(self.recorded if few else self.recorded[:updates], size)
@@ -60,7 +60,7 @@ class Scene:
 
 
 def coherence(coords: list[Tensor], radius: int, levels: int) -> dict[str, float]:
-    """Mean window of 8×8 source pixels in target pixels, and the share of positions in the map, over all lookups."""
+    """Return the mean window of 8×8 source pixels in target pixels and the share of positions in the map."""
     each = [window_statistics(x, radius, levels=levels) for x in coords]
     return {
         "mean_window": sum(s.mean_columns for s in each) / len(each),

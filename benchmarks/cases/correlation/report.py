@@ -16,12 +16,12 @@ Row = dict[str, Any]
 
 
 def way_of(row: Row) -> str | None:
-    """How the row's best comparable time was taken; None if there is none."""
+    """Return how the row's best comparable time was taken; None if there is none."""
     return next((way for way in ("graph", "eager") if way in row), None)
 
 
 def milliseconds(rows: Sequence[Row], way: str | None = None) -> tuple[float, float] | None:
-    """Mean and standard deviation over scenes, or over the repetitions of the only scene."""
+    """Return mean and standard deviation over scenes, or over the repetitions of the only scene."""
     timed = []
     for row in rows:
         chosen = way or way_of(row)
@@ -35,12 +35,12 @@ def milliseconds(rows: Sequence[Row], way: str | None = None) -> tuple[float, fl
 
 
 def names(cases: Sequence[Case]) -> list[str]:
-    """All contenders, as they were listed."""
+    """Return all contenders in their order."""
     return list(dict.fromkeys(row["name"] for case in cases for row in case["rows"]))
 
 
 def by_value(cases: Sequence[Case]) -> dict[int, list[Case]]:
-    """The cases of every value of the swept variable."""
+    """Return the cases of every value of the swept variable."""
     found: dict[int, list[Case]] = {}
     for case in cases:
         found.setdefault(case["value"], []).append(case)
@@ -48,11 +48,12 @@ def by_value(cases: Sequence[Case]) -> dict[int, list[Case]]:
 
 
 def rows_of(cases: Sequence[Case], name: str) -> list[Row]:
+    """Return the rows of one contender."""
     return [row for case in cases for row in case["rows"] if row["name"] == name]
 
 
 def report(results: dict[str, Any]) -> list[str]:
-    """Everything: each case, then the tables."""
+    """Return each case, then the tables."""
     lines: list[str] = []
     for case in results["cases"]:
         lines += [*_case(case), ""]

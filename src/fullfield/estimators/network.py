@@ -29,7 +29,7 @@ from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
 from fullfield.ops.correlation import BACKENDS
-from fullfield.ops.correlation.dispatch import LOOKUPS
+from fullfield.ops.correlation.protocol import LOOKUPS
 
 if TYPE_CHECKING:
     from torch import nn

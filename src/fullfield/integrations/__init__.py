@@ -1,4 +1,4 @@
-"""Other people's networks on our operators."""
+"""Other projects' networks on our operators."""
 
 from fullfield.integrations.handle import Handle, Replacement
 from fullfield.integrations.patching import patch

@@ -1,13 +1,16 @@
-"""Other people's correlation blocks: how they are called, whether they compute what ours does, what takes their place.
+"""Other projects' correlation blocks: their signatures, the trial that recognises them, and their replacements.
 
 A block is recognised by the names of its parameters and then tried on a small pair: nothing is replaced that gives
-other numbers, whatever version it comes from. Princeton's networks build one for every pair, in a method.
+other numbers, whatever version it comes from. Princeton's networks build one for every pair, in a method. As in the
+originals, features take part in autocast and the result has the dtype that the original's has: float32 under autocast,
+else the features'.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
+import math
 import re
 import threading
 import warnings
@@ -22,25 +25,29 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import RAFTBlock, SEARAFTBlock, StoppingBlock, pyramid, stops_here
 from fullfield.integrations.methods import Recogniser
-from fullfield.ops.correlation import correlation_lookup
+from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
+from fullfield.ops.correlation import backends, correlation_lookup
 
 _TOLERANCE = 1e-4  # of the largest value; float32
-# Output and warning filters belong to the process: were two threads to change them in turns, they would not come back.
+# Output and warning filters belong to the process; two threads must not change them at the same time.
 _ALONE = threading.RLock()
 
 ALL_PAIRS = "the all-pairs lookup"
+PYRAMID = "fullfield's CorrelationPyramid"
+# Models that prefer memory over time keep large features themselves: from this many bytes of two maps on, their blocks
+# bring them into the kernel's layout for every lookup instead of holding them twice.
+LEAN_BYTES = 64 << 20
 _LEVELS = ("num_levels", "corr_levels", "levels")
 _RADIUS = ("radius", "corr_radius", "corr_range")
-# Chooses between blocks that all compute the same.
+# Parameters that choose between blocks which all compute the same.
 _IMPLEMENTATION = ("alternate_corr",)
 # Height and width of the maps that blocks are tried on, with 3 levels of radius 2: the second is so small that some
 # blocks stop pooling.
 _TRIALS = ((24, 20), (8, 9))
 Lookup: TypeAlias = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
-"""Of fmap1, fmap2, coords, levels and radius."""
-# Blocks that need a compiled extension and cannot be tried; they take the place of one that was.
+"""Lookup as a function of fmap1, fmap2, coords, levels and radius."""
+# Blocks that need a compiled extension and cannot be tried; they are alternatives to one that was.
 _ALTERNATE = r"^(Alternate|OL)CorrBlock$"
 
 
@@ -61,7 +68,7 @@ def check(what: str, kind: type | None, known: str, trial: Callable[[], tuple[Te
 
 
 def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
-    """How their result of a trial differs from ours; None where it does not."""
+    """Return how their result of a trial differs from ours; None if it does not."""
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
         try:
             theirs, ours = trial()
@@ -74,35 +81,35 @@ def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
 
 
 def refused(what: str, kind: type | None, known: str, why: str) -> InputError:
-    """``what`` is not ``known``, an operator of ours; ``kind`` is its class, where that helps to find it."""
+    """Return the error that ``what``, an instance of ``kind``, is not ``known``, an operator of ours."""
     of = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
     return InputError(f"model: {what}{of} is not {known}: {why}")
 
 
 class Pair(NamedTuple):
-    """What a block is asked for."""
+    """Pair that a block is built for."""
 
     fmap1: Tensor
     fmap2: Tensor
     levels: int
     radius: int
     on_demand: bool
-    """Whether by an argument that chooses the implementation without a volume."""
+    """Whether an argument chooses the implementation without a volume."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """The parameters of a block's constructor, or of a function that returns one."""
+    """Parameters of a block's constructor, or of a function that returns one."""
 
     names: tuple[str, ...]
     defaults: dict[str, Any]
     levels: str | None
     radius: str | None
     arguments: str | None
-    """Holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``) where the two are no parameters."""
+    """Parameter that holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``), if the two are no parameters."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
-        """What a call asks for."""
+        """Return the pair that a call requests."""
         given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
             len(args) > len(self.names)
@@ -122,7 +129,7 @@ class Form:
 
 
 def form_of(block: Callable[..., Any]) -> Form | str:
-    """The form, or why it is none we know."""
+    """Return the form, or why it is not a known one."""
     parameters = list(inspect.signature(block).parameters.values())
     names = tuple(p.name for p in parameters)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -139,7 +146,7 @@ def form_of(block: Callable[..., Any]) -> Form | str:
 
 
 def try_block(block: Callable[..., Any], form: Form) -> bool | str:
-    """Whether the block stops pooling once a map's shorter side is at most the window's; or how it differs."""
+    """Return whether the block stops pooling once a map's shorter side is at most the window's, or how it differs."""
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         given: dict[str, Any] = {form.names[0]: fmap1, form.names[1]: fmap2}
@@ -154,7 +161,7 @@ def try_block(block: Callable[..., Any], form: Form) -> bool | str:
 
 
 def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
-    """As :func:`try_block`, for a function that makes a block and looks up in it."""
+    """Try a function that builds a block and looks up in it; see :func:`try_block`."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
@@ -169,7 +176,7 @@ def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
 def check_lookup(
     what: str, kind: type | None, theirs: Lookup, *, may_stop: bool = False, levels: int = 3, known: str = ALL_PAIRS
 ) -> bool:
-    """What :func:`try_lookup` found. Raises InputError for another operator, or one that stops where it may not."""
+    """Return the result of :func:`try_lookup`; InputError for another operator, or one that stops but may not."""
     stops = try_lookup(theirs, levels)
     if isinstance(stops, str):
         raise refused(what, kind, known, stops)
@@ -193,8 +200,108 @@ def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     return fmap1, fmap2, coords
 
 
+# ---- replacements
+
+
+def backend_for(device: torch.device, backend: str | None) -> str | None:
+    """Return the requested backend, or without one the device's kernel, which never gives way to a slower one."""
+    if backend is not None or device.type == "cpu":
+        return backend
+    if device.type == "cuda":
+        return "cuda"
+    raise InputError(f"model: expected it on cpu or cuda, where there are kernels (or a backend), got {device}")
+
+
+def require_kernel(device: torch.device, backend: str | None) -> None:
+    """Raise InputError unless the device's kernel, or the requested backend, can run."""
+    name = backend_for(device, backend) or "cpu"
+    reason = dict(backends(device=device))[name]
+    if reason is not None:
+        raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
+
+
+def prepared_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Return the features as the original's product would see them, and the dtype of its result."""
+    kind = fmap1.device.type
+    if not torch.is_autocast_enabled(kind) or fmap1.dtype == torch.float64:
+        return fmap1, fmap2, fmap1.dtype
+    dtype = torch.get_autocast_dtype(kind)
+    return fmap1.to(dtype), fmap2.to(dtype), torch.float32
+
+
+def lookup_pyramid(
+    fmap1: Tensor,
+    fmap2: Tensor,
+    levels: int,
+    radius: int,
+    backend: str | None,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> CorrelationPyramid:
+    """Prepare a pair as the original's block would see it."""
+    first, second, dtype = prepared_features(fmap1, fmap2)
+    place = backend_for(fmap1.device, backend)
+    return CorrelationPyramid(
+        first, second, levels, radius, backend=place, out_dtype=dtype, memory_format=memory_format
+    )
+
+
+def stops_here(fmap2: Tensor, levels: int, radius: int) -> bool:
+    """Return whether one of the maps to be pooled is no larger than the window."""
+    shorter = min(fmap2.shape[-2:])
+    return any(shorter >> level <= 2 * radius + 1 for level in range(levels - 1))
+
+
+def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor]:
+    """Return ``fmap2`` and its halvings; with ``stops``, maps whose shorter side is at most the window's stay."""
+    maps = [fmap2]
+    for _ in range(levels - 1):
+        last = maps[-1]
+        keep = stops and min(last.shape[-2:]) <= 2 * radius + 1
+        maps.append(last if keep else torch.nn.functional.avg_pool2d(last, 2))
+    return maps
+
+
+class CorrMapBlock(RAFTCorrBlock):
+    """RAFT's block with the attribute that GMFlowNet's matching reads."""
+
+    def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, **options: Any) -> None:
+        super().__init__(fmap1, fmap2, levels, radius, **options)
+        self._maps = (fmap1, fmap2)
+
+    @property
+    def corrMap(self) -> Tensor:
+        """Whole matrix [B, H1·W1, H2·W2], computed on request."""
+        fmap1, fmap2 = self._maps
+        products: Tensor = fmap1.flatten(2).transpose(1, 2) @ fmap2.flatten(2)
+        return products / math.sqrt(fmap1.shape[1])
+
+
+@dataclass
+class _Arguments:
+    """SEA-RAFT's arguments; the compiler cannot trace a SimpleNamespace."""
+
+    corr_levels: int
+    corr_radius: int
+
+
+class StoppingBlock:
+    """Block that stops pooling at maps no larger than the window."""
+
+    def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
+        self._fmap1, second, self._dtype = prepared_features(fmap1, fmap2)
+        self._maps = pyramid(second, levels, radius, True)
+        self._radius = radius
+        self._backend = backend_for(fmap1.device, backend)
+
+    def __call__(self, coords: Tensor) -> Tensor:
+        """Look up around ``coords``."""
+        at = coords if coords.dtype == self._fmap1.dtype == torch.float64 else coords.float()
+        found = correlation_lookup(self._fmap1, self._maps, at, self._radius, backend=self._backend)
+        return found.to(self._dtype)
+
+
 class Builder:
-    """Called as the original class or function is; returns our block."""
+    """Callable with the original's signature that returns our block."""
 
     def __init__(self, original: Any, form: Form, stops: bool, on_demand: bool, backend: str | None) -> None:
         self._form = form
@@ -204,16 +311,23 @@ class Builder:
         call = getattr(original, "__call__", None) if isinstance(original, type) else None  # noqa: B004 - its parameters
         self._dilated = "dilation" in inspect.signature(call).parameters if call is not None else False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> RAFTBlock | SEARAFTBlock | StoppingBlock:
+    def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Tensor]:
+        """Return our block for the pair that the original is called with."""
         fmap1, fmap2, levels, radius, on_demand = self._form.bind(args, kwargs)
         if self._stops and stops_here(fmap2, levels, radius):
             return StoppingBlock(fmap1, fmap2, levels, radius, self._backend)
+        first, second, dtype = prepared_features(fmap1, fmap2)
+        options: dict[str, Any] = {"backend": backend_for(fmap1.device, self._backend), "out_dtype": dtype}
         if self._dilated:
-            return SEARAFTBlock(fmap1, fmap2, levels, radius, self._backend)
-        return RAFTBlock(fmap1, fmap2, levels, radius, self._backend, lean=self._on_demand or on_demand)
+            return SEARAFTCorrBlock(first, second, _Arguments(levels, radius), **options)
+        large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
+        graph = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        if (self._on_demand or on_demand) and large and first is fmap1 and not graph:
+            return lambda coords: RAFTCorrBlock(first, second, levels, radius, **options)(coords)
+        return CorrMapBlock(first, second, levels, radius, **options)
 
     def __str__(self) -> str:
-        return "fullfield's " + (SEARAFTBlock if self._dilated else RAFTBlock).__name__
+        return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
 def _recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Builder:
@@ -233,4 +347,4 @@ RECOGNISERS: dict[str, Recogniser] = {
     r"^(?!Alternate|OL).*CorrBlock|^get_corr_block$": _recognise,
     _ALTERNATE: _recognise,
 }
-"""What to make of the names under which methods reach blocks. Those that can be tried come first."""
+"""Recognisers by the names under which methods reach blocks. Blocks that can be tried come first."""

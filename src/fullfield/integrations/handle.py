@@ -1,8 +1,7 @@
-"""What a patch has replaced, and the way back.
+"""Patched models: what was replaced, and how to restore it.
 
-An object is patched by giving it a class of its own: a subclass of its class in which the methods that build or hold
-the correlation block are ours. Nothing else changes: not its class, so that other models are left alone, in this thread
-and others; not its attributes; not the modules it comes from.
+Patching gives the instance a subclass of its class that overrides only the methods which build or hold the correlation
+block. The class itself, so other models in any thread, the attributes and the modules do not change.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ _MARK = "_fullfield_original"
 
 @dataclass(frozen=True)
 class Replacement:
-    """One thing that a patch has replaced."""
+    """Replaced block or function."""
 
     where: str
-    """The method or attribute that used it."""
+    """Method or attribute that used it."""
     what: str
     """Its name there."""
     by: str
-    """What stands there now."""
+    """Its replacement."""
 
     def __str__(self) -> str:
         return f"{self.what} in {self.where} by {self.by}"
@@ -36,32 +35,32 @@ class Replacement:
 
 @dataclass
 class Change:
-    """What is to become of one object."""
+    """Change of one object."""
 
     target: Any
     overrides: dict[str, Any]
     replaced: list[Replacement]
     kept: tuple[str, ...] = ()
-    """Attributes that our methods assign; their values come back with the original class."""
+    """Attributes that our methods assign; restoring brings their values back."""
 
     @classmethod
     def of(cls, where: str, target: Any, overrides: dict[str, Any], by: str, kept: tuple[str, ...] = ()) -> Change:
-        """Of a whole block, which stands at ``where``."""
+        """Return the change of a whole block, found at ``where``."""
         return cls(target, overrides, [Replacement(where, type(target).__qualname__, by)], kept)
 
 
 class Handle:
-    """A patched model's way back; also a context manager that restores on leaving.
+    """Handle that restores a patched model; also a context manager that restores on leaving.
 
     ::
 
         with fullfield.patch(model) as handle:
-            flow = model(inputs)      # handle.replaced says what runs differently
-        # model is as it was
+            flow = model(inputs)      # handle.replaced lists what runs on our operators
+        # the model is restored
 
     Attributes:
         model: the model.
-        replaced: one :class:`Replacement` for every thing that was replaced.
+        replaced: one :class:`Replacement` for every replaced block or function.
         backend: as given to :func:`fullfield.patch`.
     """
 
@@ -87,15 +86,15 @@ class Handle:
 
     @property
     def active(self) -> bool:
-        """Whether the model is patched by this handle now."""
+        """Whether this handle patches the model now."""
         return bool(self._undo)
 
     def restore(self) -> None:
-        """Give the model back as it was; a second call does nothing.
+        """Restore the model; a second call does nothing.
 
         Raises:
-            RuntimeError: if something has given a part of the model another class since (a parametrization, a sharding
-                wrapper); that is to be undone first. The other parts are given back.
+            RuntimeError: if a part of the model got another class since (a parametrization, a sharding wrapper); undo
+                that first. The other parts are restored.
         """
         kept = []
         while self._undo:
@@ -124,6 +123,7 @@ class Handle:
 
 
 def is_patched(target: object) -> bool:
+    """Return whether an object is patched."""
     return _MARK in vars(type(target))
 
 
@@ -156,12 +156,12 @@ def _fill(target: Any, state: dict[str, Any]) -> Any:
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """A copy is patched as its original is."""
+    """Return a copy, which is patched as its original is."""
     made = object.__new__(type(self))
     memo[id(self)] = made
     return _fill(made, copy.deepcopy(_state(self), memo))
 
 
 def _reduce(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A pickle holds the model unpatched: what reads it may not have fullfield."""
+    """Pickle the model unpatched: its reader may not have fullfield."""
     return copyreg._reconstructor, (vars(type(self))[_MARK], object, None), _state(self)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""GMFlow's kind: matching by softmax, attention over windows and propagation, each tried before it is replaced."""
+"""Replacement of GMFlow's matching by softmax, attention over windows and propagation, each tried before."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import prepared_features
-from fullfield.integrations.forms import check
+from fullfield.integrations.forms import check, prepared_features
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
 from fullfield.nn import FlowPropagation
@@ -21,7 +20,7 @@ _KNOWN = "GMFlow's"
 
 
 class _Ours:
-    """A function of ours with a name for people."""
+    """Function of ours with a readable name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -50,7 +49,7 @@ def _draw(*shape: int) -> Tensor:
 
 
 def _flow(found: Tensor, feature: Tensor) -> Tensor:
-    """Under autocast positions stay float32."""
+    """Convert a flow to the features' dtype; under autocast it stays float32."""
     return found if torch.is_autocast_enabled(feature.device.type) else found.to(feature.dtype)
 
 
@@ -79,7 +78,7 @@ def _try_local(original: Any) -> tuple[Tensor, Tensor]:
 
 
 def matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
-    """Of NeuFlow's matching, an attribute of its model."""
+    """Return the change of NeuFlow's matching, an attribute of its model."""
     kind = type(block)
 
     def trial() -> tuple[Tensor, Tensor]:
@@ -109,7 +108,7 @@ def _try_full(original: Any) -> tuple[Tensor, Tensor]:
 
 
 def _no_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
-    """Of [K², L, L] nothing is needed: what it keeps apart is attended to apart."""
+    """Return nothing in place of the mask [K², L, L]: windows that it separates are attended to separately."""
     return torch.empty(0, device=device)
 
 
@@ -123,10 +122,9 @@ def _windows(
     w: int | None = None,
     attn_mask: Tensor | None = None,  # noqa: ARG001 - implied by with_shift
 ) -> Tensor:
-    """Attention inside each of ``num_splits``² windows; with a shift, of windows that lie half a window further.
+    """Attend inside each of ``num_splits``² windows, with a shift inside windows half a window further.
 
-    The original rolls the map and masks what then lies side by side without being so. Here a shifted window that the
-    map's edge cuts is what is left of it.
+    The original rolls the map and masks pixels that are no neighbours. Here a shifted window is cut at the map's edge.
     """
     if h is None or w is None:
         raise InputError("single_head_split_window_attention: expected h and w, got None")
@@ -143,7 +141,7 @@ def _windows(
 
 
 def _bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
-    """(first, windows, length of each) of the windows along an axis."""
+    """Return (first, windows, length of each) of the windows along an axis."""
     size = length // splits
     shift = size // 2 if shifted else 0
     if not shift:
@@ -162,7 +160,7 @@ def _band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
 
 
 def _mask(height: int, width: int, splits: int) -> Tensor:
-    """What the original masks: -100 between places of a rolled window that are no neighbours."""
+    """Return the original's mask: -100 between positions of a rolled window that are no neighbours."""
     marks = []
     for length in (height, width):
         size = length // splits
@@ -202,7 +200,7 @@ def _propagate(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) ->
 
 
 def propagation(name: str, part: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
-    """Of a part that propagates flow."""
+    """Return the change of a part that propagates flow."""
     kind = type(part)
 
     def trial() -> tuple[Tensor, Tensor]:
@@ -236,4 +234,4 @@ RECOGNISERS = {
     "^single_head_split_window_attention$": _recogniser(_windows, _try_windows),
     "^generate_shift_window_attn_mask$": _recogniser(_no_mask, _try_mask),
 }
-"""What to make of the names under which methods reach the functions."""
+"""Recognisers by the names under which methods reach the functions."""

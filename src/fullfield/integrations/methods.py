@@ -1,7 +1,7 @@
-"""Giving an object's methods another meaning of the names under which they reach a correlation block.
+"""Methods of one object with our block in their globals.
 
-The names are looked up in a method's globals, so a patched object gets those methods anew, with globals of their own in
-which the names mean ours. The module they come from, its ``corr.py`` and other objects of the class do not change.
+A method looks a block's name up in its globals. So a patched object gets copies of those methods, with separate globals
+in which the names refer to ours. Their module, its ``corr.py`` and other objects of the class do not change.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fullfield.integrations.handle import Change, Replacement
 
 
 class Recogniser(Protocol):
-    """Makes what stands in for an original, or raises InputError."""
+    """Function that returns the replacement of an original, or raises InputError."""
 
     def __call__(self, name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:
-        """``accompanied``: the same method was found to reach another block, which has been recognised."""
+        """Return the replacement; ``accompanied`` if the same method reaches another block that was recognised."""
 
 
 def find(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend: str | None) -> list[Change]:
-    """Every part of the model whose methods reach a block by a name that one of the patterns matches.
+    """Return a change for every part whose methods reach a block by a name that one of the patterns matches.
 
     Raises:
         InputError: if one of them computes something else.
@@ -70,7 +70,7 @@ def _methods(
 
 
 def _functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionType | None]]:
-    """(name, class, method, the method of a subclass that hides it) for the methods that are not PyTorch's."""
+    """Yield (name, class, method, the method of a subclass that hides it) for all methods but PyTorch's."""
     first: dict[str, FunctionType] = {}
     for owner in kind.__mro__:
         if owner.__module__.partition(".")[0] in ("torch", "lightning", "pytorch_lightning", "builtins"):
@@ -82,7 +82,7 @@ def _functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionTy
 
 
 def _names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:
-    """Names by which the function reaches blocks, in its globals; in the order of the patterns."""
+    """Return the names in its globals by which the function reaches blocks, in the order of the patterns."""
 
     def used(code: CodeType) -> Iterator[str]:
         yield from code.co_names
@@ -114,9 +114,9 @@ def _stand_ins(
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
-    """The function, reading ``names`` instead of its module's values of them."""
+    """Return a copy of the function that reads ``names`` instead of its module's values of them."""
     scope = {**function.__globals__, **names}
-    del scope["__name__"]  # by it torch.compile would go to the module and find its values
+    del scope["__name__"]  # torch.compile would find the module by it, and its values
     made = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__

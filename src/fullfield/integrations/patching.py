@@ -1,4 +1,4 @@
-"""Replacing a network's correlation block."""
+"""Replacement of a network's correlation blocks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.integrations import forms, matching, methods, ptlflow, torchvision, windows
-from fullfield.integrations.blocks import require_kernel
+from fullfield.integrations.forms import require_kernel
 from fullfield.integrations.handle import Change, Handle, is_patched
 from fullfield.ops.correlation import BACKENDS
 
-# What patches a part of a model that has these methods, or such an attribute of a part.
+# Functions that patch a part of a model that has these methods, or an attribute of a part that has this one.
 _PARTS = {
     ("build_pyramid", "index_pyramid"): torchvision.change,
     ("compute_cost_volume",): ptlflow.lcv,
@@ -22,7 +22,7 @@ _RECOGNISERS = {**forms.RECOGNISERS, **matching.RECOGNISERS, **windows.RECOGNISE
 
 
 def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
-    """Let a network's correlation run on ours: exact, in linear memory, trainable.
+    """Run a network's correlation on our operators: exact, in linear memory, trainable.
 
     ::
 
@@ -30,10 +30,10 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
         print(handle.replaced)
         handle.restore()                  # or: with fullfield.patch(model): ...
 
-    Known are RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the
-    models of ptlflow listed in docs/integrations.md, those that compare a fixed window or match by a softmax among
-    them; also inside DataParallel and other wrappers. Every block is tried
-    on a small pair before it is replaced: one that computes something else is refused, whatever its name.
+    It knows RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the models
+    of ptlflow listed in docs/integrations.md, among them those that compare a fixed window or match by a softmax; also
+    inside DataParallel and other wrappers. It tries every block on a small pair before it replaces it, and refuses one
+    that computes something else, whatever its name.
 
     The patch belongs to this model object: other models, of the same class too, and the modules' names stay as they
     are, so that threads do not see each other's patches. Weights, hooks and attributes are not touched. A deep copy of
@@ -42,8 +42,8 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
 
     Args:
         model: the network, on the device it will run on.
-        backend: of the lookups and fixed windows; None takes the kernel made for the device. Matching by a softmax has
-            no choice.
+        backend: backend of the lookups and fixed windows; None takes the device's kernel. Matching by a softmax has no
+            choice.
 
     Raises:
         InputError: if the model is patched already, if it has no correlation block that we know, or if the device's
@@ -79,7 +79,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
 
 
 def _blocks(model: torch.nn.Module, backend: str | None) -> list[Change]:
-    """The parts and attributes of the tables."""
+    """Return the changes of parts and attributes in the tables."""
     found = []
     for path, part in model.named_modules():
         for names, change in _PARTS.items():

@@ -1,7 +1,7 @@
-"""ptlflow: which of its models hold the operator, and the blocks that only its models have.
+"""Support of ptlflow's models, and the blocks that only its models have.
 
-Most models are RAFT's kind and are found by :mod:`fullfield.integrations.forms`. Here are the others, and for every
-model of the tested version what a patch of it is.
+:mod:`fullfield.integrations.forms` finds blocks of RAFT's kind, which most models have. Here are the others, and the
+support of every model of the tested version.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import (
+from fullfield.integrations.forms import (
     PYRAMID,
     StoppingBlock,
     backend_for,
+    check_lookup,
     lookup_pyramid,
     prepared_features,
     stops_here,
 )
-from fullfield.integrations.forms import check_lookup
 from fullfield.integrations.handle import Change
 from fullfield.integrations.methods import Recogniser
 from fullfield.ops.correlation import correlation_lookup
@@ -36,7 +36,7 @@ OTHER = "not this operator"
 
 @dataclass(frozen=True)
 class Support:
-    """What a patch of some models is."""
+    """Support of some models."""
 
     models: tuple[str, ...]
     state: str
@@ -114,7 +114,7 @@ MORE_FRAMES = {"memfof": 3, "streamflow": 4}
 
 
 def support_of(model: object) -> Support | None:
-    """What a patch of this model is; None where it is not one of ptlflow's."""
+    """Return the support of this model; None if it is not one of ptlflow's."""
     kind = type(model)
     if not kind.__module__.startswith("ptlflow.models."):
         return None
@@ -123,13 +123,13 @@ def support_of(model: object) -> Support | None:
 
 
 def recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
-    """What to make of the names under which methods of ptlflow's models reach other blocks than RAFT's."""
+    """Return recognisers by the names under which methods of ptlflow's models reach other blocks than RAFT's."""
     return {"^local_correlation_with_flow$": _unimatch} if getattr(model, "reg_refine", False) else {}
 
 
 def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
     def taps(found: Tensor) -> Tensor:
-        """dy slow to dx slow, or back."""
+        """Convert dy slow to dx slow, or back."""
         side = round(found.shape[1] ** 0.5)
         return torch.unflatten(found, 1, (side, side)).transpose(1, 2).flatten(1, 2)
 
@@ -146,7 +146,7 @@ def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: 
         padding_mode: str = "zeros",
         dilation: int = 1,
     ) -> Tensor:
-        """The window of ``feature1`` around where ``flow`` leads."""
+        """Correlate with the window of ``feature1`` around where ``flow`` leads."""
         if padding_mode != "zeros" or dilation != 1:
             raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
         first, second, _ = prepared_features(feature0, feature1)
@@ -163,7 +163,7 @@ def _grid(like: Tensor) -> Tensor:
 
 
 def neuflow(name: str, block: Any, backend: str | None) -> Change:
-    """Of NeuFlow's block, an attribute of its model."""
+    """Return the change of NeuFlow's block, an attribute of its model."""
     kind = type(block)
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
@@ -186,7 +186,7 @@ def neuflow(name: str, block: Any, backend: str | None) -> Change:
 
 
 def lcv(name: str, block: Any, backend: str | None) -> Change:
-    """Of LCV's block, whose learned metric is multiplied into the first features."""
+    """Return the change of LCV's block, whose learned metric is multiplied into the first features."""
     kind = type(block)
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:

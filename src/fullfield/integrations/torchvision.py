@@ -1,4 +1,4 @@
-"""torchvision's RAFT: its block is a module of the model, ``corr_block``, that holds the pair between two calls."""
+"""Block of torchvision's RAFT: a module of the model, ``corr_block``, that holds the pair between two calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fullfield.integrations.blocks import PYRAMID, lookup_pyramid
-from fullfield.integrations.forms import check_lookup
+from fullfield.integrations.forms import PYRAMID, check_lookup, lookup_pyramid
 from fullfield.integrations.handle import Change
 
 
 class _Held:
-    """The present pair; copies and pickles of the model leave it out."""
+    """Present pair; copies and pickles of the model leave it out."""
 
     def __init__(self, lookup: Callable[[Tensor], Tensor] | None) -> None:
         self.lookup = lookup
@@ -26,7 +25,7 @@ class _Held:
 
 
 def change(name: str, block: Any, backend: str | None) -> Change:
-    """Of a block of torchvision's kind."""
+    """Return the change of a block of torchvision's kind."""
     kind = type(block)
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:

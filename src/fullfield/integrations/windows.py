@@ -1,4 +1,4 @@
-"""Networks that compare a fixed window: their samplers, found wherever a part holds one, and FlowNetC's function."""
+"""Replacement of fixed windows: samplers, wherever a part holds one, and FlowNetC's function."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import backend_for
-from fullfield.integrations.forms import check, refused
+from fullfield.integrations.forms import backend_for, check, refused
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
 from fullfield.ops.spatial_correlation import BACKENDS, spatial_correlation
@@ -22,7 +21,7 @@ _FLOWNET = {"patch_size": 21, "dilation_patch": 2}
 
 
 def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
-    """Every sampler of the model.
+    """Return a change for every sampler found in the model.
 
     Raises:
         InputError: if one of them computes something else, or the backend cannot.
@@ -45,7 +44,7 @@ def _place(device: torch.device, backend: str | None) -> str | None:
 
 
 def _compared(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) -> Tensor:
-    """In the dtype that the original's product has: both maps' together."""
+    """Correlate in the dtype of the original's product: both maps' promoted."""
     dtype = torch.promote_types(fmap1.dtype, fmap2.dtype)
     place = _place(fmap1.device, backend)
     return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=place)
@@ -108,4 +107,4 @@ def _try(what: str, kind: type | None, theirs: Compared, window: dict[str, Any],
 
 
 RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _cost_volume}
-"""What to make of the name under which IRR-PWC's method reaches its function."""
+"""Recogniser of the name under which IRR-PWC's method reaches its function."""

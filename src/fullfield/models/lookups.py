@@ -9,10 +9,7 @@ from torch import Tensor
 
 from fullfield.models.framing import padding_for
 from fullfield.models.shape import NetworkShape
-from fullfield.ops.correlation.dense import volume_bytes
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 
 # Share of the free memory. The next caller finds the volume's blocks still reserved, and needs as much again.
 _SHARE = 0.4
@@ -62,4 +59,4 @@ def dense_fits(request: Request) -> bool:
         limit = int(_SHARE * (torch.cuda.mem_get_info(request.device)[0] + reserved))
     else:
         limit = _CPU_BYTES
-    return volume_bytes(request) <= limit and LOOKUPS.why_not("dense", request) is None
+    return request.volume_bytes <= limit and LOOKUPS.why_not("dense", request) is None

@@ -1,4 +1,4 @@
-"""Thin modules on top of the operators."""
+"""Modules and functions on top of the operators."""
 
 from fullfield.nn.corr_blocks import (
     DroidCorrBlock,

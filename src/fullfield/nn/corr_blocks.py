@@ -1,6 +1,6 @@
-"""The lookup under the names and signatures that networks already call: paste one in place of the network's own.
+"""Correlation blocks with the names and signatures that networks already call.
 
-Each class computes what the class it replaces computes, by :class:`fullfield.nn.CorrelationPyramid`: in memory linear
+Each class computes what the class it replaces computes, with :class:`fullfield.nn.CorrelationPyramid`: in memory linear
 in pixels, exact for sizes on which the original fails or gives NaN (a level of side one, levels that pool to nothing),
 differentiable in features and coordinates. Coordinates of other dtypes are converted to float32.
 """
@@ -16,14 +16,14 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
-from fullfield.ops.correlation.arguments import check_features, check_window
 from fullfield.ops.correlation.dilated import dilated_lookup
+from fullfield.ops.correlation.protocol import check_features, check_window
 from fullfield.ops.correlation.pyramid import pool
 from fullfield.ops.positions import positions
 
 
 def _positions(coords: Tensor, features: torch.dtype) -> Tensor:
-    """Coordinates as the lookup of such features takes them."""
+    """Convert coordinates to the dtype that the lookup of such features takes."""
     _check.require(isinstance(coords, Tensor), "coords", "a tensor [B, 2, H1, W1]", coords)
     exact = coords.dtype == torch.float64 and features == torch.float64
     return coords if exact or coords.dtype == torch.float32 else coords.float()
@@ -38,7 +38,7 @@ class RAFTCorrBlock:
         num_levels: 1 to 8.
         radius: 1 to 8.
         backend: as for :class:`fullfield.nn.CorrelationPyramid`.
-        out_dtype: of the result; RAFT's block always returns float32.
+        out_dtype: dtype of the result; RAFT's block always returns float32.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -68,7 +68,7 @@ class RAFTCorrBlock:
 
 
 class SEARAFTArguments(Protocol):
-    """What SEA-RAFT's block reads of the network's arguments."""
+    """Arguments of the network that SEA-RAFT's block reads."""
 
     corr_levels: int
     corr_radius: int
@@ -77,22 +77,33 @@ class SEARAFTArguments(Protocol):
 class SEARAFTCorrBlock(RAFTCorrBlock):
     """SEA-RAFT's ``CorrBlock``: RAFT's, and a dilation that scales the offsets of every pixel's taps.
 
-    SEA-RAFT itself always passes ones. Whether they are is read from the tensor, once while it stays the same (a tensor
-    made under ``torch.inference_mode``: in every lookup). On a GPU that waits for the device, and while a CUDA graph is
-    captured it cannot be done: pass None there. Any other dilation is computed by
+    SEA-RAFT itself always passes ones. The block checks the tensor for ones, again only if it changes (a tensor made
+    under ``torch.inference_mode``: in every lookup). On a GPU the check waits for the device, and while a CUDA graph is
+    captured it is impossible: pass None there. Any other dilation is computed by
     :mod:`fullfield.ops.correlation.dilated`: exact and linear in memory, but many times slower.
 
     Args:
         fmap1: [B, C, H1, W1].
         fmap2: [B, C, H2, W2] of the same dtype.
         args: anything with ``corr_levels`` and ``corr_radius``.
+        backend: as for :class:`fullfield.nn.CorrelationPyramid`.
+        out_dtype: dtype of the result.
 
     Raises:
         InputError: naming the argument that does not fit.
     """
 
-    def __init__(self, fmap1: Tensor, fmap2: Tensor, args: SEARAFTArguments, *, backend: str | None = None) -> None:
-        super().__init__(fmap1, fmap2, args.corr_levels, args.corr_radius, backend=backend)
+    def __init__(
+        self,
+        fmap1: Tensor,
+        fmap2: Tensor,
+        args: SEARAFTArguments,
+        *,
+        backend: str | None = None,
+        out_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(fmap1, fmap2, args.corr_levels, args.corr_radius, backend=backend, out_dtype=out_dtype)
+        self._out_dtype = out_dtype
         self._fmap1, self._fmap2 = fmap1, fmap2
         self._ones: tuple[weakref.ref[Tensor], int] | None = None
 
@@ -111,7 +122,7 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
         at = _positions(coords, self._dtype)
         _check.tensor(at, "coords", (batch, 2, height, width), device=self._fmap1.device)
         maps = pool(self._fmap2, self.num_levels)
-        return dilated_lookup(self._fmap1, maps, at, dilation, self.radius).float()
+        return dilated_lookup(self._fmap1, maps, at, dilation, self.radius).to(self._out_dtype)
 
     def _is_one(self, dilation: Tensor) -> bool:
         if dilation.requires_grad:
@@ -130,10 +141,10 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
 
 
 class TorchvisionCorrBlock(nn.Module):
-    """The block of torchvision's RAFT: ``model.corr_block = TorchvisionCorrBlock(num_levels=4, radius=4)``.
+    """Block of torchvision's RAFT: ``model.corr_block = TorchvisionCorrBlock(num_levels=4, radius=4)``.
 
-    Holds the present pair from ``build_pyramid`` on, as the original does; copies and pickles of the module leave it
-    out. Maps that torchvision refuses as too small, or as of two sizes, are served.
+    It holds the present pair from ``build_pyramid`` on, as the original does; copies and pickles of the module leave it
+    out. It also accepts maps that torchvision refuses because they are too small or differ in size.
 
     Args:
         num_levels: 1 to 8.
@@ -164,7 +175,7 @@ class TorchvisionCorrBlock(nn.Module):
     ) -> Tensor:  # [B, out_channels, H1, W1] float32 (float64 for float64 features)
         """Look up around the coordinates."""
         if self._pair is None:
-            raise RuntimeError("index_pyramid: build_pyramid has to come first")
+            raise RuntimeError("index_pyramid: call build_pyramid first")
         pyramid, dtype = self._pair
         return pyramid(_positions(centroids_coords, dtype))
 
@@ -173,11 +184,11 @@ class TorchvisionCorrBlock(nn.Module):
 
 
 class DroidCorrBlock:
-    """DROID-SLAM's ``CorrBlock``: many pairs at a time, to which pairs are added and from which they are taken.
+    """DROID-SLAM's ``CorrBlock``: many pairs at a time, which can be added and removed.
 
-    Keeps the features of its pairs instead of their volumes. As there, products are divided by 16 and not by √C, the
-    result has the dtype that a matrix product would have (the features', or autocast's), and the coordinates get no
-    gradient.
+    It stores the features of its pairs instead of their volumes. As in the original, products are divided by 16 and not
+    by √C, the result has the dtype that a matrix product would have (the features', or autocast's), and the coordinates
+    get no gradient.
 
     Args:
         fmap1: [B, N, C, H1, W1], N pairs.
@@ -243,7 +254,7 @@ class DroidCorrBlock:
 
 
 def _product_dtype(fmap: Tensor) -> torch.dtype:
-    """What a matrix product of such tensors has here."""
+    """Return the dtype of a matrix product of such tensors under the current autocast."""
     kind = fmap.device.type
     if fmap.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return fmap.dtype
@@ -258,10 +269,9 @@ def local_correlation_with_flow(
     padding_mode: str = "zeros",
     dilation: int = 1,
 ) -> Tensor:  # [B, (2·local_radius+1)², H, W]; dy slow, dx fast; of the dtype of the features' product
-    """unimatch's function of that name: a window of one level around where ``flow`` sends each pixel.
+    """Correlate each pixel with a window of one level around where ``flow`` sends it: unimatch's function.
 
-    Prepares the pair anew in every call. A dilation above one is computed by
-    :mod:`fullfield.ops.correlation.dilated`.
+    It prepares the pair in every call; :mod:`fullfield.ops.correlation.dilated` computes a dilation above one.
 
     Raises:
         InputError: naming the argument that does not fit; ``padding_mode`` can only be "zeros".
@@ -287,7 +297,7 @@ def local_correlation_with_flow(
 
 
 class FeaturePair:
-    """What :class:`MMFlowCorrelationPyramid` returns: two maps, prepared by the lookup that is called with them."""
+    """Two maps, as :class:`MMFlowCorrelationPyramid` returns them; the lookup that reads them prepares them."""
 
     def __init__(self, feat1: Tensor, feat2: Tensor, num_levels: int) -> None:
         self.maps = (feat1, feat2)
@@ -295,7 +305,7 @@ class FeaturePair:
         self._pyramids: dict[int, CorrelationPyramid] = {}
 
     def prepared(self, radius: int) -> CorrelationPyramid:
-        """The pair for lookups of this radius."""
+        """Return the pair prepared for lookups of this radius."""
         if radius not in self._pyramids:
             self._pyramids[radius] = CorrelationPyramid(*self.maps, self.num_levels, radius, out_dtype=torch.float32)
         return self._pyramids[radius]
@@ -309,15 +319,15 @@ class MMFlowCorrelationPyramid(nn.Module):
         self.num_levels = num_levels
 
     def forward(self, feat1: Tensor, feat2: Tensor) -> FeaturePair:
-        """[B, C, H, W] both."""
+        """Hold two maps [B, C, H, W]."""
         return FeaturePair(feat1, feat2, self.num_levels)
 
 
 class MMFlowCorrLookup(nn.Module):
-    """mmflow's ``CorrLookup``, a decoder's ``corr_lookup``; its other modes of interpolation are refused.
+    """mmflow's ``CorrLookup``, a decoder's ``corr_lookup``; it refuses other modes of interpolation.
 
     Raises:
-        InputError: naming the option that it does not have.
+        InputError: naming the option that it does not support.
     """
 
     def __init__(
@@ -349,11 +359,11 @@ class StereoCorrBlock:
     """RAFT-Stereo's ``CorrBlock1D``, ``PytorchAlternateCorrBlock1D`` and ``CorrBlockFast1D``, in linear memory.
 
     A pixel is compared with its own row of the second map, whatever coords[:, 1] says, and the levels are pooled along
-    x only. They lie side by side in one map, with columns of zeros behind each. While a row's products with that map
-    take no more memory than two float32 feature vectors per pixel (W2 up to about C), they are kept: nothing is faster.
-    Wider maps are looked up by :class:`fullfield.nn.CorrelationPyramid`, of whose two-dimensional windows the middle
-    row is kept: on CUDA those of whole images, elsewhere every row is an image of its own, without other rows. There
-    positions on the coarser levels are rounded as float32 numbers of twice their size: by 6e-5 pixels at W2 = 1000.
+    x only. They lie side by side in one map, with columns of zeros behind each. The block stores a row's products with
+    that map if they take no more memory than two float32 feature vectors per pixel (W2 up to about C). Wider maps are
+    looked up by :class:`fullfield.nn.CorrelationPyramid`, and the middle row of its windows is returned: on CUDA for
+    whole images, elsewhere every row is a separate image. There positions on the coarser levels are rounded as float32
+    numbers of twice their size: by 6e-5 pixels at W2 = 1000.
 
     Args:
         fmap1: [B, C, H, W1].
@@ -389,7 +399,7 @@ class StereoCorrBlock:
         )
 
     def _rows(self, maps: Tensor) -> Tensor:
-        """[B·H, C, 1, W] where every row is an image of its own."""
+        """Return [B·H, C, 1, W] if every row is treated as an image, else ``maps``."""
         if not self._by_row:
             return maps
         return maps.transpose(1, 2).flatten(0, 1)[:, :, None]
@@ -416,7 +426,7 @@ class StereoCorrBlock:
         return torch.cat(found, 1)
 
     def _taps(self, at: Tensor) -> Tensor:
-        """The middle row of the windows: [B, 2r+1, H, W1]."""
+        """Return the middle row of the windows: [B, 2r+1, H, W1]."""
         out = self._pyramid(self._rows(at))
         side = 2 * self.radius + 1
         taps = torch.unflatten(out, 1, (side, side))[:, :, self.radius]
@@ -425,7 +435,7 @@ class StereoCorrBlock:
         return torch.unflatten(taps[:, :, 0], 0, self._size[:2]).transpose(1, 2)
 
     def _blended(self, products: Tensor, x: Tensor) -> Tensor:
-        """From neighbouring products; x: [B, L, H, W1] columns of each level."""
+        """Blend neighbouring products at columns ``x`` [B, L, H, W1] of each level."""
         x = x.permute(0, 2, 3, 1).flatten(0, 1)[..., None]  # [B·H, W1, L, 1]
         x = torch.where(x.isnan(), -self.radius - 1.0, x)
         left = x.detach().floor()
@@ -439,7 +449,7 @@ class StereoCorrBlock:
 
 
 def _side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
-    """All levels in one map, ``gap`` columns of zeros behind each; the first column and the width of each."""
+    """Return all levels in one map, ``gap`` columns of zeros behind each, and each level's first column and width."""
     zeros = fmap2.new_zeros((*fmap2.shape[:3], gap))
     parts: list[Tensor] = []
     places: list[tuple[int, int]] = []
@@ -454,7 +464,7 @@ def _side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tu
 
 
 def _products(rows1: Tensor, rows2: Tensor) -> Tensor:
-    """[n, W1, W2] of the rows [n, C, 1, W], divided by √C, at least in float32."""
+    """Return the products [n, W1, W2] of the rows [n, C, 1, W], divided by √C, at least in float32."""
     dtype = torch.float64 if rows1.dtype == torch.float64 else torch.float32
     first, second = (rows[:, :, 0].to(dtype) for rows in (rows1, rows2))
     return torch.bmm(first.transpose(1, 2) / rows1.shape[1] ** 0.5, second)

@@ -1,11 +1,12 @@
-"""The correlation lookup, prepared once per pair of feature maps."""
+"""Correlation lookup, prepared once per pair of feature maps."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.arguments import (
+from fullfield.ops.correlation.prepared import Lookups
+from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
     check_reuse,
@@ -13,11 +14,10 @@ from fullfield.ops.correlation.arguments import (
     is_channels_last,
     output_dtype,
 )
-from fullfield.ops.correlation.op import Lookups
 
 
 class CorrelationPyramid:
-    """All levels of a pair, ready to be looked up once per update: the CorrBlock of RAFT-style networks.
+    """Prepared pair of feature maps, looked up once per update: the CorrBlock of RAFT-style networks.
 
     ::
 
@@ -75,7 +75,7 @@ class CorrelationPyramid:
 
     @property
     def backend(self) -> str | None:
-        """The backend in use; None in compiled code that left it open."""
+        """Backend in use; None in compiled code that left it open."""
         return self._lookups.backend
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Layers on native points: features [N, C] of clouds that lie one after the other, ``sizes`` points each."""
+"""Layers on native points: features [N, C] of consecutive clouds, ``sizes`` points each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fullfield.ops.point_norm import KINDS, Running, point_norm
 
 
 class PointConv(nn.Module):
-    """:func:`fullfield.ops.point_conv.point_conv` with parameters, initialised as :class:`torch.nn.Conv3d`'s.
+    """Convolution on points (:func:`fullfield.ops.point_conv.point_conv`), initialised as :class:`torch.nn.Conv3d`.
 
-    Strided, up-sampling, voxel or kNN: the geometry says which. Its kernel size must be this layer's.
+    The geometry determines whether it is strided, up-sampling, voxel or kNN; its kernel size must be this layer's.
     """
 
     def __init__(
@@ -44,18 +44,19 @@ class PointConv(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform within 1 / √(K · Cin / groups)."""
+        """Draw the parameters uniformly within ±1 / √(K · Cin / groups)."""
         bound = 1.0 / math.sqrt(self.weight.shape[0] * self.weight.shape[1])
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, features: Tensor, geometry: PointGeometry) -> Tensor:
-        """[N, Cin] → [M, Cout]"""
-        if getattr(geometry, "kernel_size", self.kernel_size) != self.kernel_size:  # no geometry at all: told below
+        """Convolve features [N, Cin]; return [M, Cout]."""
+        if getattr(geometry, "kernel_size", self.kernel_size) != self.kernel_size:  # point_conv refuses other types
             raise _check.InputError(f"geometry: expected kernel size {self.kernel_size}, got {geometry.kernel_size}")
         return point_conv(features, self.weight, geometry, self.bias, self.groups, backend=self.backend)
 
     def extra_repr(self) -> str:
+        """Return the parameters that ``repr`` prints."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, groups={self.groups}, "
             f"bias={self.bias is not None}"
@@ -89,7 +90,7 @@ class PointNorm(nn.Module):
         *,
         relu: bool = False,
     ) -> Tensor:  # [N, C]
-        """:func:`fullfield.ops.point_norm.point_norm`: with a residual added and a ReLU where asked for.
+        """Normalise (:func:`fullfield.ops.point_norm.point_norm`), add a residual and apply a ReLU if requested.
 
         Raises:
             InputError: for a batch norm in training of fewer than two points.
@@ -111,8 +112,7 @@ class PointNorm(nn.Module):
         *,
         relu: bool = False,
     ) -> Tensor:  # [M, C]
-        """The same of what a convolution gives, in one step where that takes the host less time: its hooks and bias ask
-        for two."""
+        """Convolve and normalise, in one step if there are neither hooks nor a bias, which saves host time."""
         plain = conv.bias is None and self.kind == "layer" and geometry.kernel_size == conv.kernel_size
         if not plain or _hooked(conv) or _hooked(self):
             out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
@@ -123,7 +123,7 @@ class PointNorm(nn.Module):
         )  # fmt: skip
 
     def _learned(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift."""
+        """Return scale and shift."""
         own: Any = self.norm or self
         return own.weight, own.bias
 
@@ -137,11 +137,12 @@ class PointNorm(nn.Module):
         return Running(norm.running_mean, norm.running_var, momentum, self.training)
 
     def extra_repr(self) -> str:
+        """Return the parameters that ``repr`` prints."""
         return f"kind={self.kind}"
 
 
 class PointPool(nn.Module):
-    """:func:`fullfield.ops.point_conv.point_pool`: "max" or "mean" over a geometry."""
+    """Pooling over a geometry, "max" or "mean" (:func:`fullfield.ops.point_conv.point_pool`)."""
 
     def __init__(self, mode: str = "max") -> None:
         super().__init__()
@@ -149,7 +150,7 @@ class PointPool(nn.Module):
         self.mode = mode
 
     def forward(self, features: Tensor, geometry: PointGeometry) -> Tensor:
-        """[N, C] → [M, C]"""
+        """Pool features [N, C]; return [M, C]."""
         return point_pool(features, geometry, self.mode)
 
 
@@ -162,8 +163,8 @@ class CloudPool(nn.Module):
         self.mode = mode
 
     def forward(self, features: Tensor, sizes: Sequence[int]) -> Tensor:
-        """[N, C] → [B, C]; means are summed in float32 at least."""
-        if sum(sizes) != features.shape[0]:  # worded only here: under torch.compile they are symbols
+        """Pool features [N, C]; return [B, C]. Means are summed in float32 at least."""
+        if sum(sizes) != features.shape[0]:  # under torch.compile they are symbols
             raise _check.InputError(f"sizes: expected {features.shape[0]} points in all, got {sum(sizes)}")
         exact = torch.float64 if features.dtype == torch.float64 else torch.float32
         rows = []
@@ -176,6 +177,6 @@ class CloudPool(nn.Module):
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether a call of the module does more than its ``forward``."""
+    """Return whether a call of the module does more than its ``forward``."""
     before, behind = module._forward_pre_hooks, module._forward_hooks
     return bool(before or behind or module._backward_pre_hooks or module._backward_hooks)

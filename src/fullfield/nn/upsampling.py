@@ -1,4 +1,4 @@
-"""Convex up-sampling: every fine pixel a weighted mean of the nine coarse ones around it."""
+"""Convex up-sampling: every fine pixel is a weighted mean of the nine coarse ones around it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullfield import _check
 from fullfield.ops.fused import reference
 from fullfield.ops.launching import is_eager, is_traced, why_not
 
-# Weights that are worked on at a time where no gradient is wanted.
+# Number of weights at a time without gradients.
 _ELEMENTS = 1 << 25
 _NEIGHBOURS = 9
 
@@ -23,9 +23,9 @@ def convex_upsample(
 ) -> Tensor:  # [B, C, factor·h, factor·w]
     """Up-sample ``field`` (its values unchanged) with the weights a network predicts. Source: RAFT, appendix B.
 
-    The field is zero outside. Differentiable; on NVIDIA GPUs kernels give the gradients of a float32 field of at most 7
-    channels for a factor of 8, and keep nothing but the arguments for it. Where no gradient is wanted, a kernel there,
-    and strips of rows elsewhere, so that nothing but the result grows with the size. The result has the field's dtype.
+    The field is zero outside; the result has its dtype. Differentiable: on NVIDIA GPUs kernels compute the gradients of
+    a float32 field of at most 7 channels for a factor of 8, and hold only the arguments for it. Without gradients a
+    kernel does the work there, and strips of rows elsewhere, so that only the result grows with the size.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -58,7 +58,7 @@ def _kernels() -> Any:
 
 
 class _Convex(torch.autograd.Function):
-    """By three launches forward and backward, where autograd makes some hundred of the reference."""
+    """Up-sampling in three launches forward and backward, where autograd needs about a hundred for the reference."""
 
     @staticmethod
     def forward(ctx: Any, field: Tensor, mask: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ Size = int | tuple[int, int]
 
 
 class SpatialCorrelationSampler(torch.nn.Module):
-    """In place of ``spatial_correlation_sampler.SpatialCorrelationSampler`` and ptlflow's form of it.
+    """Replacement of ``spatial_correlation_sampler.SpatialCorrelationSampler`` and ptlflow's form of it.
 
     ``sampler(input1, input2)`` of [B, C, H, W] maps is [B, PH, PW, OH, OW]; see
-    :func:`fullfield.ops.spatial_correlation.spatial_correlation`. Nothing is to be compiled.
+    :func:`fullfield.ops.spatial_correlation.spatial_correlation`. It needs no compiled extension.
 
     Args:
         kernel_size, dilation: 1; larger kernels are refused.
@@ -45,7 +45,7 @@ class SpatialCorrelationSampler(torch.nn.Module):
         self.dilation, self.dilation_patch, self.backend = dilation, dilation_patch, backend
 
     def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
-        """[B, PH, PW, OH, OW]."""
+        """Return the products [B, PH, PW, OH, OW]."""
         return spatial_correlation(
             input1,
             input2,
@@ -57,12 +57,12 @@ class SpatialCorrelationSampler(torch.nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What is printed of it."""
+        """Return the parameters that ``repr`` prints."""
         return f"patch_size={self.patch_size}, stride={self.stride}, dilation_patch={self.dilation_patch}"
 
 
 class FlowPropagation(torch.nn.Module):
-    """GMFlow's propagation: flow is taken over from pixels that look alike, in linear memory.
+    """GMFlow's propagation of flow between pixels that look alike, in linear memory.
 
     Weights have the names of GMFlow's ``FeatureFlowAttention`` and UniMatch's ``SelfAttnPropagation`` and fit both.
 
@@ -83,10 +83,10 @@ class FlowPropagation(torch.nn.Module):
         flow: Tensor,  # [B, V, H, W]
         radius: int | None = None,
     ) -> Tensor:  # [B, V, H, W]
-        """From the whole map, or from the window of ±``radius``."""
+        """Propagate flow from the whole map, or from the window of ±``radius``."""
         rows = feature.flatten(2).transpose(1, 2)
         query = self.q_proj(rows)
-        # Over the whole map GMFlow projects the query once more, and its weights were trained so.
+        # Over the whole map GMFlow projects the query again, and its weights were trained with that.
         key = self.k_proj(query if radius is None else rows)
         one, two = (t.transpose(1, 2).unflatten(2, feature.shape[2:]) for t in (query, key))
         return global_attention(one, two, flow) if radius is None else local_attention(one, two, flow, radius)

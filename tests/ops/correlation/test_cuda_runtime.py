@@ -144,12 +144,12 @@ def test_a_capture_over_two_streams() -> None:
 
 
 def test_graphs_without_slots_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.ops.correlation.cuda import queues
+    from fullfield.ops.correlation.cuda import structs
 
     fmap1, fmap2, coords = features()
     pair = pair_of(fmap1, fmap2)
     expected = pair(coords)
-    monkeypatch.setattr(queues, "COUNT", 0)
+    monkeypatch.setattr(structs, "COUNT", 0)
     graph, outs = capture(lambda: [pair(coords), pair(coords)])
     for _ in range(3):
         graph.replay()

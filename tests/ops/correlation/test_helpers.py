@@ -16,9 +16,8 @@ from fullfield._check import NoRoomError
 from fullfield._kernels.missing import Missing
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import backends as backends_of
-from fullfield.ops.correlation import BACKENDS, backends, correlation_lookup, correlation_pyramid, dense
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Gradients, Request
+from fullfield.ops.correlation import BACKENDS, backends, correlation_lookup, correlation_pyramid
+from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
 from fullfield.testing.correlation import (
     assert_within,
     budget,
@@ -119,7 +118,7 @@ def test_a_volume_without_room_has_an_error_of_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 1 << 40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held + 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
-    assert dense.volume_bytes(REQUEST) == 1024
+    assert REQUEST.volume_bytes == 1024
     if held:  # what PyTorch keeps of the pair before serves the next one
         assert LOOKUPS.choose("dense", REQUEST) == "dense"
         return

@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import cpu
-from fullfield.ops.correlation.arguments import check_reuse
+from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.testing.correlation import Case, make_case, rounded
 
 pytest.importorskip("numba")

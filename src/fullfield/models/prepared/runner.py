@@ -21,7 +21,7 @@ from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import PreparedPairs, nan_guard
 from fullfield.models.prepared.weights import LANE, Form
-from fullfield.ops.correlation.arguments import check_reuse
+from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
 from fullfield.ops.recording import InOrder

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""numba kernels of the CPU backend's gradient with respect to both feature maps.
+"""Numba kernels of the CPU backend's gradient with respect to both feature maps.
 
 Two passes over a chunk of tiles. ``gradients_of_dots`` turns the gradient of the lookup into the gradient of the dot
 products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen channels
@@ -40,7 +40,7 @@ _NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
 
 @_jit
 def gradients_of_dots(levels, scales, coords, grad, window, origin, first, last, notes, weights):
-    """Gradient of the dot products of tiles [first, last), into slots counted from tile ``origin``."""
+    """Write the gradient of the dot products of tiles [first, last) into slots counted from tile ``origin``."""
     side = window - 1
     slot = (largest_union(window) + 2) * LANES
     tiles = tiles_of(coords)

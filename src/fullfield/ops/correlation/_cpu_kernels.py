@@ -1,4 +1,4 @@
-"""numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
+"""Numba kernels of the CPU backend. Importing this module needs numba; the first call compiles.
 
 Sixteen neighbouring source pixels, a *tile*, are worked on together, one per vector lane. Where their windows on a
 level overlap, the dot products with the union of the windows are a small matrix product; each lane then gathers and
@@ -31,20 +31,20 @@ _jit = jit_in(CACHE)
 
 @_jit
 def tiles_of(coords):  # type: ignore[no-untyped-def]
-    """Tiles of an image."""
+    """Return the number of tiles of an image."""
     return ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
 
 
 @_jit
 def _corner(tile, width):  # type: ignore[no-untyped-def]
-    """First row and column of a tile."""
+    """Return the first row and column of a tile."""
     across = (width + TILE_WIDTH - 1) // TILE_WIDTH
     return tile // across * TILE_HEIGHT, tile % across * TILE_WIDTH
 
 
 @_jit
 def workspace(window, blocks):  # type: ignore[no-untyped-def]
-    """Cells, a pixel's channels, a line, taps; of each lane where it gathers, its window's x and y and fractions."""
+    """Return buffers for cells, channels, a line and taps, and each lane's gather offset, window and fractions."""
     integers = np.zeros((2, LANES), np.int64)
     fractions = np.zeros((2, LANES), np.float32)
     return (
@@ -58,7 +58,7 @@ def workspace(window, blocks):  # type: ignore[no-untyped-def]
 
 @_jit
 def shares(fx, fy):  # type: ignore[no-untyped-def]
-    """Of the left, right, upper and lower neighbours."""
+    """Return the weights of the left, right, upper and lower neighbours."""
     one = splat(np.float32(1.0))
     right = load(fx, 0)
     below = load(fy, 0)
@@ -67,7 +67,7 @@ def shares(fx, fy):  # type: ignore[no-untyped-def]
 
 @_jit
 def _row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
-    """One row of a window, at most MOST positions at a time."""
+    """Compute one row of a window, at most MOST positions at a time."""
     done = 0
     while done < n:
         part = min(n - done, MOST)
@@ -80,7 +80,7 @@ def _row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyp
 
 @_jit
 def _place(coords, scales, b, level, tile, window, height2, width2, lane_x, lane_y, fx, fy):  # type: ignore[no-untyped-def]
-    """First column and row of each lane's window, and fractions. Returns the number of lanes that see the map.
+    """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
     A lane outside the source image, with coordinates that are not finite, or whose window misses the map gets
     lane_x = -2**30.
@@ -116,7 +116,7 @@ def _place(coords, scales, b, level, tile, window, height2, width2, lane_x, lane
 
 @_jit
 def _union(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
-    """x0, y0, columns, rows of the rectangle around all windows."""
+    """Return x0, y0, columns, rows of the rectangle around all windows."""
     x0 = 1 << 30
     y0 = 1 << 30
     x1 = -(1 << 30)
@@ -132,13 +132,13 @@ def _union(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
 
 @_jit
 def largest_union(window):  # type: ignore[no-untyped-def]
-    """The largest union window, in cells, that is computed as one product."""
+    """Return the largest union window, in cells, that is computed as one product."""
     return int(LARGEST_UNION * window * window)
 
 
 @_jit
 def _pitch(columns):  # type: ignore[no-untyped-def]
-    """Cells from one row of a union to the next: a row's last product may write one cell too many."""
+    """Return the cells from one row of a union to the next; a row's last product may write one cell too many."""
     return (columns + 2) // 2 * 2
 
 
@@ -149,7 +149,7 @@ def _clip(start, count, size):  # type: ignore[no-untyped-def]
 
 @_jit
 def _dense_window(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
-    """cells[row][column][lane]: every lane's dot products with the union; zero outside the map."""
+    """Fill cells[row][column][lane] with every lane's dot products with the union; zero outside the map."""
     pitch = _pitch(columns)
     zero = splat(np.float32(0.0))
     xs, xe = _clip(x0, columns, width)
@@ -165,7 +165,7 @@ def _dense_window(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns,
 
 @_jit
 def _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells):  # type: ignore[no-untyped-def]
-    """cells[row][column][lane] of the lanes' own windows."""
+    """Fill cells[row][column][lane] with the dot products of the lanes' own windows."""
     zero = splat(np.float32(0.0))
     for cell in range(window * window):
         store(cells, cell * LANES, zero)
@@ -184,7 +184,7 @@ def _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x,
 
 @_jit
 def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells):  # type: ignore[no-untyped-def]
-    """Fill ``cells`` for one tile and level; returns its pitch. Lanes that see nothing are sent to zeros."""
+    """Fill ``cells`` for one tile and level and return its pitch; lanes that see nothing read zeros."""
     x0, y0, columns, rows = _union(lane_x, lane_y, window)
     pitch = _pitch(columns)
     dense = rows * pitch <= largest_union(window)
@@ -205,7 +205,7 @@ def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, 
 
 @_jit
 def _blend(cells, at, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
-    """taps[dx, dy][lane] from the lanes' windows in the cells from ``at`` on: along x, then between two rows."""
+    """Blend taps[dx, dy][lane] from the lanes' windows in the cells from ``at`` on: along x, then between rows."""
     side = window - 1
     left, right, above, below = shares(fx, fy)
     for row in range(window):
@@ -239,7 +239,7 @@ def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-de
 
 @_jit
 def _read(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-def]
-    """The adjoint of _write: lanes outside the image read zero."""
+    """Read what _write writes: its adjoint; lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
     top, left = _corner(tile, width)
@@ -279,7 +279,7 @@ def _slopes(cells, offsets, pitch, window, fx, fy, grad, gx, gy):  # type: ignor
 
 @_jit
 def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, first, last):  # type: ignore[no-untyped-def]
-    """Tiles [first, last) of all images.
+    """Look up tiles [first, last) of all images.
 
     With an empty ``grad``, writes the lookup into ``out`` [B, L * (window - 1)**2, H1, W1]. Otherwise ``grad`` is the
     gradient of that, and the gradient of the coordinates is written into ``out`` [B, 2, H1, W1].

@@ -1,7 +1,7 @@
-"""Numbers that the CPU backend and its kernels share; what is compiled is kept by this file's contents, too."""
+"""Constants that the CPU backend and its kernels share; they are part of the compile cache's key."""
 
 LANES = 16
 TILE = (2, 8)  # rows, columns of the 16 source pixels that are worked on together
 LARGEST_RADIUS = 8
-# A union of more than so many windows is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
+# A union of more windows than this is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
 LARGEST_UNION = 3.5

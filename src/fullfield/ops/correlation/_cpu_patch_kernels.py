@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""numba kernels of the CPU backend's lookups that keep products between them.
+"""Numba kernels of the CPU backend's lookups that keep products between them.
 
 A tile's products on a level lie in a slot of ``patches``, as ``_cpu_kernels`` has them: ``[row][column][16 lanes]``.
 They are those of one rectangle around all windows, or, where the windows are far apart, of a rectangle for every lane.
@@ -34,26 +34,26 @@ from fullfield.ops.correlation._cpu_kernels import (
 )
 from fullfield.ops.correlation._cpu_simd import fetch
 
-# What is noted about a slot: what it holds (below 0: nothing, for so many lookups more), then x0, y0, columns, rows of
+# A slot's notes: what it holds (below 0: nothing for -n more lookups), then x0, y0, columns, rows of
 # its rectangle or of every lane's, then how long it rests when it is of no use again.
 NOTES = 2 + 4 * LANES
 _LONGEST_REST = 16
 _UNION, _SINGLE = 1, 2
-# A new strip beside a rectangle is at least so wide where there is room: its products would wait for each other.
+# Least width of a new strip next to a rectangle, if it fits: products of a narrower one wait for each other.
 _STRIP = 4
-# A lane's rectangle grows by so much at most: what is far away is not looked at again.
+# A lane's rectangle grows by at most this much: cells far away are not read again.
 _ROOM = 3
 
 
 @_jit
 def _single_side(window, capacity):
-    """Columns and rows that every lane has where the lanes have a rectangle each."""
+    """Return the columns and rows of every lane's rectangle if each lane has one."""
     return min(int(np.sqrt(capacity)), window + _ROOM)
 
 
 @_jit
 def _fill(one, y, begin, end, f1, i1, f2, i2, plane, blocks, height, width, patches, at, origin, line, lane):
-    """Products of columns [begin, end) of row y into the cells from ``at`` on, whose first column is ``origin``."""
+    """Write products of columns [begin, end) of row y from cell ``at`` on, whose first column is ``origin``."""
     zero = splat(np.float32(0.0))
     inside = 0 <= y < height
     xs = min(max(begin, 0), end) if inside else end
@@ -82,7 +82,7 @@ def _renew(
     one, x0, y0, columns, rows, f1, i1, f2, i2, plane, blocks, height, width,
     patches, at, limit, note, cells, line, lane,
 ):  # fmt: skip
-    """Let the rectangle that ``note`` describes hold [y0, y0 + rows) × [x0, x0 + columns).
+    """Extend the rectangle that ``note`` describes to hold [y0, y0 + rows) × [x0, x0 + columns).
 
     ``limit``: the slot's cells for one rectangle, else the side of every lane's.
     """
@@ -91,7 +91,7 @@ def _renew(
         return
     left, top, right, bottom = x0, y0, x0 + columns, y0 + rows
     if kc > 0:
-        # Around both, if there is room: with a wider strip, without, or the new alone.
+        # Around both if they fit, with a wider strip or without; else the new alone.
         for strip in (_STRIP, 0):
             begin, end = min(x0, kx), max(x0 + columns, kx + kc)
             if begin < kx:
@@ -139,7 +139,7 @@ def _renew(
 
 @_jit
 def _shares(note, x, y, columns, rows):
-    """Whether a rectangle has a cell of the noted one."""
+    """Return whether a rectangle shares a cell with the noted one."""
     return (
         x < note[0] + note[2] and note[0] < x + columns
         and y < note[1] + note[3] and note[1] < y + rows
@@ -148,7 +148,7 @@ def _shares(note, x, y, columns, rows):
 
 @_jit
 def _rests(note, x0, y0, columns, rows, lane_x, lane_y, window):
-    """Whether a slot is left alone, because the windows have nothing to do with those before, again and again."""
+    """Return whether a slot rests, because its windows repeatedly had nothing in common with those before."""
     last = NOTES - 1
     if note[0] < 0:
         note[0] += 1
@@ -181,7 +181,7 @@ def _kept_cells(
     f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells,
     patches, at, capacity, note,
 ):  # fmt: skip
-    """As _window_cells, in the slot from ``at`` on; returns its pitch, or 0 if it is too small or rests."""
+    """Fill the slot from ``at`` on as _window_cells does; return its pitch, or 0 if it is too small or rests."""
     x0, y0, columns, rows = _union(lane_x, lane_y, window)
     one = rows * _pitch(columns) <= largest_union(window)
     if one and rows * _pitch(columns) > capacity:
@@ -225,7 +225,7 @@ def _kept_cells(
 
 @_jit
 def _fetch(patches, at, window, capacity, note):
-    """Ask for what a slot holds."""
+    """Prefetch the cells of a slot."""
     cells = 0
     if note[0] == _UNION:
         cells = note[4] * _pitch(note[3])
@@ -237,10 +237,10 @@ def _fetch(patches, at, window, capacity, note):
 
 @_jit
 def lookup_tiles_with_patches(f1, f2, levels, scales, coords, window, blocks, slots, patches, notes, out, first, last):
-    """As ``lookup_tiles``, with the products that ``patches`` keeps.
+    """Look up as ``lookup_tiles`` does, with the products that ``patches`` keeps.
 
     ``slots`` holds a row (first cell of a tile's patches, cells) per level and the end of all; ``notes``
-    [tiles, levels, NOTES] says what is kept, and is zero at first.
+    [tiles, levels, NOTES] describes what is kept, and is zero at first.
     """
     side = window - 1
     tiles = tiles_of(coords)

@@ -1,6 +1,6 @@
 # ruff: noqa: ARG001 - numba prescribes the signatures
 # mypy: disallow-untyped-decorators=False
-"""The inner loops of the CPU kernels as numba intrinsics whose accumulators stay in vector registers.
+"""Inner loops of the CPU kernels as numba intrinsics whose accumulators stay in vector registers.
 
 Layouts, in float32 elements. A *tile* holds 16 source pixels: ``[channel][16 pixels]``. A *plane* holds 16 channels of
 a map: ``[pixel][16 channels]``; the planes of a map follow each other at a fixed stride.
@@ -42,7 +42,7 @@ WIDE = processor.has("avx512f")
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 UNROLL = 4
-_NEARNESS = 2  # of what is fetched: the second cache
+_NEARNESS = 2  # prefetch into the second cache
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -73,7 +73,7 @@ def _add(builder: Any, totals: list[Any], cells: list[Any]) -> None:
 
 @intrinsic
 def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
-    """``array[offsets[lane] + shift]`` for 16 lanes; ``offsets`` is an int32 array of 16."""
+    """Gather ``array[offsets[lane] + shift]`` for 16 lanes; ``offsets`` is an int32 array of 16."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointers = _lane_pointers(context, builder, sig, args)
@@ -103,7 +103,7 @@ def _by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
 def products(
     typingctx: Any, n: Any, tile: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
 ) -> Any:
-    """``out[o + 16 q + lane] =`` sum over channels of ``tile[t + 16 c + lane] * planes[position q, channel c]``.
+    """Set ``out[o + 16 q + lane]`` to the channels' sum of ``tile[t + 16 c + lane] * planes[position q, channel c]``.
 
     For the n <= MOST positions that follow element p of the first plane; ``blocks`` planes, ``stride`` elements
     apart. Reads and writes one position more where n is odd.
@@ -140,7 +140,7 @@ def products(
 def dots(
     typingctx: Any, n: Any, pixel: Any, t: Any, planes: Any, p: Any, stride: Any, blocks: Any, out: Any, o: Any
 ) -> Any:
-    """``out[o + q] =`` sum over channels of ``pixel[t + c] * planes[position q, channel c]``; else as products."""
+    """Set ``out[o + q]`` to the sum over channels of ``pixel[t + c] * planes[position q, channel c]``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
@@ -177,7 +177,7 @@ def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -
 
 @intrinsic
 def fetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of ``array[index]``; whoever reads it later waits less."""
+    """Prefetch the cache line of ``array[index]``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         flag = ir.IntType(32)
@@ -192,7 +192,7 @@ def fetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) -> Any:
-    """``array[offsets[lane] + shift] = value[lane]`` for 16 lanes with distinct offsets."""
+    """Set ``array[offsets[lane] + shift] = value[lane]`` for 16 lanes with distinct offsets."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointers = _lane_pointers(context, builder, sig, args)
@@ -239,7 +239,7 @@ def _pull(width: int) -> Callable[..., None]:
 
 @intrinsic
 def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out: Any, o: Any) -> Any:
-    """``out[o + 16 q + c] += sum over lanes of taps[t + 16 q + lane] * block[k + 16 lane + c]`` for q < count."""
+    """Add the lanes' sum of ``taps[t + 16 q + lane] * block[k + 16 lane + c]`` to ``out[o + 16 q + c]``, q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         a, b, c = (place(context, builder, sig, args, which) for which in (0, 2, 5))
@@ -262,5 +262,5 @@ def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out:
 STEP = 16 if WIDE else 4
 
 # PULL: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] * planes[position q,
-# channel c], for STEP channels c from element p + r stride of a plane. Every row is summed by itself, then the rows.
+# channel c], for STEP channels c from element p + r stride of a plane. Every row is summed separately, then the rows.
 PULL = _pull(STEP)

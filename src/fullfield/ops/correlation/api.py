@@ -1,4 +1,4 @@
-"""The stateless form of the lookup."""
+"""Stateless form of the lookup."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.correlation.arguments import (
+from fullfield.ops.correlation.prepared import Lookups
+from fullfield.ops.correlation.protocol import (
+    LOOKUPS,
+    Request,
     check_coords,
     check_features,
     check_window,
     is_channels_last,
+    level_sizes,
     output_dtype,
 )
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.op import Lookups
-from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.correlation.pyramid import level_sizes
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
-    """(name, None) for every backend that can serve RAFT's lookups here, (name, reason) for the others.
+    """Return (name, None) for every backend that can serve RAFT's lookups here, (name, reason) for the others.
 
-    Preferred first. The request asked about is a 1024×436 frame at 1/8, 256 channels, 4 levels, radius 4.
+    The preferred one comes first. The request is a 1024×436 frame at 1/8, 256 channels, 4 levels, radius 4.
     """
     request = Request(
         batch=1,
@@ -51,7 +51,7 @@ def correlation_lookup(
     out_dtype: torch.dtype | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:  # [B, L·(2r+1)², H1, W1]; order: level, dx (slow), dy (fast)
-    """Correlation of every pixel with a window around where ``coords`` sends it, on every level.
+    """Correlate every pixel with a window around where ``coords`` sends it, on every level.
 
     Each value is ⟨f1, f2⟩ / √C, bilinear between pixel centres; corners outside a map count as zero, and so does a
     level of size zero. A pixel whose coordinates are not finite gets zeros, and zero gradients. The levels are usually

@@ -24,13 +24,14 @@ from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, emp
 REUSES = True
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
-# Tiles whose windows' gradients are kept at a time.
+# Tiles whose windows' gradients are held at a time.
 _CHUNK = 128
-# Beside the windows of a tile whose pixels move alike, a coarser level's slot has room for so many columns and rows.
+# Columns and rows that a coarser level's slot has beyond the windows of a tile whose pixels move alike.
 _ROOM = 3
 
 
 def supports(request: Request) -> str | None:
+    """Return why the kernels cannot serve the request; None if they can."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -41,6 +42,7 @@ def supports(request: Request) -> str | None:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
+    """Lay out a pair."""
     blocks = _blocks(request)
     state = empty_state(request, fmap1)
     source, target = state
@@ -63,6 +65,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    """Return empty tensors for both maps in the layout of :class:`Cpu`."""
     rows, columns = _tiles(request)
     channels = _blocks(request) * LANES
     source = like.new_empty((request.batch * rows * columns * channels * LANES,), dtype=torch.float32)
@@ -83,7 +86,7 @@ def _target_elements(request: Request) -> int:
 
 
 def _level_views(request: Request, target: Tensor) -> list[Tensor]:
-    """Every level of the flat target as [B, C // 16, H, W, 16]."""
+    """Return every level of the flat target as [B, C // 16, H, W, 16]."""
     views, start, blocks = [], 0, _blocks(request)
     for height, width in request.sizes2:
         shape = (request.batch, blocks, height, width, LANES)
@@ -104,7 +107,7 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def slot_cells(radius: int, level: int) -> int:
-    """Cells that a tile's slot has on a level."""
+    """Return the number of cells in a tile's slot on a level."""
     window = 2 * radius + 2
     if level == 0:  # where windows differ most: any rectangle around them that is one product
         return int(LARGEST_UNION * window**2)
@@ -114,9 +117,9 @@ def slot_cells(radius: int, level: int) -> int:
 
 
 class Patches:
-    """The patches of one pair; empty at first.
+    """Products that the lookups of one pair keep; empty at first.
 
-    ``lock`` is held by the lookup that uses them. A second one at the same time does without: its result is the same.
+    The lookup that uses them holds ``lock``. A second one at the same time computes everything, with the same result.
     """
 
     def __init__(self, request: Request, tiles: int) -> None:
@@ -131,9 +134,10 @@ class Patches:
 
 
 class Cpu(Prepared):
-    """State: fmap1 / √C as [B, tile, channel, 16 pixels], all levels as [B, C // 16, H, W, 16]; both flat float32.
+    """Pair in the kernels' layout, and the products that its lookups keep.
 
-    Beside it the products that lookups keep, from the second one on: a single lookup should not pay for others.
+    The state is fmap1 / √C as [B, tile, channel, 16 pixels] and all levels as [B, C // 16, H, W, 16], both flat
+    float32. Products are kept from the second lookup on, so that a single lookup does not pay for others.
     """
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
@@ -150,14 +154,14 @@ class Cpu(Prepared):
         self._patches: Patches | None = None
         self._looked_up = False
 
-    def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *beside: Any) -> None:
+    def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
         r = self.request
         given = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
-        task = partial(kernel, *given, self._window, _blocks(r), *beside, out.numpy())
+        task = partial(kernel, *given, self._window, _blocks(r), *extra, out.numpy())
         run_parts(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def _kept(self) -> Patches | None:
-        """What the lookups keep, if this one is to use it: with ``reuse=True`` the first does, too."""
+        """Return the kept products if this lookup uses them; with ``reuse=True`` the first one does too."""
         if self._patches is None and (self.request.reuse or (self.request.reuse is None and self._looked_up)):
             self._patches = Patches(self.request, self.request.batch * self._tiles)
         self._looked_up = True
@@ -167,6 +171,7 @@ class Cpu(Prepared):
         return {**self.__dict__, "_patches": None}
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Look up with the kept products, or without them if another lookup holds them."""
         out = empty_out(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
             kept = self._kept()
@@ -181,6 +186,7 @@ class Cpu(Prepared):
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+        """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         if any(grads.wanted):
             self._accumulate(grad_out, coords, grads)
         if not coords_grad:
@@ -225,7 +231,7 @@ class Cpu(Prepared):
             run_parts(blocks, 1, threads, collect)
 
     def gradients(self, grads: Gradients) -> Gradients:
-        """The accumulators are in the state's layout; ``levels`` is a list of one."""
+        """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""
         r = self.request
         first, rest = None, None
         if grads.fmap1 is not None:

@@ -1,4 +1,4 @@
-"""The whole correlation volume, as RAFT keeps it by default: quadratic in the number of pixels.
+"""Whole correlation volume, as RAFT stores it by default: quadratic in the number of pixels.
 
 For comparison, and for small maps. The volume of a level is the product with that level's features, which equals
 pooling the volume of the finest level. On CUDA, products of float32 features follow PyTorch's matmul precision.
@@ -17,28 +17,24 @@ from fullfield.ops.correlation.protocol import Gradients, Request, as_written
 
 
 def supports(request: Request) -> str | None:
+    """Return why the volume cannot serve the request; None if it can."""
     return in_pytorch.supports(request) or no_room(request)
 
 
 def no_room(request: Request) -> str | None:
-    """Why the GPU's memory is too small for the volume; None where it is not, or elsewhere."""
+    """Return why the GPU's memory is too small for the volume; None if it is not, and on other devices."""
     if request.device.type != "cuda":
         return None
-    # What PyTorch holds of the pair before is free, too.
+    # PyTorch's cached blocks are free, too.
     held = torch.cuda.memory_reserved(request.device) - torch.cuda.memory_allocated(request.device)
     free = torch.cuda.mem_get_info(request.device)[0] + held
-    if volume_bytes(request) <= free:
+    if request.volume_bytes <= free:
         return None
-    return NoRoom(f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
-
-
-def volume_bytes(request: Request) -> int:
-    """Of all levels, as float32 (float64 for float64 features)."""
-    targets = sum(height * width for height, width in request.sizes2)
-    return request.batch * request.size1[0] * request.size1[1] * targets * request.accumulate_dtype.itemsize
+    return NoRoom(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
+    """Compute the volumes of a pair."""
     dtype = request.accumulate_dtype
     source = fmap1.detach().flatten(2)
     wide = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
@@ -50,6 +46,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    """Return empty tensors for the volumes, and with grad for the features."""
     r = request
     counts = [height * width for height, width in (r.size1, *r.sizes2)]
     volumes = [like.new_empty((r.batch, counts[0], n), dtype=r.accumulate_dtype) for n in counts[1:]]
@@ -58,15 +55,17 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 
 
 class Dense(in_pytorch.PreparedInPyTorch):
-    """State: volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
+    """Pair as volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
 
     def chunk(self) -> int:
+        """Return the number of pixels at a time."""
         return 1 << 16
 
     def _columns(self, level: int, x: Tensor, y: Tensor) -> Tensor:
         return (y * self.request.sizes2[level][1] + x).flatten(1)
 
     def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+        """Read the dot products [n, K, K] from the volume."""
         volume = self.state[level]
         table = volume.view(-1, volume.shape[-1])[pixels]
         return table.gather(1, self._columns(level, x, y)).view(inside.shape)
@@ -74,6 +73,7 @@ class Dense(in_pytorch.PreparedInPyTorch):
     def add_gradient(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
     ) -> None:
+        """Add to the gradient of the volume."""
         del inside  # the gradient is zero elsewhere
         volume = self._volumes(grads)[level]
         volume.view(-1, volume.shape[-1])[pixels].scatter_add_(1, self._columns(level, x, y), grad.flatten(1))
@@ -85,11 +85,12 @@ class Dense(in_pytorch.PreparedInPyTorch):
         return grads.levels
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        """``levels`` hold the gradient of the volumes."""
+        """Return accumulators whose ``levels`` are the gradient of the volumes."""
         volumes = [torch.zeros_like(v) for v in self.state[: self.request.levels]]
         return Gradients(None, volumes, (fmap1, levels))
 
     def gradients(self, grads: Gradients) -> Gradients:
+        """Multiply the volumes' gradients with the features."""
         with as_written(self.request.device):
             return self._products(grads)
 

@@ -1,4 +1,4 @@
-"""The lookup with a step of its own between the taps of every pixel: SEA-RAFT's dilation.
+"""Lookup with a separate distance between the taps of every pixel: SEA-RAFT's dilation.
 
 Taps of one pixel then share no fraction, so no backend serves it. Plain PyTorch, exact, any device, differentiable in
 every argument, memory linear in pixels: a chunk of gathered features at a time, gathered again in the backward.
@@ -19,13 +19,13 @@ CHUNK_BYTES = 32 << 20
 def dilated_lookup(
     fmap1: Tensor,  # [B, C, H1, W1]
     fmap2_levels: Sequence[Tensor],  # L × [B, C, H2_l, W2_l], finest first
-    coords: Tensor,  # [B, 2, H1, W1] float32 (float64 beside float64 features)
+    coords: Tensor,  # [B, 2, H1, W1] float32 (float64 with float64 features)
     dilation: Tensor,  # [B, 1, H1, W1] pixels between the taps, on every level
     radius: int,
 ) -> Tensor:  # [B, L·(2r+1)², H1, W1] float32 (float64 for float64 features)
-    """As :func:`fullfield.ops.correlation.correlation_lookup`, read at coords / 2**l + dilation · (dx, dy).
+    """Look up as :func:`fullfield.ops.correlation.correlation_lookup`, at coords / 2**l + dilation · (dx, dy).
 
-    Arguments are checked by the caller. A pixel whose coordinates or dilation are not finite gets zeros.
+    The caller checks the arguments. A pixel whose coordinates or dilation are not finite gets zeros.
     """
     batch, channels, height, width = fmap1.shape
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""What backends in PyTorch's own operators share: levels, chunks of pixels, blending and its adjoint."""
+"""Base of the backends in PyTorch's own operators: levels, chunks of pixels, blending and its adjoint."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from fullfield.ops.correlation.window import Window, blend, blend_adjoint, cells
 
 
 def supports(request: Request) -> str | None:
+    """Return why PyTorch cannot serve the request; None if it can."""
     return None if request.dtype in FEATURES else f"needs floating point features, got {request.dtype}"
 
 
 class PreparedInPyTorch(Prepared):
-    """A pair whose backend only has to say how dot products are found, and how their gradient goes back."""
+    """Pair whose backend only defines how dot products are found and how their gradient is added."""
 
     @abstractmethod
     def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
-        """Dot products / √C [n, K, K] of the pixels with positions x, y (in the map); those not ``inside`` are free."""
+        """Return the dot products / √C [n, K, K] of the pixels with positions x, y; free where not ``inside``."""
 
     @abstractmethod
     def add_gradient(
@@ -30,12 +31,12 @@ class PreparedInPyTorch(Prepared):
         """Add the features' gradient for the gradient of :meth:`dots`, which is zero where not ``inside``."""
 
     def chunk(self) -> int:
-        """How many source pixels are worked on at a time."""
+        """Return the number of source pixels at a time."""
         return self.pixels
 
     @property
     def pixels(self) -> int:
-        """Source pixels of the whole batch."""
+        """Number of source pixels of the whole batch."""
         return self.request.batch * self.request.size1[0] * self.request.size1[1]
 
     def _parts(self, coords: Tensor) -> Iterator[tuple[int, slice, Window, Tensor, Tensor, Tensor]]:
@@ -51,6 +52,7 @@ class PreparedInPyTorch(Prepared):
                 yield level, pixels, window, *cells(window, size, r.radius)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Look up, a chunk of pixels at a time."""
         r = self.request
         taps = r.side**2
         out = coords.new_zeros((self.pixels, r.out_channels), dtype=out_dtype)
@@ -62,6 +64,7 @@ class PreparedInPyTorch(Prepared):
             return laid_out(whole, out_dtype, channels_last)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+        """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         with as_written(coords.device):
             return self._backward(grad_out, coords, grads, coords_grad)
 

@@ -1,40 +1,27 @@
-"""The registered operators, for traced code: torch.compile, torch.export, dispatch modes, opcheck.
+"""Registered operators for traced code: torch.compile, torch.export, dispatch modes, opcheck.
 
 ``fullfield::correlation_prepare`` brings a pair into its backend's layout, ``fullfield::correlation_lookup`` reads
-from it. Eager code takes the shorter way through ``prepared``, with the same backends behind it. In traced code every
-lookup returns its own gradient of the features and the graph sums them: in float32, for 16-bit features too.
+from it. Eager code goes through ``prepared``, with the same backends behind it. In traced code every lookup returns its
+own gradient of the features and the graph sums them: in float32, for 16-bit features too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullfield import _check
-from fullfield.ops.correlation.arguments import request_of, shape_of
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.prepared import LookupNode, Pair, PrepareNode, add_lookup, feature_gradients, prepare
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
-from fullfield.ops.launching import is_traced
+from fullfield.ops.correlation.prepared import feature_gradients, prepare
+from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request, request_of, shape_of
 from fullfield.ops.operators import register
-
-
-def _precision() -> str:
-    return torch.get_float32_matmul_precision()
-
-
-# As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
-_precision.__dict__["_dynamo_marked_constant"] = True
 
 
 def _prepare_request(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> tuple[Request, str]:
-    """And the backend's name."""
+    """Return the request and the backend's name."""
     shape = shape_of(fmap1, maps, levels)
     request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return request, LOOKUPS.choose(backend, request)
@@ -72,7 +59,7 @@ def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], coords: Tensor, *options: 
 
 
 def _backward(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any) -> list[Tensor]:
-    """Gradients of fmap1, the maps and coords; empty where not wanted."""
+    """Return the gradients of fmap1, the maps and coords; empty where not requested."""
     shape, pooled, radius, backend, precision, dtype, (first, second, third) = options
     restored = _restored(coords, state, shape, pooled, radius, backend, precision, True, dtype)
     grads = restored.accumulators(first, second) if first or second else Gradients(None, None, (False, False))
@@ -138,68 +125,3 @@ register(
     "int radius, str? backend, str precision, ScalarType dtype, bool[] wanted) -> Tensor[]",
     _backward, _backward_fake,
 )  # fmt: skip
-
-
-class Lookups:
-    """A prepared pair for eager and traced code alike. Arguments are checked by the caller.
-
-    ``maps`` are all levels, or the finest alone, which is then pooled. ``backend`` is the backend's name; in traced
-    code None where it was left open. ``reuse`` as for :class:`fullfield.nn.CorrelationPyramid`.
-    """
-
-    def __init__(
-        self,
-        fmap1: Tensor,
-        maps: Sequence[Tensor],
-        levels: int,
-        radius: int,
-        backend: str | None,
-        reuse: bool | None = False,
-    ) -> None:
-        wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
-        grad = torch.is_grad_enabled() and any(wanted)
-        self._shape = shape_of(fmap1, maps, levels)
-        # A state made at one precision is not to be read at another.
-        precision = _precision()
-        self._pair: Pair | None = None
-        self._preparation: Tensor | None = None
-        if is_traced(fmap1, *maps):
-            _check.require(not reuse, "reuse", "None or False in traced code, whose lookups share no memory", "True")
-            detached = [m.detach() for m in maps]
-            self._state = torch.ops.fullfield.correlation_prepare(
-                fmap1.detach(), detached, levels, radius, backend, precision, grad
-            )
-        else:
-            pooled = len(maps) == 1
-            request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
-            request = replace(request, reuse=reuse)
-            backend = LOOKUPS.choose(backend, request)
-            self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
-            self._state = list(self._pair.prepared.state)
-            if grad:
-                self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]
-        self.backend = backend
-        self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
-        # What a traced lookup differentiates through; eager lookups do not need it.
-        self._carriers = (fmap1, list(maps)) if grad else None
-
-    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        """A lookup at checked coords; part of the graph where gradients are enabled and wanted."""
-        pair = self._pair
-        if pair is None or is_traced(coords):
-            return self._traced(coords, out_dtype, channels_last)
-        if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
-            apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
-            return apply(pair, self._preparation, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
-        return pair.prepared.lookup(coords, out_dtype, channels_last)
-
-    def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        if self._carriers is None:
-            carriers = (coords.new_empty(0), [coords.new_empty(0)])
-        elif self._options[5] in (torch.float16, torch.bfloat16):
-            carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
-        else:
-            carriers = self._carriers
-        lookup = torch.ops.fullfield.correlation_lookup
-        result: Tensor = lookup(*carriers, coords, self._state, self._shape, *self._options, out_dtype, channels_last)
-        return result

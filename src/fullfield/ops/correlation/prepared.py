@@ -1,4 +1,4 @@
-"""A prepared pair and how its lookups take part in autograd.
+"""Prepared pairs: their lookups, eager or traced, and their part in autograd.
 
 Preparing is one autograd node, each lookup another that depends on it through an empty tensor. In a backward pass
 the lookups add to accumulators that belong to that pass, in place and in float32; the node of the preparation, which
@@ -9,20 +9,21 @@ so that a retained graph, several losses, or a pass that never reaches the featu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+from fullfield import _check
+from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request, request_of, shape_of
 from fullfield.ops.correlation.pyramid import fold, pool
-from fullfield.ops.launching import raw_stream
+from fullfield.ops.launching import is_traced, raw_stream
 
 
 def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
-    """``fmap1`` and the levels (or the finest alone, if ``request.pooled``) in the layout of backend ``name``."""
+    """Bring ``fmap1`` and the levels (``request.pooled``: the finest alone) into the layout of backend ``name``."""
     module = LOOKUPS.load(name)
     with torch.no_grad():
         if request.pooled and not getattr(module, "POOLS", False):
@@ -32,7 +33,7 @@ def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) 
 
 
 def feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients of fmap1 and of the maps that were given, from finished accumulators."""
+    """Return the gradients of fmap1 and of the given maps from finished accumulators."""
     request = prepared.request
     done = prepared.gradients(grads)
     if done.levels is None:
@@ -41,10 +42,10 @@ def feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | No
 
 
 class Pair:
-    """A pair's features and the accumulators of the backward passes that are under way.
+    """Features of a pair and the accumulators of the running backward passes.
 
-    Its autograd nodes hold it, so it must not hold any of them: a ring through a graph is never freed. ``wanted`` says
-    whether fmap1's and fmap2's gradients are.
+    Its autograd nodes hold it, so it must not hold any of them: a cycle through a graph is never freed. ``wanted``
+    tells whether fmap1's and fmap2's gradients are requested.
     """
 
     def __init__(self, prepared: Prepared, wanted: tuple[bool, bool]) -> None:
@@ -57,7 +58,7 @@ class Pair:
         self._open: dict[int, tuple[Gradients, int]] = {}
 
     def accumulators(self) -> Gradients:
-        """Those of the present backward pass."""
+        """Return the accumulators of the present backward pass."""
         task = torch._C._current_graph_task_id()
         stream = self._stream()
         found = self._open.get(task)
@@ -84,11 +85,11 @@ class Pair:
         return grads
 
     def _stream(self) -> int:
-        """The current stream's handle; one number on devices other than CUDA."""
+        """Return the current stream's handle, 0 on devices other than CUDA."""
         return 0 if self._device is None else raw_stream(self._index)
 
     def _wait(self, stream: int) -> None:
-        """Let the current stream wait for what ``stream`` has been given so far."""
+        """Let the current stream wait for the work that ``stream`` has received so far."""
         # The default stream's handle is 0, of which ExternalStream makes a new stream.
         other = (
             torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
@@ -99,7 +100,7 @@ class Pair:
 
 
 def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """A backward whose results raise if they are differentiated in turn.
+    """Return a backward whose results raise if they are differentiated in turn.
 
     ``once_differentiable`` does so only where the incoming gradient has a graph; without one it would return constants
     and a second derivative would silently lack our share.
@@ -118,8 +119,11 @@ def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., A
 
 
 class PrepareNode(torch.autograd.Function):
+    """Node of a preparation; its backward returns the sums of all lookups."""
+
     @staticmethod
     def forward(ctx: Any, pair: Pair, fmap1: Tensor, *maps: Tensor) -> Tensor:
+        """Return an empty tensor that lookups depend on."""
         ctx.pair = pair
         ctx.set_materialize_grads(False)
         ctx.dtypes = [fmap1.dtype, *(m.dtype for m in maps)]
@@ -128,6 +132,7 @@ class PrepareNode(torch.autograd.Function):
     @staticmethod
     @_once
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradients of both maps."""
         grads = ctx.pair.finish()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
@@ -137,6 +142,8 @@ class PrepareNode(torch.autograd.Function):
 
 
 class LookupNode(torch.autograd.Function):
+    """Node of one lookup; its backward adds to the pair's accumulators."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -146,6 +153,7 @@ class LookupNode(torch.autograd.Function):
         out_dtype: torch.dtype,
         channels_last: bool,
     ) -> Tensor:
+        """Look up."""
         ctx.pair = pair
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(coords)
@@ -154,6 +162,7 @@ class LookupNode(torch.autograd.Function):
     @staticmethod
     @_once
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Add to the accumulators; return the gradient of the coordinates."""
         if grad is None:
             return None, None, None, None, None
         (coords,) = ctx.saved_tensors
@@ -164,3 +173,76 @@ class LookupNode(torch.autograd.Function):
 
 # ``LookupNode.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
 add_lookup = super(torch.autograd.Function, LookupNode).apply
+
+
+def _precision() -> str:
+    return torch.get_float32_matmul_precision()
+
+
+# Marked as torch.compiler.assume_constant_result does, which would import the compiler.
+_precision.__dict__["_dynamo_marked_constant"] = True
+
+
+class Lookups:
+    """Prepared pair for eager and traced code. The caller checks the arguments.
+
+    ``maps`` are all levels, or the finest alone, which is then pooled. ``backend`` is the backend's name; in traced
+    code None where it was left open. ``reuse`` as for :class:`fullfield.nn.CorrelationPyramid`.
+    """
+
+    def __init__(
+        self,
+        fmap1: Tensor,
+        maps: Sequence[Tensor],
+        levels: int,
+        radius: int,
+        backend: str | None,
+        reuse: bool | None = False,
+    ) -> None:
+        wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
+        grad = torch.is_grad_enabled() and any(wanted)
+        self._shape = shape_of(fmap1, maps, levels)
+        # A state made at one precision is not to be read at another.
+        precision = _precision()
+        self._pair: Pair | None = None
+        self._preparation: Tensor | None = None
+        if is_traced(fmap1, *maps):
+            _check.require(not reuse, "reuse", "None or False in traced code, whose lookups share no memory", "True")
+            detached = [m.detach() for m in maps]
+            self._state = torch.ops.fullfield.correlation_prepare(
+                fmap1.detach(), detached, levels, radius, backend, precision, grad
+            )
+        else:
+            pooled = len(maps) == 1
+            request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
+            request = replace(request, reuse=reuse)
+            backend = LOOKUPS.choose(backend, request)
+            self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
+            self._state = list(self._pair.prepared.state)
+            if grad:
+                self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]
+        self.backend = backend
+        self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
+        # What a traced lookup differentiates through; eager lookups do not need it.
+        self._carriers = (fmap1, list(maps)) if grad else None
+
+    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Look up at checked coords, as part of the graph if gradients are enabled and requested."""
+        pair = self._pair
+        if pair is None or is_traced(coords):
+            return self._traced(coords, out_dtype, channels_last)
+        if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
+            apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
+            return apply(pair, self._preparation, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
+        return pair.prepared.lookup(coords, out_dtype, channels_last)
+
+    def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        if self._carriers is None:
+            carriers = (coords.new_empty(0), [coords.new_empty(0)])
+        elif self._options[5] in (torch.float16, torch.bfloat16):
+            carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
+        else:
+            carriers = self._carriers
+        lookup = torch.ops.fullfield.correlation_lookup
+        result: Tensor = lookup(*carriers, coords, self._state, self._shape, *self._options, out_dtype, channels_last)
+        return result

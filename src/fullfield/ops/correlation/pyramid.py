@@ -9,16 +9,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.correlation.protocol import FEATURES
-
-MOST_LEVELS = 8
+from fullfield.ops.correlation.protocol import FEATURES, MOST_LEVELS
 
 
 def correlation_pyramid(
     fmap2: Tensor,  # [B, C, H2, W2]
     levels: int,
 ) -> tuple[Tensor, ...]:  # levels × [B, C, H2 // 2**l, W2 // 2**l], finest first; the first is fmap2 itself
-    """The levels that :func:`correlation_lookup` reads: 2×2 averages with stride 2, odd last rows and columns dropped.
+    """Return the levels that :func:`correlation_lookup` reads: 2×2 averages, odd last rows and columns dropped.
 
     A level may have height or width zero. Differentiable.
 
@@ -31,7 +29,7 @@ def correlation_pyramid(
 
 
 def pool(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
-    """:func:`correlation_pyramid` without its checks."""
+    """Return the levels as :func:`correlation_pyramid` does, without its checks."""
     pyramid = [fmap2]
     for _ in range(levels - 1):
         last = pyramid[-1]
@@ -43,13 +41,8 @@ def pool(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
     return tuple(pyramid)
 
 
-def level_sizes(height: int, width: int, levels: int) -> tuple[tuple[int, int], ...]:
-    """Height and width of every level."""
-    return tuple((height // 2**level, width // 2**level) for level in range(levels))
-
-
 def fold(grads: Sequence[Tensor]) -> Tensor:
-    """The adjoint of :func:`pool`: the gradient of the finest map from those of all levels. Changes ``grads``."""
+    """Return the finest map's gradient from those of all levels, the adjoint of :func:`pool`; changes ``grads``."""
     for finer, coarser in zip(reversed(grads[:-1]), reversed(grads[1:]), strict=True):
         height, width = coarser.shape[-2:]
         if height and width:

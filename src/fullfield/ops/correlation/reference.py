@@ -1,7 +1,7 @@
-"""Plain PyTorch, any floating dtype and device: defines the truth.
+"""Plain PyTorch for any floating dtype and device, which defines the truth.
 
-Gathers the features that a chunk of pixels looks at and multiplies. Linear in memory: beside features and result, a
-chunk's worth. Features of 16 bits are multiplied exactly and summed in float32. float32 is never rounded to TF32.
+It gathers the features that a chunk of pixels reads, and multiplies. Beyond features and result it takes the memory of
+a chunk. Features of 16 bits are multiplied exactly and summed in float32. float32 is never rounded to TF32.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ CHUNK_BYTES = 32 << 20
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
+    """Lay both maps out channels-last."""
     return Reference(request, tuple(_rows_of(f) for f in (fmap1, *maps)))
 
 
@@ -28,20 +29,22 @@ def _rows_of(fmap: Tensor) -> Tensor:
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    """Return empty tensors for both maps, channels-last."""
     sizes = (request.size1, *request.sizes2)
     return tuple(like.new_empty((request.batch, *s, request.channels), dtype=request.dtype) for s in sizes)
 
 
 class Reference(PreparedInPyTorch):
-    """State: fmap1 and every level as [B, H, W, C]."""
+    """Pair whose state is fmap1 and every level as [B, H, W, C]."""
 
     def chunk(self) -> int:
+        """Return the number of pixels whose gathered features fit in ``CHUNK_BYTES``."""
         r = self.request
         per_pixel = (2 * r.radius + 2) ** 2 * max(r.channels, 1) * r.accumulate_dtype.itemsize
         return int(CHUNK_BYTES // per_pixel)
 
     def _rows(self, level: int, pixels: slice, x: Tensor, y: Tensor) -> Tensor:
-        """Index [n·K·K] of each position among all rows of the level's state."""
+        """Return the index [n·K·K] of each position among all rows of the level's state."""
         height, width = self.request.sizes2[level]
         per_image = self.request.size1[0] * self.request.size1[1]
         image = torch.arange(pixels.start, pixels.stop, device=x.device) // per_image
@@ -58,6 +61,7 @@ class Reference(PreparedInPyTorch):
         return table.index_select(0, rows).to(r.accumulate_dtype).view(shape[0], -1, r.channels)
 
     def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+        """Gather features and multiply: [n, K, K]."""
         target = self._target(level, self._rows(level, pixels, x, y), inside.shape)
         if target.is_cuda:  # a batched product may use TF32 there
             return (target * self._source(pixels)[:, None, :]).sum(-1).view(inside.shape)
@@ -66,6 +70,7 @@ class Reference(PreparedInPyTorch):
     def add_gradient(
         self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
     ) -> None:
+        """Add to the gradients of both maps."""
         r = self.request
         rows = self._rows(level, pixels, x, y)
         if grads.fmap1 is not None:
@@ -77,6 +82,7 @@ class Reference(PreparedInPyTorch):
             grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
 
     def gradients(self, grads: Gradients) -> Gradients:
+        """Return the sums as [B, C, H, W]."""
         return Gradients(
             None if grads.fmap1 is None else grads.fmap1.permute(0, 3, 1, 2),
             None if grads.levels is None else [g.permute(0, 3, 1, 2) for g in grads.levels],

@@ -1,4 +1,4 @@
-"""The lookup in PyTorch's own operators, without a loop over chunks: for graphs that leave PyTorch. Inference only.
+"""Lookup in PyTorch's own operators, without a loop over chunks, for graphs that leave PyTorch; inference only.
 
 Two forms. ``linear`` keeps the features of every level and gathers 2r + 2 of them per source pixel at a time;
 ``dense`` keeps the volume of every level, quadratic in the number of pixels. As everywhere, dot products at integer
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import level_sizes
 from fullfield.ops.correlation.window import blend, cells, place
 
 FORMS = ("linear", "dense")
@@ -26,7 +26,7 @@ def traceable_state(
     levels: int,
     form: str,
 ) -> list[Tensor]:
-    """What :func:`traceable_lookup` reads.
+    """Return the tensors that :func:`traceable_lookup` reads.
 
     ``linear``: fmap1 / √C as [B, H, W, C], then every level of fmap2 as [B·H_l·W_l, C]. ``dense``: for every level
     [B, H, W, H_l·W_l].
@@ -41,8 +41,10 @@ def traceable_state(
 
 
 def _pyramid(fmap2: Tensor, levels: int) -> list[Tensor]:
-    """The values of ``pyramid.pool``, by convolution: before 2.12, PyTorch's average pooling asks a symbolic size
-    whether it is even, and the graph then takes no other."""
+    """Return the values of ``pyramid.pool``, by convolution.
+
+    Before 2.12, PyTorch's average pooling asks a symbolic size whether it is even, and the graph then takes no other.
+    """
     _, channels, height, width = fmap2.shape
     quarter = fmap2.new_full((channels, 1, 2, 2), 0.25)
     pyramid = [fmap2]
@@ -60,7 +62,7 @@ def traceable_lookup(
     radius: int,
     form: str,
 ) -> Tensor:  # [B, L·(2r+1)², H, W]; order: level, dx (slow), dy (fast)
-    """One lookup; the values of :func:`fullfield.ops.correlation.correlation_lookup`, float32."""
+    """Return the values of :func:`fullfield.ops.correlation.correlation_lookup`, float32."""
     batch, _, height, width = coords.shape
     flat = coords.permute(0, 2, 3, 1).reshape(-1, 2)
     tables = state[1:] if form == "linear" else state
@@ -88,7 +90,7 @@ def _dots(
     table: Tensor,  # [n2, C]
     positions: Tensor,  # [n, K, K]
 ) -> Tensor:  # [n, K, K]
-    """Row by row of the windows, which bounds what is gathered at a time."""
+    """Multiply row by row of the windows, which bounds the memory of gathered features."""
     channels = table.shape[1]
     columns = source.reshape(-1, channels, 1)
     rows = []

@@ -1,4 +1,4 @@
-"""Where a lookup reads: the integer window of every pixel, its fraction, and the blend. Shared by PyTorch backends."""
+"""Integer window of every pixel, its fraction, and the blend, for backends in PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place(
     size: tuple[int, int],  # H2, W2 of the level
     radius: int,
 ) -> Window:
-    """The windows; coordinates that are not finite, or far outside, see nothing and have fraction 0."""
+    """Return the windows; coordinates that are not finite, or far outside, see nothing and have fraction 0."""
     reach = 2 * radius + 4
     scaled = coords / 2**level
     low = scaled > -reach
@@ -39,7 +39,7 @@ def place(
 def cells(
     window: Window, size: tuple[int, int], radius: int
 ) -> tuple[Tensor, Tensor, Tensor]:  # x, y, inside: each [n, K, K], rows slow
-    """Positions of all cells, clamped into the map, and whether they were inside."""
+    """Return the positions of all cells, clamped into the map, and whether they were inside."""
     steps = torch.arange(2 * radius + 2, device=window.x.device)
     x = (window.x[:, None] + steps)[:, None, :]
     y = (window.y[:, None] + steps)[:, :, None]
@@ -55,7 +55,7 @@ def blend(
     dots: Tensor,  # [n, K, K], rows slow
     window: Window,
 ) -> Tensor:  # [n, (2r+1)²]: dx slow, dy fast
-    """Bilinear taps from integer positions."""
+    """Blend products at integer positions into bilinear taps."""
     fx = window.fx.to(dots.dtype)[:, None, None]
     fy = window.fy.to(dots.dtype)[:, None, None]
     rows = (1 - fx) * dots[:, :, :-1] + fx * dots[:, :, 1:]
@@ -68,7 +68,7 @@ def blend_adjoint(
     window: Window,
     side: int,
 ) -> Tensor:  # [n, K, K]
-    """The adjoint of :func:`blend` in its first argument."""
+    """Return the gradient of :func:`blend` in its first argument."""
     fx = window.fx.to(grad.dtype)[:, None, None]
     fy = window.fy.to(grad.dtype)[:, None, None]
     taps = torch.unflatten(grad, 1, (side, side)).transpose(1, 2)
@@ -83,7 +83,7 @@ def slopes(
     window: Window,
     side: int,
 ) -> Tensor:  # [n, 2]
-    """The gradient of :func:`blend` in the fractions (x, y)."""
+    """Return the gradient of :func:`blend` in the fractions (x, y)."""
     fx = window.fx.to(dots.dtype)[:, None, None]
     fy = window.fy.to(dots.dtype)[:, None, None]
     taps = torch.unflatten(grad, 1, (side, side)).transpose(1, 2)

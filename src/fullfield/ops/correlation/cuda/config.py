@@ -1,7 +1,7 @@
-"""What the kernels are compiled for: tile shapes, shared memory, macros. Only arithmetic; no device is touched.
+"""Compile-time configuration of the kernels: tile shapes, shared memory, macros; touches no device.
 
 The macros are explained at the head of ``common.cuh``. A feature vector is ``kb`` blocks of ``cblk`` 16-bit channels,
-padded with zeros; ``split`` vectors have a second part, of what rounding the first left over.
+padded with zeros; ``split`` vectors have a second part, the rounding error of the first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
 _MOST_STAGES = 8
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
-# Fewer source pixels than this do not occupy three teams; the features of more than that do not stay in the L2.
+# Fewer source pixels than the first do not occupy three teams; the features of more than the second leave the L2.
 _FEW_PIXELS = 1 << 14
 _MANY_PIXELS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Config:
-    """The macros of one compilation."""
+    """Macros of one compilation."""
 
     radius: int
     cblk: int
@@ -61,34 +61,36 @@ class Config:
 
     @property
     def parts(self) -> int:
+        """Number of 16-bit parts of a feature: 2 if split."""
         return 2 if self.split else 1
 
     @property
     def channels(self) -> int:
-        """Of a padded vector."""
+        """Number of channels of a padded vector."""
         return self.cblk * self.kb
 
     @property
     def row_length(self) -> int:
-        """16-bit elements of one feature vector."""
+        """Number of 16-bit elements of one feature vector."""
         return self.channels * self.parts
 
     @property
     def tile_height(self) -> int:
+        """Rows of a tile."""
         return 64 * self.groups // self.block
 
     @property
     def maps(self) -> int:
-        """Tensor maps passed to the lookup."""
+        """Number of tensor maps passed to the lookup."""
         return self.levels * len(self.widths)
 
     @property
     def threads(self) -> int:
-        """Of a block of the lookup."""
+        """Number of threads of a block of the lookup."""
         return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
     def source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
-        """With the macros of every kernel, and its own."""
+        """Return the source with the macros of every kernel and ``macros``."""
         return Source.defining(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
             WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
@@ -103,18 +105,19 @@ def _widths(radius: int, block: int) -> tuple[int, ...]:
 
 
 def vectors(height: int, width: int) -> int:
-    """Feature vectors of an image in f1's layout: every row in whole octets of pixels."""
+    """Return the number of feature vectors of an image in f1's layout: every row in whole octets of pixels."""
     return height * (-(-width // 8) * 8)
 
 
 def _blocks(channels: int, most: int) -> tuple[int, int]:
-    """Channels of a block, a multiple of 64 up to ``most``, and the number of blocks."""
+    """Return the channels of a block, a multiple of 64 up to ``most``, and the number of blocks."""
     padded = -(-channels // 64) * 64
     kb = -(-padded // most)
     return -(-padded // (kb * 64)) * 64, kb
 
 
 def is_split(request: Request) -> bool:
+    """Return whether features are pairs of float16."""
     return request.dtype == torch.float32 and request.precision == "highest"
 
 
@@ -148,12 +151,12 @@ def forward_config(request: Request, device: Device) -> Config:
 
 
 def gradient_config(forward: Config) -> Config:
-    """Of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
+    """Return the configuration of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
     return replace(forward, groups=1, block=8)
 
 
 def patch_side(config: Config, shared: int) -> int:
-    """Of the patch of sums kept for each pixel: a window, and two positions to move if they fit in ``shared`` bytes."""
+    """Return the side of each pixel's patch of sums: a window, and up to two more if they fit in ``shared`` bytes."""
     window = 2 * config.radius + 2
     return next((side for side in (window + 2, window + 1) if collect_shared(side) <= shared), window)
 
@@ -175,7 +178,7 @@ def _stage(config: Config) -> int:
 
 
 def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
-    """Of a block of the lookup that writes the type with code ``out``."""
+    """Return the bytes of a block of the lookup that writes the type with code ``out``."""
     positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
@@ -188,7 +191,7 @@ def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
 
 
 def with_stages(config: Config, out: int, channels_last: bool) -> Config:
-    """As many chunks in flight as fit beside the rest of a Hopper block's shared memory; may be none."""
+    """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
     free = _HOPPER_BLOCK - lookup_shared(replace(config, stages=0), out, channels_last)
     return replace(config, stages=min(_MOST_STAGES, free // ((_stage(config) + 48) * config.teams)))
 
@@ -196,10 +199,10 @@ def with_stages(config: Config, out: int, channels_last: bool) -> Config:
 def lookup_config(
     config: Config, out: int, channels_last: bool, shared: int, pixels: int = _FEW_PIXELS
 ) -> Config | None:
-    """The configuration of one kind of result where a block may take ``shared`` bytes, or None if it does not fit.
+    """Return the configuration of one kind of result if a block may take ``shared`` bytes; None if it does not fit.
 
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
-    ``pixels``: of the first map.
+    ``pixels`` is the number of pixels of the first map.
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
@@ -226,23 +229,23 @@ def _smaller(config: Config) -> Iterator[Config]:
 
 
 def collect_shared(side: int) -> int:
-    """Bytes of shared memory of a block of ``collect``."""
+    """Return the bytes of shared memory of a block of ``collect``."""
     return side * side * 256
 
 
 def multiply_shared(config: Config, block: int, chunks: int) -> int:
-    """Bytes of shared memory of a block of ``multiply_out``; arguments as :func:`multiply_form` returns them."""
+    """Return the bytes of shared memory of a block of ``multiply_out``; see :func:`multiply_form` for the arguments."""
     return chunks * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
 
 
 def coords_shared(config: Config) -> int:
-    """Bytes of shared memory of a block of ``coords_gradient``."""
+    """Return the bytes of shared memory of a block of ``coords_gradient``."""
     positions = (2 * config.radius + 2) ** 2
     return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
 
 
 def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
-    """Blocks of ``lookup`` that a multiprocessor runs at a time."""
+    """Return how many blocks of ``lookup`` a multiprocessor runs at a time."""
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10
     return 2 if two_fit and not config.hopper and not config.split else 1
 
@@ -252,14 +255,14 @@ def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
 
 @functools.cache
 def _read(*names: str) -> str:
-    """The files' text behind what all kernels share."""
+    """Read the shared sources, then these files."""
     shared = (HALVES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
     return read_source(*shared, *(_FOLDER / name for name in names))
 
 
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
-    """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
+    """Return ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
     shared = _read("dots.cuh", "sample.cuh")
     made = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
@@ -274,25 +277,25 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
 
 @functools.lru_cache(64)
 def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
-    """``prepare``, ``prepare_deep``, ``magnitude`` for features of type ``source``; plain: both maps in f2's layout."""
+    """Return the kernels that lay out features of type ``source``; ``plain`` lays out both maps as f2."""
     made = config.source(_read("prepare.cu"), SRC=source, SCALED=scaled)
     return made._replace(options=(*made.options, "-DF1_PLAIN")) if plain else made
 
 
 @functools.lru_cache(64)
 def collect_source(config: Config, grad: int, side: int) -> Source:
-    """``collect`` for incoming gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
+    """Return ``collect`` for gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
     return config.source(_read("gradients.cuh", "collect.cu"), GRAD=grad, PATCH=side)
 
 
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
-    """``multiply_out``; ``config`` from :func:`gradient_config`, the last two from :func:`multiply_form`."""
+    """Return ``multiply_out``; ``config`` from :func:`gradient_config`, the last two from :func:`multiply_form`."""
     text = _read("gradients.cuh", "anew.cuh", "multiply_out.cu")
     return config.source(text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2)
 
 
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
-    """``coords_gradient`` for incoming gradients of the type with code ``grad``, from the forward's layout."""
+    """Return ``coords_gradient`` for gradients of the type with code ``grad``, from the forward's layout."""
     return config.source(_read("dots.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)

@@ -1,4 +1,4 @@
-"""A pair of feature maps in the kernels' layout, and the launches that read it."""
+"""Pair of feature maps in the kernels' layout, and the launches that read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda import queues
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
 from fullfield.ops.correlation.cuda.structs import (
@@ -24,31 +23,66 @@ from fullfield.ops.correlation.cuda.structs import (
     PrepareParams,
     fill,
     offsets,
+    queues_of,
     split_levels,
     tensor_maps,
 )
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
-# Below this many tiles every level is an item of its own, above only the finest is apart.
+# Below this many tiles every level is a separate item, above only the finest.
 FEW_TILES = 1200
-# Of a persistent lookup, every level of the last tiles, so many for four teams, is an item of its own.
+# In a persistent lookup every level of the last tiles, this many for four teams, is a separate item.
 SMALL_ITEMS = 9
 
 
+def supports(request: Request) -> str | None:
+    """Return why the kernels cannot serve the request; None if they can."""
+    reason = launching.why_not(request.device)
+    if reason is not None:
+        return reason
+    if request.dtype not in launching.CODES:
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
+        return (
+            f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MOST_LEVELS}, "
+            f"got {request.radius} and {request.levels}"
+        )
+    return _too_large(request)
+
+
+def _too_large(request: Request) -> str | None:
+    pixels = request.size1[0] * request.size1[1]
+    most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
+    if pixels > most:
+        return f"needs a first map of at most {most} pixels, got {pixels}"
+    device = launching.device_of(request.device)
+    config, shared = shapes.forward_config(request, device), device.shared
+    own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
+    if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
+        return f"a radius of {request.radius} needs {less}"
+    most_used = max(shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.multiply_form(own, shared)))
+    if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
+        return f"{request.channels} channels need {less}"
+    return None
+
+
 def config_of(request: Request) -> Config:
-    """Of the lookup; its gradients read the features in the same form."""
+    """Return the configuration of the lookup; its gradients read the features in the same form."""
     return shapes.forward_config(request, launching.device_of(request.device))
 
 
 def pixels_of(request: Request) -> int:
-    """Source pixels of a lookup."""
+    """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
-    """f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of the products, of
-    fmap1's gradients and of fmap2's; with grad f1 as f2."""
+    """Return an empty state.
+
+    It holds f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of products,
+    of fmap1's gradients and of fmap2's; with grad also f1 in f2's layout.
+    """
     config = config_of(request)
     pixels = pixels_of(request)
     padded = request.batch * shapes.vectors(*request.size1)
@@ -81,7 +115,7 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
             kernels.launch("magnitude", 1024, 256, params)
     for params in launches:
         blocks = r.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
-        deep = None  # room for level 3 in float32, from which the further levels are pooled
+        deep = None  # level 3 in float32, from which the further levels are pooled
         if params.levels > 4 and params.f2:
             deep = f1.new_empty(
                 (r.batch * params.level_h[3] * params.level_w[3] * config.channels,), dtype=torch.float32
@@ -116,7 +150,7 @@ def _prepare_params(
 
 
 def first_sources(request: Request) -> list[Source]:
-    """What a pair needs in any case or almost, so that it is compiled together."""
+    """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
@@ -129,6 +163,7 @@ def first_sources(request: Request) -> list[Source]:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
+    """Lay out a pair, after compiling its kernels where needed."""
     device = launching.device_of(request.device)
     with torch.cuda.device(device.index):
         launching.several(LIBRARIES, first_sources(request), device.index)
@@ -144,7 +179,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 
 
 class _LookupLaunch:
-    """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
+    """Prepared launch of one kind of result; its parameters are shared, hence the lock."""
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -162,28 +197,28 @@ class _LookupLaunch:
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items
-        beside: list[int] = []
+        extra: list[int] = []
         if config.hopper:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
-            self.maps, *beside = tensor_maps(state[1].data_ptr(), *key)
+            self.maps, *extra = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.crew = blocks * config.teams
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
-        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
+        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
 
 
 class Cuda(Prepared):
-    """State: see :func:`empty_state`. Accumulators: :class:`Sums`."""
+    """Pair in the kernels' layout; its state is that of :func:`empty_state`, its accumulators are :class:`Sums`."""
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
         self._device = launching.device_of(request.device)
         self._config = config_of(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
-        self._queues = queues.of_device(request.device, self._device.index)
+        self._queues = queues_of(request.device, self._device.index)
         stream = raw_stream(self._device.index)
         self._streams = {stream}
         self._features: FeatureGradients | None = None
@@ -210,6 +245,7 @@ class Cuda(Prepared):
         return made
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """Launch one lookup on the current stream."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):
@@ -242,10 +278,12 @@ class Cuda(Prepared):
         return self._features
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+        """Return the sums of a new pass."""
         with torch.cuda.device(self._device.index):
             return self._feature_gradients().sums(fmap1, levels)
 
     def gradients(self, grads: Gradients) -> Gradients:
+        """Multiply out what a pass has left."""
         if not isinstance(grads, Sums):
             raise TypeError("these accumulators were not made by the cuda backend")
         with torch.cuda.device(self._device.index):
@@ -253,6 +291,7 @@ class Cuda(Prepared):
             return self._feature_gradients().finish(grads)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+        """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
         index = self._device.index
         if current_device() != index:
             with torch.cuda.device(index):

@@ -1,4 +1,4 @@
-"""The gradients of the features, added up over the lookups of a pass, and of the coordinates."""
+"""Gradients of the features, summed over the lookups of a pass, and of the coordinates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORK = 5 + MOST_LEVELS  # integers of ``Work``
 
 
 def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
-    """``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
+    """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
     own = shapes.gradient_config(config)
     side, form = shapes.patch_side(own, shared), shapes.multiply_form(own, shared)
     return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, *form)
@@ -32,25 +32,28 @@ def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, So
 
 @dataclass
 class Sums(Gradients):
-    """The sums of one pass: in the layout of f2, padded, flat float32 (``levels`` is a list of one), what is already
-    multiplied with the features; in patches of window gradients what is not yet."""
+    """Sums of one pass.
+
+    What is already multiplied with the features is padded, flat float32 in the layout of f2 (``levels`` is a list of
+    one); the rest is in patches of window gradients.
+    """
 
     params: ctypes.Structure = field(default_factory=GradientParams)
     pair: ctypes.Structure = field(default_factory=Params)
     """``params.p`` itself."""
     form: tuple[torch.dtype | None, tuple[int, ...], tuple[int, ...]] = (None, (), ())
-    """Type of the last incoming gradient, strides of it and of the coordinates: those in ``params``."""
+    """Type and strides of the last incoming gradient and strides of the coordinates, as in ``params``."""
     collect: Launch | None = None
-    """Of gradients of that type."""
+    """Launch for gradients of that type."""
     multiply: Launch | None = None
     memory: tuple[Tensor, ...] = ()
     stream: int = 0
-    """On which the memory was taken."""
+    """Stream on which the memory was allocated."""
     empty: bool = True
 
 
 class FeatureGradients:
-    """The launches of one pair. What changes between passes is in their :class:`Sums`."""
+    """Launches of one pair; whatever changes between passes is in their :class:`Sums`."""
 
     def __init__(self, request: Request, config: Config, device: Device, state: tuple[Tensor, ...]) -> None:
         if len(state) < 4:
@@ -91,7 +94,7 @@ class FeatureGradients:
         pair.target_tiles = request.batch * sum(counts)
 
     def sums(self, fmap1: bool, levels: bool) -> Sums:
-        """Of a new pass, for what is wanted."""
+        """Return the sums of a new pass for the requested gradients."""
         r, channels, pair = self.request, self._config.channels, self._pair
         new, count = self._state[0].new_zeros, self._collected
         pixels, targets = r.batch * r.size1[0] * r.size1[1], r.batch * sum(h * w for h, w in r.sizes2)
@@ -127,7 +130,7 @@ class FeatureGradients:
         )
 
     def add(self, grad_out: Tensor, coords: Tensor, sums: Sums, stream: int) -> None:
-        """Take one lookup's gradient in."""
+        """Add one lookup's gradient."""
         if self._collected == 0:
             return
         self._use_on(stream, sums)
@@ -146,7 +149,7 @@ class FeatureGradients:
             self._run(sums, ADD, stream)
 
     def finish(self, sums: Sums) -> Gradients:
-        """Multiply out what is left; the gradients as views [B, C, H, W]."""
+        """Multiply out what is left; return the gradients as views [B, C, H, W]."""
         r = self.request
         stream = raw_stream(self.device.index)
         self._use_on(stream, sums)
@@ -165,7 +168,7 @@ class FeatureGradients:
         return Gradients(first, rest, sums.wanted)
 
     def _unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
-        """A view [B, C, H, W] of [B, H, W, padded channels]."""
+        """Return a view [B, C, H, W] of [B, H, W, padded channels]."""
         whole = flat.view(self.request.batch, *size, self._config.channels)
         return whole[..., : self.request.channels].permute(0, 3, 1, 2)
 
@@ -176,7 +179,7 @@ class FeatureGradients:
                 tensor.record_stream(current)
 
     def _collect_of(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
-        """For incoming gradients of ``dtype``."""
+        """Return the launch for incoming gradients of ``dtype``."""
         source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
         kernels = launching.kernels(LIBRARIES, source, self.device.index)
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
@@ -194,7 +197,7 @@ class FeatureGradients:
 def coords_gradient(
     request: Request, config: Config, device: Device, state: tuple[Tensor, ...], grad_out: Tensor, coords: Tensor
 ) -> Tensor:
-    """[B, 2, H, W] float32, of one lookup."""
+    """Return the gradient [B, 2, H, W] float32 of one lookup's coordinates."""
     grad_coords = torch.empty(coords.shape, dtype=torch.float32, device=coords.device)
     blocks = request.batch * request.size1[0] * -(-request.size1[1] // 8)
     if blocks == 0:

@@ -1,9 +1,10 @@
-"""What every launch needs: the compiled kernels, their parameters as the CUDA sources declare them, tensor maps."""
+"""Parameters of the launches as the CUDA sources declare them, tensor maps, and counters of persistent lookups."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from pathlib import Path
 
 import torch
@@ -25,13 +26,13 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
 
 
 def captured_by(stream: int) -> int:
-    """The graph that ``stream``, the current one, is captured into; 0: none. The default stream, 0, never is."""
+    """Return the graph that captures ``stream``, the current one; 0 if none does, as for the default stream."""
     capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
     return capture_id(stream) if capturing else 0
 
 
 def offsets(request: Request, config: Config) -> list[int]:
-    """Where every level begins, in 16-bit elements."""
+    """Return the first 16-bit element of every level."""
     found, offset = [], 0
     for height, width in request.sizes2:
         found.append(offset)
@@ -40,7 +41,7 @@ def offsets(request: Request, config: Config) -> list[int]:
 
 
 def fill(params: ctypes.Structure, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
-    """Everything that lookups of one pair have in common."""
+    """Fill in the parameters that lookups of one pair have in common."""
     params.f1, params.f2 = f1.data_ptr(), f2.data_ptr()
     params.batch, params.levels = request.batch, request.levels
     params.height, params.width = request.size1
@@ -51,8 +52,10 @@ def fill(params: ctypes.Structure, request: Request, config: Config, f1: Tensor,
 
 
 def split_levels(params: ctypes.Structure, levels: int, parts: int, whole: int = 0) -> None:
-    """Make every tile's levels ``parts`` items (1 to 4), the finest ones apart, the others together; of the first
-    ``whole`` tiles one item each."""
+    """Divide every tile's levels into ``parts`` items (1 to 4): the finest levels apart, the others together.
+
+    The first ``whole`` tiles are one item each.
+    """
     ends = sorted({min(end, levels) for end in (*range(1, parts), levels)})
     params.parts = len(ends)
     for index, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
@@ -70,7 +73,7 @@ def tensor_maps(
     columns: int,
     widths: tuple[int, ...],
 ) -> tuple[ctypes.Array[ctypes.c_char], int]:
-    """A tensor map for every level and chunk width, and their aligned address in the buffer that holds them."""
+    """Return a buffer with a tensor map for every level and chunk width, and their aligned address in it."""
     buffer = ctypes.create_string_buffer(128 * len(sizes) * len(widths) + 64)
     address = (ctypes.addressof(buffer) + 63) // 64 * 64
     offset = 0
@@ -82,3 +85,53 @@ def tensor_maps(
                 encode_tensor_map(place, data + 2 * offset, shape, (64, chunk, columns // chunk, 1))
         offset += batch * height * width * row_length
     return buffer, address
+
+
+# ---- counters of the persistent lookup
+#
+# A lookup finds its counters, which tell which block takes which tile, at zero and leaves them at zero. So lookups that
+# run one after another can share them, and those that may run at the same time must not. Eager lookups of one stream
+# share a slot. A captured graph has separate slots, one per captured stream, that nothing else uses: replays need
+# nothing from the host and may overlap with other work. Slots are not returned; when they run out, a lookup allocates
+# zeroed memory.
+
+SLOT = 16  # bytes, of which the kernel uses eight
+COUNT = 4096
+
+
+class Queues:
+    """Counters of one device, which must be current in every call, as must be ``stream`` there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._memory: Tensor | None = None
+        self._used = 0
+        self._slots: dict[tuple[int, int], int] = {}
+
+    def take(self, stream: int) -> tuple[int, Tensor | None]:
+        """Return the address of zeroed counters for a lookup on ``stream``, and memory to hold until it is launched."""
+        key = (stream, captured_by(stream))
+        address = self._slots.get(key)
+        if address is not None:
+            return address, None
+        with self._lock:
+            if self._memory is None and key[1] == 0:
+                self._memory = torch.zeros(COUNT * SLOT, dtype=torch.uint8, device=self._device)
+                torch.cuda.current_stream(self._device).synchronize()  # other streams will read it
+            if self._memory is not None and self._used < COUNT:
+                address = self._slots.setdefault(key, self._memory.data_ptr() + SLOT * self._used)
+                self._used += 1
+                return address, None
+        own = torch.zeros(SLOT, dtype=torch.uint8, device=self._device)
+        return own.data_ptr(), own
+
+
+_devices: dict[int, Queues] = {}
+_lock = threading.Lock()
+
+
+def queues_of(device: torch.device, index: int) -> Queues:
+    """Return the device's counters, shared by the whole process."""
+    with _lock:
+        return _devices.setdefault(index, Queues(device))
