@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
     @classmethod
     def defining(cls, text: str, *options: str, **macros: int | str) -> Source:
-        """With further options, and these macros behind them; truths are 1 and 0."""
+        """Return a source with further options and these macros; booleans become 1 and 0."""
         return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
 
@@ -57,7 +57,7 @@ def _library_names(major: int) -> tuple[str, ...]:
 
 
 def _package_folders(name: str) -> list[Path]:
-    """Where a package lies, without importing it."""
+    """Return the folders of a package without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -66,7 +66,7 @@ def _package_folders(name: str) -> list[Path]:
 
 
 def _folders(major: int) -> Iterator[Path]:
-    """Of NVIDIA's wheels, of PyTorch's own, of conda and toolkits."""
+    """Yield the library folders of NVIDIA's wheels, PyTorch, conda and toolkits."""
     for root in _package_folders("nvidia"):
         for part in (f"cu{major}", "cuda_nvrtc"):
             yield from (root / part / place for place in ("lib", "bin/x86_64", "bin", "lib/x64"))
@@ -79,7 +79,7 @@ def _folders(major: int) -> Iterator[Path]:
 
 
 def candidates() -> Iterator[str]:
-    """Paths of NVRTC that exist, then names for the system's loader; for the newest CUDA major first."""
+    """Yield paths of NVRTC that exist, then names for the system's loader; the newest CUDA major comes first."""
     for major in MAJORS:
         for name in _library_names(major):
             for folder in _folders(major):
@@ -90,7 +90,7 @@ def candidates() -> Iterator[str]:
 
 
 def _open(path: str) -> ctypes.CDLL | None:
-    """The library, after the one with its built-in functions, which it would look for by name only."""
+    """Open the library after the one with its built-in functions, which it would look for by name only."""
     folder = Path(path).parent
     try:
         if Path(path).is_absolute():
@@ -106,7 +106,7 @@ def _open(path: str) -> ctypes.CDLL | None:
 
 
 def _from_pathfinder() -> ctypes.CDLL | None:
-    """As cuda-core finds it, where that is installed."""
+    """Open the library that cuda-core finds, if that is installed."""
     try:
         pathfinder = importlib.import_module("cuda.pathfinder")
         return _open(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
@@ -135,7 +135,7 @@ class Nvrtc:
             raise KernelError(f"NVRTC: {text(code).decode()}")
 
     def compile(self, source: Source, arch: str) -> tuple[bytes, str]:
-        """Machine code (for ``compute_…`` PTX) and what the compiler had to say."""
+        """Return machine code (PTX for ``compute_…``) and the compiler's log."""
         lib, program = self.library, ctypes.c_void_p()
         self.check(lib.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"fullfield.cu", 0, None, None))
         try:
@@ -157,7 +157,7 @@ class Nvrtc:
         return buffer.raw
 
     def target(self, capability: tuple[int, int]) -> str:
-        """What to compile for: the device itself, Hopper with its own instructions, or PTX where it is too new."""
+        """Return what to compile for: the device itself, Hopper with its own instructions, PTX for newer devices."""
         number = capability[0] * 10 + capability[1]
         if number in self.archs:
             return "sm_90a" if number == 90 else f"sm_{number}"
@@ -178,7 +178,7 @@ def _find(newest: int) -> Nvrtc | None:
 
 
 def nvrtc() -> Nvrtc:
-    """The newest NVRTC here that the driver can run the code of.
+    """Return the newest NVRTC here whose code the driver can run.
 
     Raises:
         KernelError: if there is none.
@@ -191,7 +191,7 @@ def nvrtc() -> Nvrtc:
 
 
 def why_not() -> Missing | None:
-    """None where kernels can be compiled, else what has to be installed."""
+    """Return None where kernels can be compiled, else what has to be installed."""
     try:
         nvrtc()
     except KernelError as error:
@@ -211,7 +211,7 @@ class Compiler:
         self.folder = folder_named("nvrtc")
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
-        """Machine code of every source."""
+        """Return the machine code of every source."""
         found = [self._kept(source) for source in sources]
         missing = [index for index, code in enumerate(found) if code is None]
         if missing:
@@ -244,7 +244,7 @@ class Compiler:
         return None
 
     def _keep(self, source: Source, code: bytes) -> None:
-        """Whole or not at all; a full disk only means compiling again."""
+        """Write the code atomically; after a failure it is compiled again next time."""
         if self.folder is None:
             return
         path = self._path(self.folder, source)
@@ -266,7 +266,8 @@ class Compiler:
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    """
+    """Load the NVIDIA driver's library.
+
     Raises:
         KernelError: if no NVIDIA driver is installed.
     """
@@ -281,7 +282,7 @@ def driver() -> ctypes.CDLL:
 
 
 def _driver_major() -> int:
-    """The newest CUDA major that the driver runs; any where there is none, as for compiling alone."""
+    """Return the newest CUDA major that the driver runs; without a driver the newest that we know."""
     version = ctypes.c_int()
     try:
         check(driver().cuDriverGetVersion(ctypes.byref(version)))
@@ -291,7 +292,8 @@ def _driver_major() -> int:
 
 
 def check(code: int) -> None:
-    """
+    """Check the result of a driver call.
+
     Raises:
         KernelError: if ``code``, which a driver call returned, is not zero.
     """
@@ -302,7 +304,7 @@ def check(code: int) -> None:
 
 
 def make_current(device: int) -> None:
-    """The device's primary context for this thread, if it has none yet."""
+    """Make the device's primary context current for this thread, if it has none yet."""
     context = ctypes.c_void_p()
     check(driver().cuCtxGetCurrent(ctypes.byref(context)))
     if not context.value:
@@ -311,7 +313,7 @@ def make_current(device: int) -> None:
 
 
 def capture_id(stream: int) -> int:
-    """The number of the graph that ``stream`` is being captured into, 0 where it is not."""
+    """Return the number of the graph that ``stream`` is being captured into; 0 if it is not."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     check(driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
     if not status.value:
