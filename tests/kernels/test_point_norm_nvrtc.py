@@ -1,4 +1,4 @@
-"""The normalisation's kernels compile for every GPU from Ampere on, within registers."""
+"""The normalisation's kernels compile for every GPU from Turing on, within registers."""
 
 from __future__ import annotations
 

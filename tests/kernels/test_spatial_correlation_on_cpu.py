@@ -65,7 +65,7 @@ def test_resources(arch: str) -> None:
         else:
             half = cuda.half_of((patch, patch), 1000)
             registers, spilled = resources(cuda.half_source(dtype, True, half), arch)["spatial_forward_half"]
-            assert registers <= 128
+            assert registers <= (255 if arch == "sm_75" else 128)  # one block, or two
         assert spilled <= 128
         for spread in cuda.SPREADS:
             registers, spilled = resources(cuda.backward_source(dtype, True, columns, spread), arch)["spatial_backward"]

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import emulator
 import pytest
+import test_correlation_on_cpu as correlation
 import test_point_conv_on_cpu as points
 import test_points_on_cpu as clouds
 import test_tvl1_iterations_on_cpu as iterations
 import test_tvl1_passes_on_cpu as tvl1
 import torch
+from correlation_emulated import correlation_on
 from emulator import TURING, Emulator
 
 from fullfield.ops.fused import cuda as fused
@@ -23,6 +25,7 @@ from fullfield.ops.spatial_correlation import cuda as spatial
 from fullfield.ops.spatial_correlation import reference
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import engine, passes
+from fullfield.testing.correlation import make_case
 
 sys.path += [str(Path(__file__).parents[1] / "ops" / name) for name in ("spatial_correlation", "fused")]
 from test_passes import compare
@@ -46,6 +49,23 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     machine.launched.clear()
     with machine.used():
         yield
+
+
+LOOKUPS = {
+    # size1, size2, batch, channels, levels, motion
+    "levels that pool to nothing": ((9, 17), (10, 27), 2, 64, 6, "smooth"),
+    "pixels that no strip holds": ((5, 9), (9, 400), 1, 20, 2, "random"),
+    "several blocks of channels": ((6, 10), (7, 11), 1, 256, 2, "smooth"),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookup(name: str, dtype: torch.dtype, machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    size1, size2, batch, channels, levels, motion = LOOKUPS[name]
+    case = make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=3, motion=motion)
+    with correlation_on(machine, monkeypatch, TURING):
+        correlation.check(case, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

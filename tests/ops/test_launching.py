@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fullfield._kernels.missing import Missing
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield._kernels.structures import Structures
 from fullfield.ops import launching
@@ -53,9 +54,21 @@ def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         launching._why_not.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-        assert launching.why_not(device) == "needs compute capability 8.0, got 7.5"
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+        assert launching.why_not(device) == "needs compute capability 7.5, got 7.0"
     launching._why_not.cache_clear()
+
+
+def test_bfloat16_needs_a_newer_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    reason = launching.why_not_bfloat16(torch.device("cuda", 0))
+    assert reason == "needs compute capability 8.0 for bfloat16, got 7.5"
+    assert isinstance(reason, Missing)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert launching.why_not_bfloat16(torch.device("cuda", 0)) is None
+    turing, ampere, hopper = (launching.Device(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
+    assert [gpu.capability for gpu in (turing, ampere, hopper)] == [75, 80, 90]
+    assert [gpu.multiplies_bfloat16 for gpu in (turing, ampere, hopper)] == [False, True, True]
 
 
 def test_traced_code_asks_without_a_warning() -> None:

@@ -1,4 +1,4 @@
-"""What launches of kernels compiled at run time share: the device, the dtypes' codes, launches at once and prepared."""
+"""Launches of kernels compiled at run time: devices, codes of dtypes, immediate and prepared launches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fullfield._kernels.missing import Missing
 from fullfield._kernels.nvrtc import Kernel, Libraries, Source
 from fullfield._kernels.structures import Structures
 
-OLDEST, BFLOAT16 = (8, 0), (8, 0)
+OLDEST, BFLOAT16 = (7, 5), (8, 0)
 """Compute capability that kernels need; that of tensor cores which multiply bfloat16."""
 MOST_BLOCKS = 2**31 - 1
 # What kernels of several operators are built behind.
@@ -35,7 +35,7 @@ FRAMES = {**CODES, torch.uint8: 3}
 
 
 def why_not(device: torch.device) -> str | None:
-    """None where kernels run on the device, else the reason that they do not."""
+    """Return None where kernels run on the device, else the reason that they do not."""
     if device.type != "cuda" or torch.version.hip is not None:
         return f"runs on NVIDIA GPUs, the tensors are on {device.type}"
     if device.index is None:
@@ -72,7 +72,7 @@ why_not_bfloat16.__dict__["_dynamo_marked_constant"] = True
 
 @functools.cache
 def read_source(*files: Path) -> str:
-    """The files' text, one after the other."""
+    """Return the files' text, one after the other."""
     return "".join(file.read_text("utf-8") for file in files)
 
 
@@ -82,12 +82,12 @@ MOST_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).number, ("MOST_PROB
 
 @dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
 class Device:
-    """What the launches have to know of a GPU."""
+    """Properties of a GPU that launches depend on."""
 
     index: int
     name: str
     arch: str
-    """What to compile for."""
+    """Architecture to compile for."""
     processors: int
     shared: int
     """Bytes of shared memory that one block may take."""
@@ -110,7 +110,7 @@ class Device:
 
 @functools.cache
 def device_at(index: int) -> Device:
-    """The GPU of this number."""
+    """Return the GPU with this number."""
     about = torch.cuda.get_device_properties(index)
     arch = nvrtc.nvrtc().target((about.major, about.minor))
     shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
@@ -118,12 +118,12 @@ def device_at(index: int) -> Device:
 
 
 def device_of(device: torch.device) -> Device:
-    """The GPU that this names."""
+    """Return the GPU that a CUDA device names."""
     return device_at(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Whether somebody watches: a compiler, a dispatch mode, or a tensor subclass."""
+    """Return whether a compiler, a dispatch mode or a tensor subclass watches the call."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return True
     for tensor in tensors:
@@ -134,17 +134,17 @@ def is_traced(*tensors: Tensor | None) -> bool:
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether an operator may go past the dispatcher: nothing is traced, and nothing transformed."""
+    """Return whether an operator may bypass the dispatcher: nothing is traced or transformed."""
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     return not is_traced(*tensors)
 
 
 def refuse_forward_mode(**tensors: Tensor | None) -> None:
-    """For operators that have no such derivative: registered ones would drop tangents without a word.
+    """Refuse forward-mode tangents, which registered operators would drop without a word.
 
     Raises:
-        NotImplementedError: for a tensor with a tangent, by the name of its argument.
+        NotImplementedError: if a tensor has a tangent; the message names its argument.
     """
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
@@ -172,7 +172,7 @@ class Kernels:
         self._library, self.index = library, index
 
     def kernel(self, name: str, shared: int = 0) -> Kernel:
-        """The kernel, allowed so much shared memory."""
+        """Return the kernel, allowed ``shared`` bytes of shared memory."""
         kernel: Kernel = self._library[name]
         if shared > _SHARED_BY_DEFAULT:
             kernel.allow_shared(self.index, shared)
@@ -181,7 +181,7 @@ class Kernels:
     def launch(
         self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared: int = 0, rows: int = 1
     ) -> None:
-        """``rows`` of ``blocks`` on the current stream of the device; without blocks, nothing."""
+        """Launch ``rows`` of ``blocks`` on the device's current stream; without blocks, do nothing."""
         if blocks <= 0 or rows <= 0:
             return
         if blocks > MOST_BLOCKS:
@@ -197,7 +197,7 @@ class Kernels:
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
 
     def launch_batch(self, name: str, params: Any, blocks: Sequence[int], threads: int = 256) -> None:
-        """One launch of a :func:`batch` of problems that take so many blocks each."""
+        """Launch a :func:`batch` of problems once; ``blocks`` holds the number of blocks of each."""
         total = sum(blocks)
         if total <= MOST_BLOCKS:
             params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MOST_PROBLEMS - len(blocks))]
@@ -229,7 +229,7 @@ class Launch:
         self._arguments = (ctypes.c_void_p * (1 + len(beside)))(ctypes.addressof(params), *beside)
 
     def __call__(self, stream: int) -> None:
-        """On a stream of the kernels' device, which is current."""
+        """Launch on a stream of the kernels' device, which is current."""
         self._kernel.launch(self._grid, self._threads, self._shared, self._index, stream, self._arguments, self.early)
 
 
@@ -238,13 +238,13 @@ _KERNELS: dict[tuple[Any, Source, int], Kernels] = {}
 
 
 def kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
-    """Compiled and loaded where this is the first call."""
+    """Return a source's kernels, compiled and loaded at the first call."""
     found = _KERNELS.get((libraries, source, index))
     return several(libraries, [source], index)[0] if found is None else found
 
 
 def several(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:
-    """:func:`kernels` of each; what is not compiled yet is compiled together."""
+    """Return :func:`kernels` of each source; compile together what is not compiled yet."""
     with nullcontext() if current_device() == index else torch.cuda.device(index):
         loaded = libraries.load(sources, device_at(index).arch, index)
     for source, library in zip(sources, loaded, strict=True):
@@ -253,15 +253,15 @@ def several(libraries: Libraries, sources: Sequence[Source], index: int) -> list
 
 
 def batch(each: type[ctypes.Structure]) -> Any:
-    """The structure that batches.cuh calls a batch."""
+    """Return the structure that batches.cuh calls a batch."""
     return Structures(read_source(BATCHES), Params=each)["Batch"]
 
 
 def structures(*files: Path) -> Structures:
-    """What these sources declare."""
+    """Return the structures that these sources declare."""
     return Structures(read_source(*files))
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """For a field of such a structure."""
+    """Return a tensor's address for a field of such a structure."""
     return None if tensor is None else tensor.data_ptr()

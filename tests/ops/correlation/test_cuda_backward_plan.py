@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from fullfield.ops import launching
+from fullfield.ops.correlation import cuda
 from fullfield.ops.correlation.cuda import launch_backward
-from fullfield.ops.correlation.cuda.config import forward_config
+from fullfield.ops.correlation.cuda.config import forward_config, is_scaled, lookup_config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.launching import Device
 
+TURING = Device(0, "", "sm_75", 40, 64 << 10)
 HOPPER = Device(0, "", "sm_90a", 132, 227 << 10)
 
 
@@ -46,7 +48,7 @@ def gradients_of(batch: int, size1: tuple[int, int], size2: tuple[int, int], lev
     sizes = tuple((size2[0] >> level, size2[1] >> level) for level in range(levels))
     request = Request(batch, 256, size1, sizes, 4, torch.bfloat16, torch.device("cpu"), True)
     state = tuple(torch.zeros(3) for _ in range(4))
-    return FeatureGradients(request, forward_config(request, True), HOPPER, state)
+    return FeatureGradients(request, forward_config(request, HOPPER), HOPPER, state)
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,27 @@ def test_coarse_levels_are_split() -> None:
     features = gradients_of(1, (224, 512), (224, 512))
     sums = features.sums(True, True)
     assert list(sums.params.splits)[:4] == [1, 1, 4, 14]
+
+
+@pytest.mark.parametrize(
+    ("radius", "channels", "reason"),
+    [
+        (4, 256, None),
+        (7, 64, None),
+        (8, 64, "a radius of 8 needs more shared memory than the 64 KiB of a block here"),
+        (4, 8192, "8192 channels need more shared memory than the 64 KiB of a block here"),
+    ],
+)
+def test_what_does_not_fit_a_block_of_turing_is_refused(
+    radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "device_of", lambda _: TURING)
+    monkeypatch.setattr(launching, "why_not", lambda _: None)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        request = Request(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
+        assert cuda.supports(request) == reason
+        config = forward_config(request, TURING)
+        assert not config.bf16
+        if reason is None:
+            assert is_scaled(request, config) == (dtype != torch.float16)
+            assert all(lookup_config(config, out, last, TURING.shared) for out, last in ((0, False), (1, False)))

@@ -119,6 +119,14 @@ def test_backends_are_told_and_named_ones_are_not_replaced() -> None:
         global_matching(one, two, backend="whole")
 
 
+def test_bfloat16_on_an_older_gpu_never_multiplies_out_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's fused kernels would do so before compute capability 8.0."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    requests = [protocol.Request(64, dtype, torch.device("cuda", 0)) for dtype in (torch.bfloat16, torch.float16)]
+    assert fused.supports(requests[0]) == "needs compute capability 8.0 for bfloat16, got 7.5"
+    assert fused.supports(requests[1]) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -379,7 +379,11 @@ def _kit(model: FlowNetwork, precision: str, reuse: bool | None) -> _Kit:
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Passes:
     if dtype == torch.float32 or device.type == "cpu":
         return reference
+    from fullfield.ops import launching
+
     reason = why_not(device)
+    if reason is None and dtype == torch.bfloat16:
+        reason = launching.why_not_bfloat16(device)
     if reason is not None:
         raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
     from fullfield.ops.fused import cuda

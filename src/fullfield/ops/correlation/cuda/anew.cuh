@@ -66,7 +66,7 @@ static __device__ __forceinline__ void begin_anew(const GradientParams &q, Anew 
         __syncthreads();
     }
     int left = warp_min(box.x), top = warp_min(box.y), right = warp_max(box.z), bottom = warp_max(box.w);
-    u32 largest = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
+    u32 largest = warp_max(__float_as_uint(most));
     if ((threadIdx.x & 31) == 0) {
         atomicMin(common.box, left);
         atomicMin(common.box + 1, top);

@@ -5,10 +5,6 @@
 #define HALF (RADIUS + 1)
 #define BATCH_ROWS (RADIUS <= 4 ? KW : 3)  // rows of taps that are loaded at a time
 
-static __device__ __forceinline__ void copy16(u32 to, const float *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // Notes that a tile's level is to be multiplied out, and the target tiles that it has something for.
 static __device__ __forceinline__ void mark(const GradientParams &q, int index, int tile, int batch, int tile_y, int level) {
     const Params &p = q.p;
@@ -61,8 +57,8 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
     int4 box = make_int4(BIG, BIG, -BIG, -BIG);
     if (q.mode == ADD) {
         box = own;
-        u32 to = smem_address(patch);
-        for (int i = threadIdx.x; i < PATCH_FLOATS / 4; i += 128) copy16(to + i * 16, memory + i * 4);
+        u32 to = shared_address(patch);
+        for (int i = threadIdx.x; i < PATCH_FLOATS / 4; i += 128) copy_async<16>(to + i * 16, memory + i * 4, true);
     } else
         for (int i = threadIdx.x; i < PATCH_FLOATS / 4; i += 128) *(float4 *)(patch + i * 4) = make_float4(0.f, 0.f, 0.f, 0.f);
     const Element<GRAD>::type *grad = (const Element<GRAD>::type *)q.grad + batch * q.grad_b + (i64)level * (KW * KW) * q.grad_c + (inside ? y * q.grad_y + x * q.grad_x : 0);
@@ -86,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
     }
     bool fits = !active || box.z - box.x <= PATCH && box.w - box.y <= PATCH;
     if (__syncthreads_or(!fits)) {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_all_copies();
         mark(q, index, tile, batch, tile_y, level);
         return;
     }
@@ -98,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
             to[0] = lowest_x, to[1] = lowest_y, to[2] = highest_x, to[3] = highest_y;
         }
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    await_all_copies();
     __syncthreads();
     float most = 0.f;
     if (active) {
@@ -141,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
         }
     }
 #if !BF16
-    u32 magnitude = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
+    u32 magnitude = warp_max(__float_as_uint(most));
     if ((threadIdx.x & 31) == 0) magnitudes[threadIdx.x >> 5] = magnitude;
 #endif
     __syncthreads();

@@ -1,5 +1,5 @@
-// PTX wrappers and the lookup plan shared by every correlation kernel. No system headers (NVRTC). Built behind halves.cuh and
-// products.cuh.
+// PTX wrappers and the lookup plan shared by every correlation kernel. No system headers (NVRTC). Built behind halves.cuh,
+// products.cuh, copies.cuh and warps.cuh.
 //
 // Macros set by the launcher:
 //   RADIUS   window radius (1-8)
@@ -50,8 +50,6 @@ struct Params {
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
 
-static __device__ __forceinline__ u32 smem_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-
 static __device__ __forceinline__ u32 lane_id() { u32 x; asm("mov.u32 %0, %%laneid;" : "=r"(x)); return x; }
 
 template <int T> struct Element;
@@ -67,8 +65,6 @@ typedef OutElement::type out_t;
 static __device__ __forceinline__ void store_streaming(float *p, float x) { asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 static __device__ __forceinline__ void store_streaming(u16 *p, u16 x) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(x) : "memory"); }
 
-static __device__ __forceinline__ int warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
-static __device__ __forceinline__ int warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The window of one pixel at one level: first column and row, fractions. false: no position of it lies inside the map.

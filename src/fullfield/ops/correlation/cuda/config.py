@@ -7,6 +7,7 @@ padded with zeros; ``split`` vectors have a second part, the rounding error of t
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from fullfield._kernels.nvrtc import Source
 from fullfield._kernels.wgmma import product_with_registers
 from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.launching import HALVES, PRODUCTS, read_source
+from fullfield.ops.launching import COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
 
 _FOLDER = Path(__file__).parent
 _SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes
@@ -120,13 +121,17 @@ def is_split(request: Request) -> bool:
     return request.dtype == torch.float32 and request.precision == "highest"
 
 
-def is_scaled(request: Request) -> bool:
-    """Return whether features are scaled into float16's range by powers of two."""
-    return request.dtype == torch.float32 and request.precision != "medium"
+def is_scaled(request: Request, config: Config) -> bool:
+    """Return whether powers of two bring the features into float16's range."""
+    return request.dtype != torch.float16 and not config.bf16
 
 
-def forward_config(request: Request, hopper: bool) -> Config:
-    """Return the configuration for a request: 16-bit features as they are, float32 as its precision requests."""
+def forward_config(request: Request, device: Device) -> Config:
+    """Return how the lookup multiplies: 16-bit features as they are, float32 as its precision says.
+
+    Where tensor cores do not multiply bfloat16, operands are float16, which hold every bfloat16 down to 2⁻²⁸ of the
+    map's largest magnitude.
+    """
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
     cblk, kb = _blocks(request.channels, 256)
     split = is_split(request)
@@ -135,11 +140,11 @@ def forward_config(request: Request, hopper: bool) -> Config:
         cblk=cblk,
         kb=kb,
         split=split,
-        bf16=bf16,
-        hopper=hopper,
+        bf16=bf16 and device.multiplies_bfloat16,
+        hopper=device.hopper,
         columns=_COLUMNS,
         widths=_widths(request.radius, 16),
-        groups=2 if split or not hopper else 1,
+        groups=2 if split or not device.hopper else 1,
         block=16,
         levels=request.levels,
     )
@@ -156,10 +161,13 @@ def patch_side(config: Config, shared: int) -> int:
     return next((side for side in (window + 2, window + 1) if collect_shared(side) <= shared), window)
 
 
-def channel_block(config: Config, shared: int) -> int:
-    """Return the channels of a block of ``multiply_out`` that fit in ``shared`` bytes."""
-    fitting = (block for block in (256, 192, 128) if config.channels % block == 0)
-    return next((block for block in fitting if multiply_shared(config, block) <= shared), 64)
+def multiply_form(config: Config, shared: int) -> tuple[int, int]:
+    """Return the channels that a block of ``multiply_out`` takes, and how many chunks it holds, 2 or 1.
+
+    It fits in ``shared`` bytes if any form does.
+    """
+    forms = [(block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.channels % block == 0]
+    return next((form for form in forms if multiply_shared(config, *form) <= shared), (64, 1))
 
 
 # ---- shared memory, in bytes
@@ -206,11 +214,18 @@ def lookup_config(
             if wider.stages >= 2:
                 return wider
         config = replace(config, hopper=False, groups=2)
-    for groups in (config.groups, 1):
-        smaller = replace(config, groups=groups)
+    for smaller in _smaller(config):
         if lookup_shared(smaller, out, channels_last) <= shared:
             return smaller
     return None
+
+
+def _smaller(config: Config) -> Iterator[Config]:
+    """Yield configurations that take less and less shared memory."""
+    for cblk in (config.cblk, 192, 128, 64):
+        if cblk <= config.cblk and config.channels % cblk == 0:
+            for groups in (config.groups, 1):
+                yield replace(config, groups=groups, cblk=cblk, kb=config.channels // cblk)
 
 
 def collect_shared(side: int) -> int:
@@ -218,9 +233,9 @@ def collect_shared(side: int) -> int:
     return side * side * 256
 
 
-def multiply_shared(config: Config, block: int) -> int:
-    """Return the bytes of shared memory of a block of ``multiply_out``."""
-    return 2 * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
+def multiply_shared(config: Config, block: int, chunks: int) -> int:
+    """Return the bytes of shared memory of a block of ``multiply_out``; see :func:`multiply_form` for the arguments."""
+    return chunks * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
 
 
 def coords_shared(config: Config) -> int:
@@ -241,7 +256,8 @@ def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
 @functools.cache
 def _read(*names: str) -> str:
     """Read the shared sources, then these files."""
-    return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
+    shared = (HALVES, PRODUCTS, COPIES, WARPS, _FOLDER / "common.cuh")
+    return read_source(*shared, *(_FOLDER / name for name in names))
 
 
 @functools.lru_cache(64)
@@ -273,10 +289,10 @@ def collect_source(config: Config, grad: int, side: int) -> Source:
 
 
 @functools.lru_cache(64)
-def multiply_source(config: Config, side: int, block: int) -> Source:
-    """Return ``multiply_out``; ``config`` from :func:`gradient_config`."""
+def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
+    """Return ``multiply_out``; ``config`` from :func:`gradient_config`, the last two from :func:`multiply_form`."""
     text = _read("gradients.cuh", "anew.cuh", "multiply_out.cu")
-    return config.source(text, PATCH=side, NCH=block, MIN_BLOCKS=1 if config.split else 2)
+    return config.source(text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2)
 
 
 @functools.lru_cache(64)

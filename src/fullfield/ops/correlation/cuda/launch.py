@@ -57,21 +57,19 @@ def _too_large(request: Request) -> str | None:
     if pixels > most:
         return f"needs a first map of at most {most} pixels, got {pixels}"
     device = launching.device_of(request.device)
-    config, shared = shapes.forward_config(request, device.hopper), device.shared
-    own = shapes.gradient_config(config)
-    most_used = max(
-        shapes.coords_shared(config),
-        shapes.collect_shared(shapes.patch_side(own, shared)),
-        shapes.multiply_shared(own, shapes.channel_block(own, shared)),
-    )
+    config, shared = shapes.forward_config(request, device), device.shared
+    own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
+    if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
+        return f"a radius of {request.radius} needs {less}"
+    most_used = max(shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.multiply_form(own, shared)))
     if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
-        return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
+        return f"{request.channels} channels need {less}"
     return None
 
 
 def config_of(request: Request) -> Config:
     """Return the configuration of the lookup; its gradients read the features in the same form."""
-    return shapes.forward_config(request, launching.device_of(request.device).hopper)
+    return shapes.forward_config(request, launching.device_of(request.device))
 
 
 def pixels_of(request: Request) -> int:
@@ -105,7 +103,8 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
 
     Without f2: only f1, in f2's layout.
     """
-    config, scaled = config_of(r), shapes.is_scaled(r)
+    config = config_of(r)
+    scaled = shapes.is_scaled(r, config)
     source = shapes.prepare_source(config, CODES[r.dtype], scaled, f2 is None)
     kernels = launching.kernels(LIBRARIES, source, launching.device_of(r.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
@@ -153,7 +152,7 @@ def _prepare_params(
 def first_sources(request: Request) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = launching.device_of(request.device), config_of(request)
-    dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
+    dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
     usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
     if usual is not None:

@@ -26,8 +26,8 @@ WORK = 5 + MOST_LEVELS  # integers of ``Work``
 def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
     """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
     own = shapes.gradient_config(config)
-    side, block = shapes.patch_side(own, shared), shapes.channel_block(own, shared)
-    return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, block)
+    side, form = shapes.patch_side(own, shared), shapes.multiply_form(own, shared)
+    return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, *form)
 
 
 @dataclass
@@ -61,14 +61,14 @@ class FeatureGradients:
         self.request, self.device = request, device
         self._config, self._forward = shapes.gradient_config(config), config
         self._state = state
-        side, block = shapes.patch_side(self._config, device.shared), shapes.channel_block(self._config, device.shared)
+        side, form = shapes.patch_side(self._config, device.shared), shapes.multiply_form(self._config, device.shared)
         self._collect_shared = shapes.collect_shared(side)
-        self._multiply_shared = shapes.multiply_shared(self._config, block)
+        self._multiply_shared = shapes.multiply_shared(self._config, *form)
         self._side = side
         pair = GradientParams()
         fill(pair.p, request, self._config, state[3], state[1])
         pair.p.scale = state[2].data_ptr()
-        self._blocks = self._config.channels // block
+        self._blocks = self._config.channels // form[0]
         self._collected = pair.p.tiles * request.levels
         self._plan(pair)
         self._pair = pair

@@ -1,4 +1,4 @@
-// The lookup on every GPU from sm_80: same plan, same sampling; chunks come with cp.async, products with mma.sync.
+// The lookup on every GPU from sm_75: same plan, same sampling; chunks come with cp.async (sm_80), products with mma.sync.
 
 #define PART_BYTES (NCOL * CBLK * 2)
 #define STAGE_BYTES (PART_BYTES * PARTS)
@@ -10,8 +10,8 @@
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(const __grid_constant__ Params p) {
     extern __shared__ u8 raw[];
-    u32 base = (smem_address(raw) + 1023) & ~1023u;
-    u8 *smem = raw + (base - smem_address(raw));
+    u32 base = (shared_address(raw) + 1023) & ~1023u;
+    u8 *smem = raw + (base - shared_address(raw));
     float *coords = (float *)(smem + COORDS_OFFSET);
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = warp >> 2;
     float *staging = (float *)(smem + STAGING_OFFSET) + warp * STAGING_FLOATS;
@@ -75,9 +75,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                     bool inside = (u32)x < (u32)w && (u32)y < (u32)h;
                     const u16 *from = inside ? f2 + ((i64)y * w + x) * ROWLEN + part * CPAD + kb * CBLK + c * 8 : f2;
                     u32 to = base + part * PART_BYTES + c / 8 * (NCOL * 128) + column * 128 + ((c ^ column) & 7) * 16;
-                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+                    copy_async<16>(to, from, inside);
                 }
-                asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+                commit_copies();
+                await_copies<0>();
                 __syncthreads();
                 if (step.groups >> group & 1) {
                     if (KB > 1) {

@@ -375,7 +375,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
     extern __shared__ u8 raw[];
-    u32 base = (smem_address(raw) + 1023) & ~1023u;
+    u32 base = (shared_address(raw) + 1023) & ~1023u;
     asm volatile("" : "+r"(base));  // kept, not recomputed
     u8 *smem = (u8 *)__cvta_shared_to_generic(base);
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);

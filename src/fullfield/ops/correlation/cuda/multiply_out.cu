@@ -6,13 +6,18 @@
 // part of it, found through the marks. Where there are few outputs or many operands for each, several items split the operands
 // and add their shares in order. The last items, which wait for the others, begin the marked patches anew with the lookup that did
 // not fit beside what they held.
+//
+// Macros beside common's:
+//   PATCH    side of a pixel's patch
+//   NCH      channels of a block
+//   CHUNKS   2: one chunk is copied while the other is multiplied; 1: one after the other, in less shared memory
 
 #define THREADS 256
 #define V_BYTES (64 * NCH * 2)
 #define W_BYTES (64 * 64 * 2)
 #define RAW_BYTES (64 * 64 * 4)   // the weights before rounding
 #define STAGE_BYTES (V_BYTES * PARTS + RAW_BYTES)
-#define W_OFFSET (2 * STAGE_BYTES)
+#define W_OFFSET (CHUNKS * STAGE_BYTES)
 #define LIST_OFFSET (W_OFFSET + W_BYTES * PARTS)
 #define BLOCKS (CPAD / NCH)
 #define OUTPUTS (NCH / 32)         // 8-wide groups of channels of a warp
@@ -34,12 +39,6 @@ static __device__ __forceinline__ int thread_now() {
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
     return thread;
-}
-static __device__ __forceinline__ void copy16(u32 to, const u16 *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-static __device__ __forceinline__ void copy4(u32 to, const float *from, bool inside) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
 static __device__ __forceinline__ void matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
@@ -92,7 +91,7 @@ static __device__ __forceinline__ void copy_row(u32 to, const u16 *from, int war
 #pragma unroll
         for (int c = 0; c < NCH / 8; c += 32)
             if (NCH % 256 == 0 || c + lane < NCH / 8)
-                copy16(to + part * V_BYTES + swizzled(c + lane, warp), from + part * CPAD + (c + lane) * 8, valid);
+                copy_async<16>(to + part * V_BYTES + swizzled(c + lane, warp), from + part * CPAD + (c + lane) * 8, valid);
 }
 
 typedef float Sums[2][OUTPUTS][4]; // of a warp: 32 outputs, a quarter of the channels
@@ -298,8 +297,8 @@ struct FirstMap {
             if (!valid) x = y = 0;
             copy_row(stage + i * 1024, f2 + ((i64)y * w + x) * ROWLEN, warp, lane, valid);
             const float *from = patches + ((u32)y % PATCH * PATCH + (u32)x % PATCH) * TILE_PIXELS;
-            copy4(raw + i * 2048, from, valid && covers(pair[0], x, y));
-            copy4(raw + i * 2048 + 4, from + 1, valid && covers(pair[1], x, y));
+            copy_async<4>(raw + i * 2048, from, valid && covers(pair[0], x, y));
+            copy_async<4>(raw + i * 2048 + 4, from + 1, valid && covers(pair[1], x, y));
         }
     }
     __device__ __forceinline__ void finish(const Sums &sums, float inverse, bool any) const {
@@ -448,7 +447,7 @@ struct SecondMap {
             int line = (u32)y0 % PATCH;
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                copy4(raw + i * 2048 + 4 * j, from + line * (PATCH * TILE_PIXELS), rows >> i & 1);
+                copy_async<4>(raw + i * 2048 + 4 * j, from + line * (PATCH * TILE_PIXELS), rows >> i & 1);
                 line = line + 1 == PATCH ? 0 : line + 1;
             }
         }
@@ -472,7 +471,7 @@ struct SecondMap {
     }
 };
 
-// All chunks of one item, one being copied while the other is multiplied. false: there were none.
+// All chunks of one item. false: there were none.
 template <bool TRANSPOSED, class Operands>
 static __device__ __forceinline__ bool sum_up(Operands &operands, Sums &sums, u32 base, float gain) {
     if (!operands.next()) return false;
@@ -483,14 +482,18 @@ static __device__ __forceinline__ bool sum_up(Operands &operands, Sums &sums, u3
     __syncthreads();
     operands.copy(base);
     bool more = true;
-    for (u32 stage = base, other = base + STAGE_BYTES; more;) {
+    for (u32 stage = base, other = base + (CHUNKS - 1) * STAGE_BYTES; more;) {
         more = operands.next();
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_all_copies();
         __syncthreads();               // the last chunk is multiplied, the next one's list is complete
-        if (more) operands.copy(other);
+        if (CHUNKS == 2 && more) operands.copy(other);
         round_weights(base + W_OFFSET, stage + V_BYTES * PARTS, gain);
         __syncthreads();
         multiply<TRANSPOSED>(sums, stage, base + W_OFFSET);
+        if (CHUNKS == 1 && more) {
+            __syncthreads();           // the chunk is read
+            operands.copy(base);
+        }
         u32 swap = stage;
         stage = other;
         other = swap;
@@ -501,8 +504,8 @@ static __device__ __forceinline__ bool sum_up(Operands &operands, Sums &sums, u3
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) multiply_out(const __grid_constant__ GradientParams q) {
     extern __shared__ u8 raw[];
     if (q.work->levels == 0) return;
-    u32 base = (smem_address(raw) + 1023) & ~1023u;
-    Lists &lists = *(Lists *)(raw + (base - smem_address(raw)) + LIST_OFFSET);
+    u32 base = (shared_address(raw) + 1023) & ~1023u;
+    Lists &lists = *(Lists *)(raw + (base - shared_address(raw)) + LIST_OFFSET);
     if (threadIdx.x == 0) {
         const Work &work = *q.work;
         int end = 0, most = q.p.tiles * q.p.levels, outputs = work.tiles;
@@ -525,7 +528,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) multiply_out(c
         int item = lists.item;
         if (item >= lists.items + lists.anew_items) break;
         if (item >= lists.items) {
-            begin_anew<THREADS / TILE_PIXELS, LINES>(q, lists.anew, (float *)(raw + (base - smem_address(raw))), lists.items, item - lists.items);
+            begin_anew<THREADS / TILE_PIXELS, LINES>(q, lists.anew, (float *)(raw + (base - shared_address(raw))), lists.items, item - lists.items);
             __syncthreads();
             continue;
         }

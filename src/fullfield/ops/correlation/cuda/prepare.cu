@@ -223,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(256) magnitude(const __grid_constan
             u32 bits = __float_as_uint(v) & 0x7fffffffu;
             if (bits < 0x7f800000u) largest = max(largest, bits);
         }
-        largest = __reduce_max_sync(0xffffffffu, largest);
+        largest = warp_max(largest);
         if ((threadIdx.x & 31) == 0) atomicMax(p.magnitude + m, largest);
     }
 }

@@ -208,18 +208,25 @@ static __device__ __forceinline__ void scattered_pixels(const Params &p, int lev
 
 // For the features of the first map, which are read once: with STREAMED they leave the L2 to the second's.
 static __device__ __forceinline__ u64 streaming_policy() {
-    u64 policy;
+    u64 policy = 0;
+#if __CUDA_ARCH__ >= 800
 #if STREAMED
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
 #else
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
 #endif
+#endif
     return policy;
 }
 static __device__ __forceinline__ void load_streaming(u32 &a, u32 &b, u32 &c, u32 &d, const u16 *from, u64 policy) {
+#if __CUDA_ARCH__ >= 800
     asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                  : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                  : "l"(from), "l"(policy));
+#else
+    const uint4 v = *(const uint4 *)from;
+    a = v.x, b = v.y, c = v.z, d = v.w;
+#endif
 }
 
 // The A operand of the products of the warp's block: steps of 16 channels from `step` of the vectors on.

@@ -1,7 +1,8 @@
-"""Kernels for NVIDIA GPUs from Ampere on, compiled on the user's machine by NVRTC.
+"""Kernels for NVIDIA GPUs from Turing on, compiled on the user's machine by NVRTC.
 
 float16 and bfloat16 features are multiplied as they are; float32 features as pairs of float16 at precision "highest"
-(22 bits), as float16 at "high" (11 bits, as TF32) and as bfloat16 at "medium". Products are summed in float32. The same
+(22 bits), as float16 at "high" (11 bits, as TF32) and as bfloat16 at "medium". GPUs before compute capability 8.0
+multiply bfloat16 features as float32 ones at "high". Products are summed in float32. The same
 bits in every run on one kind of GPU.
 """
 

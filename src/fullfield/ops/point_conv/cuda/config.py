@@ -246,13 +246,14 @@ def multiply_config(request: Request, operands: Operands, device: Device) -> Mul
     channels, units = channels_of(request), _units(request, device)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
-    kept = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 512, 1)
+    wide = operands.split and device.capability < 80  # products take two instructions, and more registers
+    kept = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if wide else 512, 1)
     if units >= 12 * _UNITS and kept.shared(request.cells, operands.parts) <= device.shared:
         return kept
     slab_parts, cell_parts = _parts(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
     if sharing == 1:
-        return Multiply(columns, slabs, tiles, False, 128, 3)
+        return Multiply(columns, slabs, tiles, False, 128, 2 if wide else 3)
     blocks = max(1, (16 if operands.code else 12) // sharing)
     return Multiply(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
 

@@ -15,6 +15,11 @@
 #define STRIDE1 (TH * TW + 8)
 #define CHUNK (CC * (STRIDE1 + STRIDE2))
 #define BAND 20           // of a row of results in shared memory
+#if __CUDA_ARCH__ >= 800
+#define RESIDENT 2        // blocks of a multiprocessor
+#else
+#define RESIDENT 1        // shared memory holds no more
+#endif
 
 struct ForwardParams {
     const Value *fmap1, *fmap2;    // [B, C, H, W]
@@ -49,7 +54,7 @@ static __device__ __forceinline__ void turned(u32 (&r)[4], const u16 *at) {
                  : "r"(shared_address(at)));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) spatial_forward_half(const __grid_constant__ ForwardParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) spatial_forward_half(const __grid_constant__ ForwardParams p) {
     extern __shared__ __align__(16) u16 shared[];
     u32 number = blockIdx.x;
     const Place px = place_of(number, p.x), py = place_of(number, p.y);

@@ -1,0 +1,141 @@
+"""Kernels as GPUs before compute capability 8.0 run them: PTX for 7.5 on the GPU that is here, forms chosen for a T4.
+
+The driver makes machine code of the PTX, so that instructions and results are tested, but not speed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield.ops import launching
+from fullfield.ops.tvl1.cuda import fused
+
+sys.path += [
+    str(Path(__file__).parent / name)
+    for name in [
+        "correlation",
+        "fused",
+        "matching",
+        "neighbors",
+        "point_conv",
+        "point_norm",
+        "spatial_correlation",
+        "tvl1",
+    ]
+]
+import test_cuda_backward as backward
+import test_cuda_lookup as lookup
+import test_matching as matching
+import test_neighbors_cuda as neighbors
+import test_passes as passes
+import test_point_conv_cuda as point_conv
+import test_point_norm as point_norm
+import test_spatial_correlation_cuda as spatial
+import test_tvl1_cuda as tvl1
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SHARED = 64 << 10
+"""Bytes of shared memory that a block may take on Turing."""
+
+
+@pytest.fixture(autouse=True)
+def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    about = torch.cuda.get_device_properties(0)
+    device = launching.Device(0, about.name, "compute_75", about.multi_processor_count, SHARED)
+    for name in ("device_at", "device_of"):
+        monkeypatch.setattr(launching, name, lambda _: device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
+    monkeypatch.setattr(launching, "_KERNELS", {})
+    launching._why_not.cache_clear()
+    torch.manual_seed(0)
+    yield
+    assert launching._KERNELS, "no kernel was compiled for compute_75"
+    launching._why_not.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("radius", "channels", "motion"), [(4, 256, "smooth"), (4, 67, "random"), (7, 64, "outside")])
+def test_lookup(dtype: torch.dtype, radius: int, channels: int, motion: str) -> None:
+    case = lookup.make_case((17, 33), (20, 40), batch=2, channels=channels, levels=4, radius=radius, motion=motion)
+    if dtype == torch.float32:
+        lookup.check(case, dtype)
+    lookup.check(replace(case, levels=1), dtype, pooled=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shifts", ["drifting", "jumping"])
+def test_gradients_of_lookups_that_move(dtype: torch.dtype, shifts: str) -> None:
+    sizes = {"size1": (48, 72), "size2": (48, 72), "batch": 1, "channels": 256, "levels": 4, "radius": 4}
+    backward.test_sums_of_lookups_that_move(dtype, "smooth", backward.SHIFTS[shifts], **sizes)
+
+
+def test_results_channels_last() -> None:
+    """float32 at 256 channels takes more than 64 KiB in blocks of all channels."""
+    case = lookup.there(lookup.make_case((17, 33), (20, 40), channels=256, levels=4, radius=4))
+    plain, last = lookup.look(case), lookup.look(case, memory_format=torch.channels_last)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(last, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("channels", "groups"), [((64, 64), 1), ((17, 130), 1), ((32, 32), 32)], ids=str)
+def test_point_convolution(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
+    point_conv.check(point_conv.surface(strided=groups == 1), channels, groups, dtype)
+
+
+@pytest.mark.parametrize("size", [(44, 52), (16, 1100)], ids=str)
+def test_tvl1(size: tuple[int, int]) -> None:
+    tvl1.test_equals_the_reference_to_rounding(next(iter(tvl1.VARIANTS)), size)
+
+
+@pytest.mark.parametrize("precision", tvl1.PRECISIONS)
+def test_fused_warps_of_tvl1(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    best = fused.best
+    monkeypatch.setattr(fused, "best", lambda *arguments: chosen.append(best(*arguments)) or chosen[-1])
+    config = tvl1.QUICK.replace(precision=precision)
+    frames = tvl1.scene(90, 131)
+    error = (tvl1.solved(frames, config) - tvl1.truth(frames, config)).abs()
+    assert any(cut is not None for cut in chosen)
+    assert all(cut is None or cut.shape.shared <= SHARED for cut in chosen)
+    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
+    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", passes.NAMES)
+def test_passes_of_the_networks(name: str, dtype: torch.dtype) -> None:
+    passes.compare(name, dtype, torch.device("cuda"), (21, 37, 96), (300, 500), 384)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("number", range(len(spatial.LARGE)))
+def test_spatial_correlation(number: int, dtype: torch.dtype) -> None:
+    spatial.test_the_kernels_are_the_reference(*spatial.LARGE[number], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matching(dtype: torch.dtype) -> None:
+    matching.test_backends_of_a_gpu("cuda", dtype)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: neighbors.test_search_and_downsampling("volume"),
+        lambda: point_norm.TestOnTheGpu().test_gradients("batch", torch.bfloat16, 1000, 64),
+    ],
+    ids=["neighbours", "point norm"],
+)
+def test_others(check: Callable[[], None]) -> None:
+    check()
