@@ -20,6 +20,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.stepping import Stepper, check_finite
 
 DATA = Path(os.environ.get("FULLFIELD_DATA", "../shared/data"))
-NETWORKS = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
+NETWORKS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
 _UNSEEN = 8  # batches of synthetic pairs that are scored
 _READ = 25  # steps between looks at the loss and the clock
 HARD = ("sequence1_3", "ambush_2", "market_5", "sequence_2")
@@ -206,7 +207,7 @@ class Scores:
 def table(score: dict[str, Any]) -> dict[str, float]:
     """Return the errors of a score by name, the means last."""
     means = {"hard, geometric": score["hard"], "synthetic": score["synthetic"]}
-    return score["errors"] | {name: value for name, value in means.items() if value is not None}
+    return {**score["errors"], **{name: value for name, value in means.items() if value is not None}}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -73,7 +73,7 @@ def changed(node: ast.expr) -> Iterator[str]:
         yield f"({ast.unparse(ast.BoolOp(other, node.values))})"
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield ast.unparse(node.operand)
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         yield repr(node.value + 1)
 
 
@@ -84,7 +84,7 @@ def faults(path: Path) -> Iterator[Fault]:
     seen: set[tuple[int, int]] = set()
     for function in inside:
         for statement in function.body:
-            notes = {id(part) for outer in ast.walk(statement) for part in annotations(outer)}
+            notes = {id(part) for outer in ast.walk(statement) for part in not_run(outer)}
             for node in ast.walk(statement):
                 if not isinstance(node, ast.expr) or id(node) in notes or isinstance(statement, ast.Raise):
                     continue
@@ -95,8 +95,8 @@ def faults(path: Path) -> Iterator[Fault]:
                         yield Fault(path, node, text)
 
 
-def annotations(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a node that are annotations or texts of messages."""
+def not_run(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node that are annotations or messages."""
     for name in ("annotation", "returns"):
         if (part := getattr(node, name, None)) is not None:
             yield from ast.walk(part)

@@ -246,9 +246,9 @@ def points_table() -> str:
         for case in cases:
             if case["part"] == part:
                 begins = ("cuda", *names)
-                kind = case["series"].split(", ")[1:] or ["native density"]
-                kind = [case["series"].removeprefix("voxels ")] if part == "voxels" else kind
-                size = f"{case['size'] / 1e6:g} million, {kind[0]}"
+                density = case["series"].partition(", ")[2].partition(", ")[0] or "native density"
+                form = case["series"].removeprefix("voxels ") if part == "voxels" else density
+                size = f"{case['size'] / 1e6:g} million, {form}"
                 rows.append([size, *(cell(case, begin) for begin in begins)])
         lines += ["", *markdown_table(rows)]
     network = next(case for case in cases if case["part"] == "network")

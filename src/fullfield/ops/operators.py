@@ -1,4 +1,4 @@
-"""Registering operators with PyTorch, for traced code; and the same under torch.func, which cannot see through them."""
+"""Registration of operators with PyTorch for traced code and torch.func, and what their gradients share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def register(
     setup: _Setup | None = None,
     gradient: _Gradient | None = None,
 ) -> None:
-    """The operator of ``schema`` is then in ``torch.ops.fullfield``.
+    """Register the operator of ``schema`` in ``torch.ops.fullfield``.
 
     Args:
-        schema: without defaults, for all arguments come by position.
-        real: what is done, on every device.
-        fake: what the results look like.
-        setup, gradient: as ``torch.library.register_autograd`` takes them; None where there is no gradient.
+        schema: the signature without defaults: all arguments are passed by position.
+        real: computes the results, on every device.
+        fake: returns empty tensors like the results.
+        setup: as ``torch.library.register_autograd`` takes it; None where there is no gradient.
+        gradient: likewise.
     """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
@@ -39,10 +40,10 @@ def register(
 def register_for_func(
     schema: str, real: Callable[..., Any], fake: Callable[..., Any], setup: _Setup, gradient: _Gradient
 ) -> Callable[..., Any]:
-    """:func:`register`; what is returned calls it, and under torch.func's grad and vjp has the same gradient.
+    """Register an operator, and return a function that calls it and also works under torch.func's grad and vjp.
 
-    PyTorch refuses vmap of it. Tensors in lists have no gradient. Formulas that are to be differentiated call what this
-    returns.
+    PyTorch refuses vmap of it. Tensors in lists have no gradient. Gradients that are differentiated again must call the
+    returned function.
     """
     register(schema, real, fake, setup, gradient)
     name = schema.partition("(")[0]
@@ -51,7 +52,7 @@ def register_for_func(
         return getattr(torch.ops.fullfield, name)(*arguments)
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        # What is registered has a place for each tensor of a list, a function of autograd one for the list.
+        # A registered operator has a gradient for each tensor of a list, an autograd.Function one for the whole list.
         return tuple(None if isinstance(found, list) else found for found in gradient(ctx, *grads))
 
     forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": backward}
@@ -93,7 +94,7 @@ def once_only(
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Whether a result of these is part of a graph."""
+    """Return whether a result of these tensors is part of a graph."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
@@ -104,8 +105,8 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 def gradients_again(
     again: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """For gradients of the gradient: those of the wanted inputs, by way of ``again``, None for the others."""
-    # Aliases: where one input was made of another, the engine goes that way itself.
+    """Return gradients of the wanted inputs that can be differentiated, computed through ``again``; None for others."""
+    # Aliases, because one input may be computed from another: the engine follows that path itself.
     inputs = [tensor.view_as(tensor) for tensor in inputs]
     kept = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
     found = iter(torch.autograd.grad(again(*inputs), kept, grad, create_graph=True) if kept else ())

@@ -69,9 +69,11 @@ class Output:
 
     @property
     def suffix(self) -> str:
+        """Return the suffix of the files, in lower case."""
         return Path(self.pattern).suffix.lower()
 
     def path(self, number: int) -> str:
+        """Return the name of a frame's file."""
         return Pattern.parse(self.pattern).path(number)
 
     @property

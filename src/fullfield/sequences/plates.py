@@ -46,22 +46,30 @@ class Plates(Protocol):
     pinned: bool
     """Whether to read into memory that a GPU copies from by itself, where the plates can; False at first."""
 
-    def path(self, number: int) -> str: ...
+    def path(self, number: int) -> str:
+        """Return the name of a frame, for messages."""
+        raise NotImplementedError
 
-    def has(self, number: int) -> bool | None: ...  # None: past an end of the shot
+    def has(self, number: int) -> bool | None:
+        """Return whether the shot has the frame; None past its ends."""
 
-    def read(self, number: int) -> Plate: ...
+    def read(self, number: int) -> Plate:
+        """Read a frame."""
+        raise NotImplementedError
 
-    def file(self, number: int) -> str | None:  # None: not in a file
+    def file(self, number: int) -> str | None:
+        """Return the file of a frame; None where it is in none."""
         del number
         return None
 
-    def stamp(self, number: int) -> Stamp | None:  # None: not in a file
+    def stamp(self, number: int) -> Stamp | None:
+        """Return size and times of the frame's file; None where it is in none."""
         path = self.file(number)
         return None if path is None else stamp_of(path)
 
     def close(self) -> None:
-        return None
+        """Close what is open."""
+        return
 
 
 def open_plates(
@@ -106,14 +114,17 @@ class FilePlates(Plates):
         self._ends = min(every), max(every)
 
     def path(self, number: int) -> str:
+        """Return the name of a frame, for messages."""
         return self._found.path(number)
 
     def has(self, number: int) -> bool | None:
+        """Return whether the shot has the frame; None past its ends."""
         if not self._ends[0] <= number <= self._ends[1]:
             return None
         return number in self._found.files
 
     def file(self, number: int) -> str | None:
+        """Return the file of a frame."""
         return self.path(number)
 
     def read(self, number: int) -> Plate:
@@ -154,13 +165,16 @@ class ListedPlates(Plates):
         self.by_data, self.readers, self.pinned = False, 2, False
 
     def path(self, number: int) -> str:
+        """Return the name of a frame, for messages."""
         inside = 1 <= number <= len(self._frames)
         return label(self._frames[number - 1] if inside else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
+        """Return whether the shot has the frame; None past its ends."""
         return True if 1 <= number <= len(self._frames) else None
 
     def read(self, number: int) -> Plate:
+        """Read a frame."""
         from fullfield.estimators import as_frame
 
         if not self.has(number):
@@ -202,17 +216,21 @@ class VideoPlates(Plates):
         self._next = 1
 
     def path(self, number: int) -> str:
+        """Return the name of a frame, for messages."""
         return f"{self._path}, frame {number}"
 
     def file(self, number: int) -> str | None:
+        """Return the file of a frame."""
         del number
         return self._path
 
     def has(self, number: int) -> bool | None:
+        """Return whether the shot has the frame; None past its ends."""
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
 
     def read(self, number: int) -> Plate:
+        """Read a frame."""
         with self._lock:
             if number < self._next:
                 self._open()
@@ -228,6 +246,7 @@ class VideoPlates(Plates):
         return Plate(values, identity=self._identity)
 
     def close(self) -> None:
+        """Close the video."""
         if hasattr(self, "_source"):
             self._source.close()
 

@@ -127,7 +127,7 @@ def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shap
 
 
 def licence_list(path: str | Path) -> dict[str, Any]:
-    """The pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence.
+    """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence.
 
     Raises:
         InputError: a file that is no picture pack or is damaged; one line that names it.
@@ -219,7 +219,7 @@ def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
 
 
 def _mirrored(length: int, wanted: int) -> NDArray[np.int64]:
-    """Indices 0 … length-1 … 0 … as far as wanted."""
+    """Return ``wanted`` indices that run 0 … length-1 … 0 …"""
     period = np.arange(wanted) % (2 * length)
     return np.minimum(period, 2 * length - 1 - period)
 

@@ -130,7 +130,7 @@ def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
 
 
 def forward_threads(columns: Columns, rows: int) -> int:
-    """Of a block."""
+    """Return the threads of a block."""
     return -(-_XG * rows * columns.groups * _TILE[0] // 32) * 32
 
 
@@ -149,16 +149,14 @@ def backward_shared(columns: Columns, spread: tuple[int, int]) -> int:
 
 
 def backward_threads(spread: tuple[int, int]) -> int:
-    """Of a block."""
+    """Return the threads of a block."""
     return _XG * _TILE[0] * spread[0] // spread[1]
 
 
 def rows_of(patch: int, columns: Columns, others: int, shared: int) -> int:
-    """Return the rows of displacements of a block.
+    """Return the rows of displacements of a block of at most ``shared`` bytes of shared memory.
 
-    Args:
-        others: number of blocks that the other dimensions make.
-        shared: most bytes of shared memory that a block may take.
+    ``others`` is the number of blocks that the other dimensions make.
     """
     parts = -(-patch // max(_MOST_THREADS // (_XG * columns.groups * _TILE[0]), 1))
     if parts * others < _WANTED:
