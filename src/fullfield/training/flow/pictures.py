@@ -219,7 +219,7 @@ def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
 
 
 def _mirrored(length: int, wanted: int) -> NDArray[np.int64]:
-    """Return ``wanted`` indices that run 0 … length-1 … 0 …"""
+    """Return ``wanted`` indices that run 0 … length-1 … 0 … again."""
     period = np.arange(wanted) % (2 * length)
     return np.minimum(period, 2 * length - 1 - period)
 
