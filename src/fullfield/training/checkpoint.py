@@ -217,10 +217,14 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 def not_finite(named: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
     floating = {name: value for name, value in named.items() if value.is_floating_point()}
-    if not floating:
-        return None
-    finite = torch.stack([value.detach().isfinite().all() for value in floating.values()]).tolist()  # waits once
-    return next((name for name, whole in zip(floating, finite, strict=True) if not whole), None)
+    devices: dict[torch.device, list[str]] = {}
+    for name, value in floating.items():  # Adam counts its steps on the CPU
+        devices.setdefault(value.device, []).append(name)
+    damaged = set()
+    for names in devices.values():
+        finite = torch.stack([floating[name].detach().isfinite().all() for name in names]).tolist()  # waits once
+        damaged |= {name for name, whole in zip(names, finite, strict=True) if not whole}
+    return next((name for name in floating if name in damaged), None)
 
 
 def check_finite(named: Mapping[str, Tensor], file: str) -> None:

@@ -152,10 +152,12 @@ class LookupNode(torch.autograd.Function):
             return None, None, None, None, None
         coords, preparation = ctx.saved_tensors
         grads = ctx.pair.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
+        if not torch.is_grad_enabled():
+            return None, None, ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2]), None, None
         with torch.no_grad():
             grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
         # The preparation's own gradient is empty: it leads from the features' gradients to this lookup's inputs.
-        to_features = preparation.detach() if torch.is_grad_enabled() and ctx.needs_input_grad[1] else None
+        to_features = preparation.detach() if ctx.needs_input_grad[1] else None
         return None, *once_only(NAME, (to_features, grad_coords), (grad, coords, preparation)), None, None
 
 
