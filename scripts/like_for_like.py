@@ -9,6 +9,7 @@ from operator_tables import RESULTS, lines, read
 Measured = tuple[dict[str, Any], dict[str, Any]]
 """A case or a row, and the results that it stands in."""
 
+BEGIN_CALLS = "<!-- public calls: begin -->\n"
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
 BEGIN_LIKE = "<!-- networks in equal precision: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
@@ -158,7 +159,7 @@ def lookup_row(
 
 
 VOLUMES = ("RAFT's volume", "ptlflow volume")
-KERNEL = "Briedis et al., written anew"
+KERNEL = "Briedis et al., reimplemented"
 
 
 def lookup_table() -> str:
@@ -253,8 +254,25 @@ def short_table() -> str:
     return f"{lines(rows)}\n{ends}\n"
 
 
+def public_calls() -> str:
+    """Return the times of the public calls on a GPU, compared with the network alone, and the errors of `auto`."""
+    stored = read("front_door_h100.json")
+    rows = [["job", "step", "time"]]
+    for case in stored["cases"]:
+        for row in case["rows"]:
+            rows.append([case["label"].replace("x", "×"), row["name"], f"{1e3 * row['median_s']:.3g} ms"])
+    ratios = {name: found["default"] / found["exact"] for name, found in stored["shared_pairs"]["errors"].items()}
+    low, high = min(ratios.values()), max(ratios.values())
+    about = stored["environment"]
+    return (
+        f"{lines(rows)}\n"
+        f"On {len(ratios)} shared pairs the error of `auto` by default is {low:.3f} to {high:.3f} times its error in float32.\n"
+        f"{about['gpu']}, PyTorch {about['versions']['torch']}: commit {about['commit']}, {about['date']}.\n"
+    )
+
+
 PAGES = {
     "README.md": ((BEGIN_SHORT, short_table),),
-    "docs/measured.md": ((BEGIN_LIKE, networks_table), (BEGIN_CORRELATION, lookup_table)),
+    "docs/measured.md": ((BEGIN_LIKE, networks_table), (BEGIN_CALLS, public_calls), (BEGIN_CORRELATION, lookup_table)),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""

@@ -115,7 +115,7 @@ def _layer(row: dict[str, Any], kept: bool = True) -> str:
 def layers() -> str:
     """One layer on real scans: forward / with gradients in milliseconds, memory, what is kept beside."""
     names = ("cuda", "pointelligence", "the supplement's listing", "gather-GEMM-scatter")
-    heads = ["", "`cuda`", "pointelligence v1.5.0", "the supplement's listing, written anew"]
+    heads = ["", "`cuda`", "pointelligence v1.5.0", "the supplement's listing, reimplemented"]
     rows = [[*heads, "gather–GEMM–scatter in PyTorch"]]
     wanted = (("bfloat16", [64, 64]), ("float16", [64, 64]), ("bfloat16", [64, 128]))
     for scans, called in (("indoor_dense,", "three indoor scans"), ("indoor_dense, 2 cm", "the same on a 2 cm grid")):

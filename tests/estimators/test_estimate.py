@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator, as_frame
-from fullfield.io import FrameWindow, flow_window, write_image
+from fullfield.io import FrameWindow, flow_window, read_frame, write_image
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
 
@@ -45,6 +46,23 @@ def test_kinds_of_frames_agree(tmp_path: Path) -> None:
         assert torch.allclose(estimate(*frames, **FAST).flow, expected, atol=1e-3), name
     half = estimate(*[(a / 255).astype(np.float16) for a in arrays], **FAST).flow
     assert (half - expected).norm(dim=0).mean() < 0.05
+
+
+def test_both_files_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"{name}.png" for name in "ab"]
+    for path in paths:
+        write_image(path, torch.rand(3, 24, 32))
+    met = threading.Barrier(2)
+
+    def read(path: Path, **options: object) -> torch.Tensor:
+        met.wait(timeout=20)
+        return read_frame(path, **options)
+
+    monkeypatch.setattr("fullfield.io.read_frame", read)
+    flow = estimate(*paths, TVL1Estimator(TVL1Config(scales=1)))
+    monkeypatch.undo()
+    frames = [read_frame(path) for path in paths]
+    assert torch.equal(flow.flow, estimate(*frames, TVL1Estimator(TVL1Config(scales=1))).flow)
 
 
 def test_pil_images() -> None:

@@ -1,4 +1,4 @@
-"""RAFT's default block as a contender, written anew: the volume of all pairs in float32, pooled, sampled bilinearly.
+"""RAFT's default block as a contender, reimplemented: the volume of all pairs in float32, pooled, sampled bilinearly.
 
 The volume is one batched matrix product. PyTorch's average pooling takes at most 2³¹ elements, so larger volumes are
 multiplied and pooled in slices of source pixels; the result is the same.

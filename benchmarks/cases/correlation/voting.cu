@@ -1,4 +1,4 @@
-// A baseline: the lookup as Briedis et al. (CVPR 2026, supplement, algorithm 1) describe their kernel, written anew. No
+// A baseline: the lookup as Briedis et al. (CVPR 2026, supplement, algorithm 1) describe their kernel, reimplemented. No
 // system headers (NVRTC). Built behind halves.cuh, values.cuh and products.cuh.
 //
 // Both maps lie in blocks of 8x8 pixels. A thread block owns the 64 pixels of one block of the first map, one a thread.

@@ -1,4 +1,4 @@
-"""The kernel of Briedis et al. (CVPR 2026), written anew as a contender: blocks of 8×8 pixels, chosen by voting."""
+"""The kernel of Briedis et al. (CVPR 2026), reimplemented as a contender: blocks of 8×8 pixels, chosen by voting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fullfield.ops import launching
 from fullfield.ops.correlation import correlation_pyramid
 from fullfield.ops.launching import CODES, structures
 
-NAME = "Briedis et al., written anew"
+NAME = "Briedis et al., reimplemented"
 LIBRARIES = Libraries("the voting kernel")
 _CHUNK, _THREADS = 32, 64
 _SHARED = 4 * 64 * 65

@@ -1,4 +1,4 @@
-// A baseline: convolution by triplets as the supplement of PointCNN++ describes its kernels, written anew. No system
+// A baseline: convolution by triplets as the supplement of PointCNN++ describes its kernels, reimplemented. No system
 // headers (NVRTC). Built behind halves.cuh and values.cuh. A warp walks LENGTH triplets with 32 x 32 weights in its
 // registers, a lane an output; what it has summed goes to memory by atomic additions when the output changes. Products
 // are not made by tensor cores.

@@ -1,4 +1,4 @@
-"""The kernels that the supplement of PointCNN++ prints, written anew as a baseline: forward and both gradients."""
+"""The kernels that the supplement of PointCNN++ prints, reimplemented as a baseline: forward and both gradients."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -57,7 +58,8 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **rea
     Warns:
         UserWarning: if values cannot be meant as 0 ... 1.
     """
-    values, sources = _batch([frame], name, transfer, _place(frame), reading)
+    sources = _sources([frame], name, transfer, reading)
+    values = _stacked(sources, [sources[0].read()], _place(frame))
     _check_values([(values, sources)])
     return values[0]
 
@@ -75,15 +77,18 @@ def as_batches(
     The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
     two has colour, the other is expanded to three channels.
     """
-    batches = [
-        _batch(frames, name, transfer, device, reading) for frames, name in zip((firsts, seconds), names, strict=True)
-    ]
-    (first, made1), (second, made2) = batches
+    made1, made2 = (
+        _sources(frames, name, transfer, reading) for frames, name in zip((firsts, seconds), names, strict=True)
+    )
+    # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
+    with ThreadPoolExecutor(2) as pool:
+        read = list(pool.map(_Source.read, (*made1, *made2)))
+    first, second = _stacked(made1, read[: len(made1)], device), _stacked(made2, read[len(made1) :], device)
     _check.require(len(first) == len(second), names[1], f"{len(first)} frames like {names[0]}", f"{len(second)}")
     sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
     _check.require(sizes[0] == sizes[1], made2[0].name, f"{sizes[0]} pixels like {made1[0].name}", sizes[1])
     _check.require(first[0, 0].numel() > 1, made1[0].name, "more than one pixel", sizes[0])
-    _check_values(batches)
+    _check_values([(first, made1), (second, made2)])
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
     return first, second
@@ -132,13 +137,19 @@ class _Source(NamedTuple):
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
 
-    def tensor(self, device: torch.device) -> Tensor:
-        """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]."""
-        frame = self.frame
-        if self.is_file:
-            from fullfield.io import read_frame
+    def read(self) -> Tensor | None:
+        """Read a file as float32 [C, H, W] on the CPU; return None if the frame is no file."""
+        if not self.is_file:
+            return None
+        from fullfield.io import read_frame
 
-            return to_device(read_frame(frame, transfer=self.transfer, **self.reading), device)
+        return read_frame(self.frame, transfer=self.transfer, **self.reading)
+
+    def tensor(self, device: torch.device, read: Tensor | None) -> Tensor:
+        """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``read`` from :meth:`read`."""
+        frame = self.frame
+        if read is not None:
+            return to_device(read, device)
         for option in self.reading:
             _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
@@ -186,27 +197,30 @@ def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -
 _Batch: TypeAlias = "tuple[Tensor, list[_Source]]"
 
 
-def _batch(
-    frames: Tensor | Sequence[Frame], name: str, transfer: str, device: torch.device, reading: dict[str, Any]
-) -> _Batch:
-    """Return frames as one tensor [B, C, H, W] on ``device``; their values are not checked yet."""
+def _sources(frames: Tensor | Sequence[Frame], name: str, transfer: str, reading: dict[str, Any]) -> list[_Source]:
+    """Return the frames with their names; a tensor [B, C, H, W] is one source."""
     if isinstance(frames, Tensor):
         fits = frames.ndim == 4 and frames.shape[1] in (1, 3)
         _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
-        source = _Source(frames, name, transfer, reading)
-        return source.tensor(device), [source]
+        return [_Source(frames, name, transfer, reading)]
     fits = isinstance(frames, (list, tuple)) and len(frames) > 0
     _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
-    sources = [_source(frame, label(frame, one), transfer, reading) for frame, one in zip(frames, names, strict=True)]
-    made = [source.tensor(device) for source in sources]
+    return [_source(frame, label(frame, one), transfer, reading) for frame, one in zip(frames, names, strict=True)]
+
+
+def _stacked(sources: list[_Source], read: list[Tensor | None], device: torch.device) -> Tensor:
+    """Return frames as one tensor [B, C, H, W] on ``device``; their values are not checked yet."""
+    made = [source.tensor(device, one) for source, one in zip(sources, read, strict=True)]
+    if made[0].ndim == 4:
+        return made[0]
     for frame, source in zip(made[1:], sources[1:], strict=True):
         size, wanted = (f"{one.shape[2]}×{one.shape[1]}" for one in (frame, made[0]))
         _check.require(size == wanted, source.name, f"{wanted} pixels like {sources[0].name}", size)
     if len(made) == 1:
-        return made[0][None], sources
+        return made[0][None]
     channels = max(frame.shape[0] for frame in made)
-    return torch.stack([frame.expand(channels, -1, -1) for frame in made]), sources
+    return torch.stack([frame.expand(channels, -1, -1) for frame in made])
 
 
 def _place(frame: object) -> torch.device:
