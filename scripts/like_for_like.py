@@ -266,7 +266,8 @@ def public_calls() -> str:
     about = stored["environment"]
     return (
         f"{lines(rows)}\n"
-        f"On {len(ratios)} shared pairs the error of `auto` by default is {low:.3f} to {high:.3f} times its error in float32.\n"
+        f"On {len(ratios)} shared pairs the error of `auto` by default is {low:.3f} to {high:.3f} times "
+        "its error in float32.\n"
         f"{about['gpu']}, PyTorch {about['versions']['torch']}: commit {about['commit']}, {about['date']}.\n"
     )
 
