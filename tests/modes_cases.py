@@ -31,7 +31,14 @@ from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNe
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops.splatting import moved_forward
-from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
+from fullfield.registration import (
+    LearnedDescriptor,
+    alignment,
+    alignment_errors,
+    choose_voxel,
+    register,
+    register_by_ransac,
+)
 from fullfield.sequences import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.testing.correlation import MOTIONS, make_case
@@ -492,6 +499,14 @@ def _() -> Any:
     found = register(source, target, iterations=2000, samples=500)
     assert found.transform is not None
     return found.transform, found.confidence, choose_voxel(source, target), alignment_errors(source, target)
+
+
+@case("registration.register_by_ransac", "registration.alignment")
+def _() -> Any:
+    source, target = _scans()
+    found = register_by_ransac(source, target, iterations=2000, samples=500)
+    assert found.transform is not None
+    return found.transform, alignment(source, target, found.transform, voxel=choose_voxel(source, target))
 
 
 @case("registration.LearnedDescriptor")

@@ -19,13 +19,14 @@ _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
 # What computes nothing in PyTorch: records, data sets, readers and writers, registries; training of the user's network.
 _DO_NOT = {
-    "Augmentation", "backends", "Blender", "DescriptorTraining", "Downsampled", "Estimator", "evaluate_scans",
-    "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining", "format_frames", "FrameFlows", "Handle",
-    "InputError", "Latency", "Neighbors", "noting_shortage", "open_plates", "Outcome", "Output", "Pair",
-    "PairSource", "parse_frames", "patch", "Plate", "Plates", "plot_history", "PointGeometry", "Problem",
-    "read_pose", "read_scale", "refinement_backends", "Registrar", "Registration", "render_shot", "Replacement",
-    "rigid", "Run", "run_on_devices", "ScanRun", "SceneStyle", "score", "score_scans", "Setting", "Shot", "Shown",
-    "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
+    "AcceptedRegistration", "Alignment", "Augmentation", "backends", "Blender", "DescriptorTraining",
+    "Downsampled", "Estimator", "evaluate_scans", "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining",
+    "format_frames", "FrameFlows", "Handle", "InputError", "Latency", "Neighbors", "noting_shortage",
+    "open_plates", "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates",
+    "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "refinement_backends",
+    "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
+    "run_on_devices", "ScanProtocol", "ScanRun", "SceneStyle", "score", "score_scans", "Setting", "Shot",
+    "Shown", "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package

@@ -73,6 +73,7 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
             "below 5° and",
             "5° or 2 m",
             "below 1° and",
+            "below 1° with",
             "threshold 0.01",
         ),
     ),

@@ -250,7 +250,7 @@ def test_variants_are_told_from_the_stored_run(
     assert ran.code == 0, ran.err
     assert "random weights" in ran.out
     (stored,) = read_runs(["r"])
-    assert (stored.variant, stored.has_weights, stored.scale, stored.dataset) == (variant, False, "1/1", "mine")
+    assert (stored.variant, stored.has_papers_weights, stored.scale, stored.dataset) == (variant, False, "1/1", "mine")
 
 
 def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:  # noqa: ARG001

@@ -69,7 +69,15 @@ def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
     mistakes = {
         ("register", "a.npy", "b.npy", "--weights", "w.safetensors"): "w.safetensors: expected weights",
         ("register", "a.npy", "b.npy", "--weights", "no.safetensors"): "no.safetensors: no such file",
-        ("register", "a.npy", "b.npy", "--descriptor", "fpfh", "--weights", "w.safetensors"): "--weights: FPFH has",
+        (
+            "register",
+            "a.npy",
+            "b.npy",
+            "--descriptor",
+            "fpfh",
+            "--weights",
+            "w.safetensors",
+        ): "--weights: expected --descriptor learned, got fpfh",
         ("train", "nothing", "-o", "run"): "invalid choice: 'nothing'",
         ("train", "descriptor"): "-o/--output",
         ("train", "descriptor", "-o", "file"): "file: is a file; --output",

@@ -413,7 +413,7 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     preferring(*[torch.rand(1, 3, 16, 16)] * 2)
     assert preferring.backend == "dense"
     with pytest.raises(
-        InputError, match=r"backend: expected one of cuda, cpu, dense, reference, blocks, prefer-dense, got 'gpu'$"
+        InputError, match=r"backend: expected one of cuda, cpu, dense, reference, prefer-dense, got 'gpu'$"
     ):
         make("gpu")
     with pytest.raises(InputError, match="backend: expected another one than prefer-dense"):

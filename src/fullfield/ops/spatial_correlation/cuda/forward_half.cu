@@ -15,11 +15,7 @@
 #define STRIDE1 (TH * TW + 8)
 #define CHUNK (CC * (STRIDE1 + STRIDE2))
 #define BAND 20           // of a row of results in shared memory
-#if __CUDA_ARCH__ >= 800
-#define RESIDENT 2        // blocks of a multiprocessor
-#else
-#define RESIDENT 1        // shared memory holds no more
-#endif
+#define RESIDENT (__CUDA_ARCH__ >= 800 ? 2 : 1)   // blocks of a multiprocessor: before 8.0 shared memory holds one
 
 struct ForwardParams {
     const Value *fmap1, *fmap2;    // [B, C, H, W]
