@@ -95,7 +95,7 @@ def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -
 
 def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
-    rows = [["one pair of frames on the GPU", "fullfield", "others in the same precision"]]
+    rows = [["one pair of frames on the GPU", "fullfield", "others, and our plain module, in the same precision"]]
     found = networks(*BOTH, OLDER)
     for precision in (SINGLE, HALF):
         rows += [row for case, results in found if (row := network_row(case, results, precision))]
@@ -228,7 +228,7 @@ def short_table() -> str:
     if ours is None or theirs is None:
         raise ValueError("the results lack the lookup at 512×224")
     where = "".join(f", {gpu}" for gpu in sorted({card(ours[1]), card(theirs[1])} - {"H200"}))
-    title = f"its correlation lookups alone, 512×224 feature maps, float32{where}"
+    title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32{where}"
     rows.append([title, timed(ours[0], eager=True), f"alt_cuda_corr {timed(theirs[0])}"])
     patched = one(read("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
     after, before = (
@@ -241,7 +241,9 @@ def short_table() -> str:
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
         for row in (named(defaults, "fullfield default"), named(defaults, "opencv defaults"))
     )
-    rows.append(["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436", tvl1, f"OpenCV {opencv}"])
+    rows.append(
+        ["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436, each with its own defaults", tvl1, f"OpenCV {opencv}"]
+    )
     for dtype in ("float16", "bfloat16"):
         points = read("points_h200.json")["cases"]
         cloud = one(points, part="layer", dtype=dtype, channels=[64, 64], points=918_797)

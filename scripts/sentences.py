@@ -92,7 +92,7 @@ def schedules() -> str:
         f"{paper:.2f} times. There `global` asks for\n"
         f"{half / 1e3:.2f} TB/s, more than the {copied / 1e12:.2f} TB/s of a copy: caches serve part of it. "
         f"At 8192², with 16 times the data, the ratio is {gains[8192]:.2f}.\n"
-        "What is left of the difference is not explained.\n\n"
+        "The rest of the difference from the paper is not explained.\n\n"
         "`global_pipeline` is the slowest here at 2048²; in the paper it is faster than `global`. In float32 ours asks "
         f"for {asked[1]:.0f} bytes a pixel, `global` for {asked[0]:.0f}\n"
         f"(the paper's: {8 * TABLE1['global_pipeline', 'float32'].accesses} both), and at a lower rate: "
@@ -158,7 +158,7 @@ def poses() -> str:
     """Medians of the errors of all poses that were found."""
     unseen = read("descriptors_cpu.json")["unseen"]
     fpfh, learned = (f"{unseen[name]['rre']:.2f}°, {unseen[name]['rte']:.3f} m" for name in ("FPFH", "learned"))
-    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}, harder pairs among them.\n"
+    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}. The learned descriptor's poses include harder pairs.\n"
 
 
 def network() -> str:

@@ -51,7 +51,7 @@ class KubricNK(FlowDataset):
         super().__init__(f"kubric-{resolution}", root, records)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
-        """Read a flow from 16-bit colours, whose range stands in the scene's file."""
+        """Read a flow from 16-bit colours, scaled by the range in the scene's JSON file."""
         from fullfield.io import read_frame
 
         low, high = _range(path.parent)

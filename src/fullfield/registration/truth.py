@@ -15,7 +15,7 @@ from fullfield.registration.refinement import Refiner
 from fullfield.registration.scan import finite_points, kept
 
 _REACHES = (8.0, 4.0, 2.0, 1.0)
-_MOST_TURN, _MOST_SHIFT = 5.0, 2.0  # degrees, metres: what a refinement may change
+_MOST_TURN, _MOST_SHIFT = 5.0, 2.0  # largest change by a refinement: degrees, units of the clouds
 _FEWEST = 20
 
 

@@ -56,7 +56,7 @@ class PointResNetConfig(Config):
 
     @classmethod
     def resnet18(cls, **changes: Any) -> PointResNetConfig:
-        """Return the network with eight blocks of two convolutions."""
+        """Return the configuration with eight blocks of two convolutions."""
         return cls(**changes)
 
     @classmethod

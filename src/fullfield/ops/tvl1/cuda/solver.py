@@ -33,7 +33,7 @@ class Solver:
         self._in_order = InOrder(device)
 
     def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
-        """See ``make_solver`` in ``cpu.py``."""
+        """Estimate the flow of a batch of pairs; arguments as in ``make_solver`` in ``cpu.py``."""
         if len(frame1) == 0:
             return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
