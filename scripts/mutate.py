@@ -4,8 +4,9 @@ python scripts/mutate.py --count 40 --seed 1
 python scripts/mutate.py --count 5 --only fullfield/io
 
 A fault is one changed operator, comparison, constant or condition on a line inside a function. Each is tried in a copy
-of the repository with the tests of its package, so the checkout stays as it is. Exits with 1 if more than --missed
-faults survive. Survivors are printed: some change nothing that can be seen, most ask for a test.
+of the repository with the tests of its package, so the checkout stays as it is. Those tests first have to pass without
+a fault. Exits with 1 if more than --missed faults survive. Survivors are printed: some change nothing that can be seen,
+most ask for a test.
 """
 
 from __future__ import annotations
@@ -111,21 +112,26 @@ def tests_of(path: Path) -> list[str]:
     return TESTS[max(fits, key=len)]
 
 
-def found(fault: Fault, copy: Path, workers: int) -> bool:
-    """Return whether the tests fail with the fault."""
-    target = copy / fault.path.relative_to(ROOT)
-    target.write_text(fault.applied(), "utf-8")
+def exit_code(copy: Path, tests: list[str], workers: int) -> int:
+    """Run tests in the copy and return pytest's exit code; 1 if they do not end."""
     environment = {**os.environ, "PYTHONPATH": os.fspath(copy / "src"), "OMP_NUM_THREADS": "1"}
-    data = ROOT.parent / "shared" / "data"
-    environment.setdefault("FULLFIELD_DATA", os.fspath(data))
-    command = ["-m", "pytest", "-q", "-x", f"--numprocesses={workers}", "-p", "no:cacheprovider", *tests_of(fault.path)]
+    environment.setdefault("FULLFIELD_DATA", os.fspath(ROOT.parent / "shared" / "data"))
+    command = ["-m", "pytest", "-q", "-x", f"--numprocesses={workers}", "-p", "no:cacheprovider", *tests]
     try:
         done = subprocess.run(
             [sys.executable, *command], cwd=copy, env=environment, capture_output=True, check=False, timeout=SECONDS
         )
-        return done.returncode != 0
     except subprocess.TimeoutExpired:
-        return True
+        return 1
+    return done.returncode
+
+
+def found(fault: Fault, copy: Path, workers: int) -> bool:
+    """Return whether the tests fail with the fault, or can no longer be collected."""
+    target = copy / fault.path.relative_to(ROOT)
+    target.write_text(fault.applied(), "utf-8")
+    try:
+        return exit_code(copy, tests_of(fault.path), workers) in (1, 2)
     finally:
         shutil.copyfile(fault.path, target)
 
@@ -143,10 +149,11 @@ def main() -> int:
     draw = random.Random(args.seed)
     packages = sorted({name.split("/")[0] for name in TESTS})
     files = [path for name in packages for path in sorted((SOURCE / name).rglob("*.py"))]
-    candidates = {
-        path: list(faults(path)) for path in files if args.only in path.as_posix() and "cuda" not in path.name
-    }
+    files = [path for path in files if args.only in path.as_posix() and "cuda" not in path.as_posix()]  # needs no GPU
+    candidates = {path: list(faults(path)) for path in files}
     weights = {path: len(part) for path, part in candidates.items() if part}
+    if not weights:
+        made.error(f"--only: expected part of a path with code to change, got {args.only!r}")
     chosen = draw.choices(list(weights), list(weights.values()), k=args.count)
     drawn = [draw.choice(candidates[path]) for path in chosen]
     if args.list:
@@ -155,7 +162,11 @@ def main() -> int:
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "fullfield"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "benchmarks/results"))
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "results"))
+        for tests in {tuple(tests_of(fault.path)) for fault in drawn}:
+            if code := exit_code(copy, list(tests), args.workers):
+                print(f"mutate: without a fault {' '.join(tests)} ends with {code}", file=sys.stderr)
+                return 2
         for number, fault in enumerate(drawn, 1):
             start = time.perf_counter()
             hit = found(fault, copy, args.workers)

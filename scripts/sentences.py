@@ -158,7 +158,8 @@ def poses() -> str:
     """Medians of the errors of all poses that were found."""
     unseen = read("descriptors_cpu.json")["unseen"]
     fpfh, learned = (f"{unseen[name]['rre']:.2f}°, {unseen[name]['rte']:.3f} m" for name in ("FPFH", "learned"))
-    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}. The learned descriptor's poses include harder pairs.\n"
+    harder = "The learned descriptor's poses include harder pairs."
+    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}. {harder}\n"
 
 
 def network() -> str:

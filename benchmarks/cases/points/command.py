@@ -27,8 +27,8 @@ NETWORK_POINTS = {True: 164_833, False: 5_000}
 MADE_UP = {True: 1_000_000, False: 30_000}
 DESCRIPTION = """\
 Time neighbour search, the building of triplets and the convolution, apart, and a ResNet-18 with its geometry, beside
-a gather-GEMM-scatter in PyTorch, the kernels that PointCNN++'s supplement prints (reimplemented), and spconv, ocnn and a
-checkout of pointelligence where they are here. All get the same triplets. Every result is compared with float64 at a
+a gather-GEMM-scatter in PyTorch, the kernels that PointCNN++'s supplement prints (reimplemented), and spconv, ocnn and
+a checkout of pointelligence where they are here. All get the same triplets. Every result is compared with float64 at a
 sample of places before its time counts; all take turns. A line below each size says whether ours is ahead of all.
 """
 EPILOG = """\

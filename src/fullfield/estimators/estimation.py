@@ -106,8 +106,8 @@ def estimate(
             cascade it starts the smallest size; with ``cascade=False`` the frames' own.
         progress: receives the fraction done and the current step.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
-            configuration to change, such as ``weights`` and ``updates`` of a network. When frames are paths, ``part``, ``layer``,
-            ``alpha`` and ``window`` apply to both, as in :func:`fullfield.io.read_frame`. With any
+            configuration to change, such as ``weights`` and ``updates`` of a network. When frames are paths, ``part``,
+            ``layer``, ``alpha`` and ``window`` apply to both, as in :func:`fullfield.io.read_frame`. With any
             method, both False by default: ``refine`` refines the flow to sub-pixel accuracy
             (:func:`fullfield.ops.tvl1.refine_flow`); ``reliability`` adds the probability that a pixel is hidden in
             the second frame (``Flow.occlusion``) and that its flow is right (``Flow.confidence``). Either makes the

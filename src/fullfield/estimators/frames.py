@@ -59,7 +59,7 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **rea
         UserWarning: if values cannot be meant as 0 ... 1.
     """
     sources = _sources([frame], name, transfer, reading)
-    values = _stacked(sources, [sources[0].read()], _place(frame))
+    values = _stacked(sources, _place(frame))
     _check_values([(values, sources)])
     return values[0]
 
@@ -80,10 +80,12 @@ def as_batches(
     made1, made2 = (
         _sources(frames, name, transfer, reading) for frames, name in zip((firsts, seconds), names, strict=True)
     )
-    # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
-    with ThreadPoolExecutor(2) as pool:
-        read = list(pool.map(_Source.read, (*made1, *made2)))
-    first, second = _stacked(made1, read[: len(made1)], device), _stacked(made2, read[len(made1) :], device)
+    read: list[Tensor | None] = [None, None]
+    if len(made1) == len(made2) == 1 and made1[0].is_file and made2[0].is_file:
+        # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
+        with ThreadPoolExecutor(2) as pool:
+            read = list(pool.map(_Source.read, (*made1, *made2)))
+    first, second = _stacked(made1, device, read[0]), _stacked(made2, device, read[1])
     _check.require(len(first) == len(second), names[1], f"{len(first)} frames like {names[0]}", f"{len(second)}")
     sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
     _check.require(sizes[0] == sizes[1], made2[0].name, f"{sizes[0]} pixels like {made1[0].name}", sizes[1])
@@ -209,9 +211,9 @@ def _sources(frames: Tensor | Sequence[Frame], name: str, transfer: str, reading
     return [_source(frame, label(frame, one), transfer, reading) for frame, one in zip(frames, names, strict=True)]
 
 
-def _stacked(sources: list[_Source], read: list[Tensor | None], device: torch.device) -> Tensor:
-    """Return frames as one tensor [B, C, H, W] on ``device``; their values are not checked yet."""
-    made = [source.tensor(device, one) for source, one in zip(sources, read, strict=True)]
+def _stacked(sources: list[_Source], device: torch.device, read: Tensor | None = None) -> Tensor:
+    """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``read`` is the only frame, if it was read."""
+    made = [source.tensor(device, source.read() if read is None else read) for source in sources]
     if made[0].ndim == 4:
         return made[0]
     for frame, source in zip(made[1:], sources[1:], strict=True):

@@ -195,6 +195,20 @@ def test_second_derivatives_are_refused(mode: type[Any], power: int) -> None:
                 grad.sum().backward(retain_graph=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_traced_lookups_do_not_keep_the_features(dtype: torch.dtype) -> None:
+    fmap1, fmap2, coords = leaves(dtype=dtype)
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend="reference")
+    kept: list[Tensor] = []
+    with Watched(), torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved) or saved, lambda x: x):
+        looked_up = [prepared(coords.detach()) for _ in range(4)]
+    assert all(one.requires_grad for one in looked_up)
+    state = {part.data_ptr() for part in prepared._lookups._state}
+    sizes = {fmap1.numel(), fmap2.numel()}
+    assert kept
+    assert not [one for one in kept if one.numel() in sizes and one.data_ptr() not in state]
+
+
 def test_a_second_derivative_is_refused_after_another_pass() -> None:
     fmap1, fmap2, coords = leaves()
     first, second = losses(CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS), coords, 2)
@@ -398,9 +412,9 @@ def test_opcheck(backend: str, grad: bool) -> None:
     torch.library.opcheck(ops.correlation_prepare, given)
     shape = [2, 17, 6, 9, 7, 8, 3, 4, 1, 2]
     options = (torch.float32, torch.float16, True)
-    torch.library.opcheck(
-        ops.correlation_lookup, (fmap1, [fmap2], coords, state, shape, True, RADIUS, backend, "highest", grad, *options)
-    )
+    link = fmap1.flatten()[:0]
+    given = (fmap1, [fmap2], link, coords, state, shape, True, RADIUS, backend, "highest", grad, *options)
+    torch.library.opcheck(ops.correlation_lookup, given)
     if grad:
         out = torch.randn(2, LEVELS * 25, 6, 9)
         for wanted in ([True, True, True], [False, True, False]):

@@ -45,12 +45,12 @@ def _restored(
     return restored
 
 
-def _lookup(_fmap1: Tensor, _maps: list[Tensor], coords: Tensor, *options: Any) -> Tensor:
+def _lookup(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
     *pair, out_dtype, channels_last = options
     return _restored(coords, *pair).lookup(coords, out_dtype, channels_last)
 
 
-def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], coords: Tensor, *options: Any) -> Tensor:
+def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], _link: Tensor, coords: Tensor, *options: Any) -> Tensor:
     _, shape, _, radius, *_, out_dtype, channels_last = options
     channels = (len(shape) - 4) // 2 * (2 * radius + 1) ** 2
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -86,25 +86,24 @@ def _maps(shape: Sequence[int], pooled: bool) -> int:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    fmap1, maps, coords, state, shape, pooled, radius, backend, precision, _, dtype, _, _ = inputs
-    ctx.save_for_backward(coords, fmap1, *maps, *state)
+    fmap1, maps, link, coords, state, shape, pooled, radius, backend, precision, _, dtype, _, _ = inputs
+    ctx.save_for_backward(coords, link, *state)
     ctx.options = (shape, pooled, radius, backend, precision, dtype)
-    ctx.maps = len(maps)
+    ctx.carriers = [fmap1.dtype, *(m.dtype for m in maps)]
 
 
 def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-    coords, *rest = ctx.saved_tensors
-    carriers, state = rest[: 1 + ctx.maps], rest[1 + ctx.maps :]
-    first, second, third = ctx.needs_input_grad[:3]
+    coords, link, *state = ctx.saved_tensors
+    first, second, _, third = ctx.needs_input_grad[:4]
     wanted = [bool(first), any(second), bool(third)]
     backward = torch.ops.fullfield.correlation_lookup_backward
     with torch.no_grad():
         *grads, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
-        each = zip(grads, carriers, (first, *second), strict=True)
-        found = [grad.to(carrier.dtype) if want else None for grad, carrier, want in each]
+        each = zip(grads, ctx.carriers, (first, *second), strict=True)
+        found = [grad.to(dtype) if want else None for grad, dtype, want in each]
         found.append(grad_coords if third else None)
-    one, *of_maps, grad_coords = once_only(NAME, found, (grad_out, coords, *carriers))
-    return one, of_maps, grad_coords, [None] * len(state), *(None,) * 9
+    one, *of_maps, grad_coords = once_only(NAME, found, (grad_out, coords, link))
+    return one, of_maps, None, grad_coords, [None] * len(state), *(None,) * 9
 
 
 register(
@@ -112,11 +111,13 @@ register(
     "-> Tensor[]",
     _prepare, _prepare_fake,
 )  # fmt: skip
-# fmap1 and maps only carry the gradient: without one they are empty. shape: B, C, H1, W1, then H2, W2 per level.
+# fmap1 and maps only carry the gradient: without one they are empty. link is empty and computed from them. It is saved
+# in their place and leads from a gradient to them, so that a second derivative is refused. shape: B, C, H1, W1, then
+# H2, W2 of each level.
 register(
-    "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
-    "int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, bool channels_last) "
-    "-> Tensor",
+    "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor link, Tensor coords, Tensor[] state, SymInt[] shape, "
+    "bool pooled, int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, "
+    "bool channels_last) -> Tensor",
     _lookup, _lookup_fake, _setup, _autograd,
 )  # fmt: skip
 register(

@@ -236,6 +236,8 @@ class Lookups:
             carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
         else:
             carriers = self._carriers
+        link = torch.cat([carrier.flatten()[:0] for carrier in (carriers[0], *carriers[1])])
         lookup = torch.ops.fullfield.correlation_lookup
-        result: Tensor = lookup(*carriers, coords, self._state, self._shape, *self._options, out_dtype, channels_last)
+        options = (*self._options, out_dtype, channels_last)
+        result: Tensor = lookup(*carriers, link, coords, self._state, self._shape, *options)
         return result
