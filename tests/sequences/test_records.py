@@ -200,10 +200,13 @@ def test_a_pair_does_not_replace_what_it_did_not_write(cli: Cli) -> None:
 
 
 def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
+    week = time.time() - 7 * 24 * 3600
     with atomic_path(tmp_path / f"{'n' * 70}.exr") as mine:
-        remove_abandoned(tmp_path)
-        assert mine.exists()
         mine.write_bytes(b"x")
+        for age in (time.time(), week - 60):
+            os.utime(mine, (age, age))
+            remove_abandoned(tmp_path)
+            assert mine.exists(), "its process still runs"
     script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.exr")], check=False)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.left.exr")], check=False)
@@ -213,7 +216,6 @@ def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
     remove_abandoned(tmp_path)
     (far,) = tmp_path.glob(".*")
     assert far.name == far.name.replace(host, "0" * 8), "of another machine"
-    week = time.time() - 7 * 24 * 3600
     for age, count in ((week + 60, 1), (week - 60, 0)):
         os.utime(far, (age, age))
         remove_abandoned(tmp_path)
