@@ -20,7 +20,7 @@ from fullfield.cli.main import main
 from fullfield.io import atomic_path, files, read_vectors, write_image, write_vectors
 from fullfield.io.files import remove_abandoned
 from fullfield.sequences import Work, cluster, outputs
-from fullfield.sequences.records import Records
+from fullfield.sequences.records import Journal, Records
 
 Cli = Callable[..., tuple[int, str, str]]
 SHOT = ("flow", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
@@ -239,6 +239,39 @@ def test_notes_of_ended_processes_go_with_their_last_frame(cli: Cli) -> None:
     assert (made("--frames", "18", "--overwrite"), made(), ended.exists()) == (1, 0, False)
     assert far.exists(), "of another machine"
     assert made() == 0
+
+
+@pytest.mark.parametrize("stand_in", ["nothing", "a link to itself", "another program's file"])
+def test_frames_that_are_moved_away_keep_their_records(cli: Cli, stand_in: str) -> None:
+    assert cli(*SHOT, "--frames", "11-12")[0] == 0
+    (mine,) = Path("mv.exr.fullfield").glob("*.jsonl")
+    mine.rename(mine.with_name(f"{files._host()}-9999999999-00000000.jsonl"))
+    frames = [Path(f"mv.{number:04d}.exr") for number in (11, 12)]
+    for frame in frames:
+        moved = frame.rename(f"away.{frame.name}")
+        if stand_in == "a link to itself":
+            frame.symlink_to(frame)
+        elif stand_in != "nothing":
+            frame.write_bytes(bytes(moved.stat().st_size))
+    assert cli(*SHOT, "--frames", "13-14")[0] == 0
+    for frame in frames:
+        Path(f"away.{frame.name}").replace(frame)
+    code, out, err = cli(*SHOT, "--frames", "11-14")
+    assert code == 0, err
+    assert "0 frames written, 4 kept" in out
+
+
+def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Path) -> None:
+    frame, notes = tmp_path / "a.flo", tmp_path / "notes"
+    ended = f"{files._host()}-9999999999-00000000"
+    for name, content in (("pairs", "old"), (ended, "newer")):
+        with Journal(notes, name).noting(str(frame), {}), atomic_path(frame) as temporary:
+            temporary.write_text(content)
+        if name == "pairs":
+            shutil.copy2(frame, tmp_path / "copy.flo")
+    (tmp_path / "copy.flo").replace(frame)
+    Records(notes).prune()
+    assert (notes / f"{ended}.jsonl").exists()
 
 
 def test_long_names_are_cut_by_bytes(cli: Cli) -> None:
