@@ -31,6 +31,7 @@ _COMMANDS: dict[str, list[str]] = {
     "file": ["flow", "a.png", "b.png", "-o", "old.flo", *_QUICK],
     "shot": ["flow", "plate.%04d.png", "-o", "mv.%04d.exr", *_QUICK],
     "shot, folder": ["flow", "plate.%04d.png", "-o", "locked/mv.%04d.exr", *_QUICK],
+    "shot, blind": ["flow", "seen.%04d.png", "-o", "blind/mv.%04d.exr", *_QUICK],
     "shot, notes": ["flow", "plate.%04d.png", "-o", "noted.%04d.exr", *_QUICK],
     "shot, hidden": ["flow", "hidden/plate.%04d.png", "-o", "none.%04d.exr", *_QUICK],
     "warp": ["warp", "a.png", "--flow", "secret.flo", "-o", "warped.png"],
@@ -79,14 +80,15 @@ print(json.dumps([told, folders, os.geteuid()]))
 def _furnish(folder: Path) -> None:
     scene = textured_scene(32, 40, seed=4)
     write_image(folder / "a.png", scene.frame1)
-    for name in ("b.png", "secret.png", *(f"plate.{number:04d}.png" for number in range(1, 5))):
+    plates = [f"plate.{number:04d}.png" for number in range(1, 5)]
+    for name in ("b.png", "secret.png", "seen.0001.png", "seen.0002.png", *plates):
         write_image(folder / name, scene.frame2)
     for name in ("flow.flo", "old.flo", "secret.flo"):
         write_flow(folder / name, scene.flow)
     (folder / "pairs.txt").write_text("a.png b.png flow.flo\n")
     (folder / "secret.pth").write_bytes(b"PK")
     (folder / "noted.exr.fullfield.json").write_text("{}")
-    for name in ("locked", "begun", "taken", "unowned", "hidden"):
+    for name in ("locked", "blind", "begun", "taken", "unowned", "hidden"):
         (folder / name).mkdir()
     shutil.copy(folder / "a.png", folder / "hidden" / "plate.0001.png")
     shutil.copy(folder / "a.png", folder / "hidden" / "plate.0002.png")
@@ -109,6 +111,7 @@ def told() -> Iterator[tuple[dict[str, list[Any]], list[str], Path]]:
         (folder / "taken" / f"fullfield-{os.getuid()}").chmod(0o555)
     for name in ("locked", "begun", "unowned"):
         (folder / name).chmod(0o555)
+    (folder / "blind").chmod(0o333)
     environment = {**os.environ, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         run = subprocess.run(
@@ -164,6 +167,13 @@ def test_the_rest_works_without_a_home(told: Any) -> None:
     user = 65534 if os.geteuid() == 0 else os.getuid()
     mine = str(folder / f"fullfield-{user}" / "kernels")
     assert folders == [mine, mine, mine, "None"], "another's folder is never taken, nor one that cannot be written"
+
+
+def test_a_folder_that_cannot_be_listed_takes_frames(told: Any) -> None:
+    commands, _, folder = told
+    code, err = commands["shot, blind"]
+    assert code == 0, err
+    assert (folder / "blind" / "mv.0001.exr").is_file()
 
 
 def test_a_plate_that_may_not_be_read_costs_its_pairs_alone(told: Any) -> None:

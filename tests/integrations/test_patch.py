@@ -144,6 +144,8 @@ def test_on_demand_nothing_stays_between_lookups(model: Any, frames: Any, prepar
         for _ in range(2):
             assert torch.equal(block(coords), expected)
             assert prepared[-1]() is None
+        matrix = torch.einsum("bchw,bcyx->bhwyx", fmap1, fmap2).view(2, 120, 120) / fmap1.shape[1] ** 0.5
+        assert close(block.corrMap, matrix), "GMFlowNet reads it"
         assert len(prepared) == 3
         with torch.autocast("cpu", dtype=torch.bfloat16):  # the converted features would have to be kept instead
             block = model.block(fmap1, fmap2)

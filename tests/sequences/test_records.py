@@ -20,7 +20,7 @@ from fullfield.cli.main import main
 from fullfield.io import atomic_path, files, read_vectors, write_image, write_vectors
 from fullfield.io.files import remove_abandoned
 from fullfield.sequences import Work, cluster, outputs
-from fullfield.sequences.records import Records
+from fullfield.sequences.records import Journal, Records
 
 Cli = Callable[..., tuple[int, str, str]]
 SHOT = ("flow", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
@@ -200,10 +200,13 @@ def test_a_pair_does_not_replace_what_it_did_not_write(cli: Cli) -> None:
 
 
 def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
+    week = time.time() - 7 * 24 * 3600
     with atomic_path(tmp_path / f"{'n' * 70}.exr") as mine:
-        remove_abandoned(tmp_path)
-        assert mine.exists()
         mine.write_bytes(b"x")
+        for age in (time.time(), week - 60):
+            os.utime(mine, (age, age))
+            remove_abandoned(tmp_path)
+            assert mine.exists(), "its process still runs"
     script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.exr")], check=False)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.left.exr")], check=False)
@@ -213,7 +216,6 @@ def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
     remove_abandoned(tmp_path)
     (far,) = tmp_path.glob(".*")
     assert far.name == far.name.replace(host, "0" * 8), "of another machine"
-    week = time.time() - 7 * 24 * 3600
     for age, count in ((week + 60, 1), (week - 60, 0)):
         os.utime(far, (age, age))
         remove_abandoned(tmp_path)
@@ -237,6 +239,39 @@ def test_notes_of_ended_processes_go_with_their_last_frame(cli: Cli) -> None:
     assert (made("--frames", "18", "--overwrite"), made(), ended.exists()) == (1, 0, False)
     assert far.exists(), "of another machine"
     assert made() == 0
+
+
+@pytest.mark.parametrize("stand_in", ["nothing", "a link to itself", "another program's file"])
+def test_frames_that_are_moved_away_keep_their_records(cli: Cli, stand_in: str) -> None:
+    assert cli(*SHOT, "--frames", "11-12")[0] == 0
+    (mine,) = Path("mv.exr.fullfield").glob("*.jsonl")
+    mine.rename(mine.with_name(f"{files._host()}-9999999999-00000000.jsonl"))
+    frames = [Path(f"mv.{number:04d}.exr") for number in (11, 12)]
+    for frame in frames:
+        moved = frame.rename(f"away.{frame.name}")
+        if stand_in == "a link to itself":
+            frame.symlink_to(frame)
+        elif stand_in != "nothing":
+            frame.write_bytes(bytes(moved.stat().st_size))
+    assert cli(*SHOT, "--frames", "13-14")[0] == 0
+    for frame in frames:
+        Path(f"away.{frame.name}").replace(frame)
+    code, out, err = cli(*SHOT, "--frames", "11-14")
+    assert code == 0, err
+    assert "0 frames written, 4 kept" in out
+
+
+def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Path) -> None:
+    frame, notes = tmp_path / "a.flo", tmp_path / "notes"
+    ended = f"{files._host()}-9999999999-00000000"
+    for name, content in (("pairs", "old"), (ended, "newer")):
+        with Journal(notes, name).noting(str(frame), {}), atomic_path(frame) as temporary:
+            temporary.write_text(content)
+        if name == "pairs":
+            shutil.copy2(frame, tmp_path / "copy.flo")
+    (tmp_path / "copy.flo").replace(frame)
+    Records(notes).prune()
+    assert (notes / f"{ended}.jsonl").exists()
 
 
 def test_long_names_are_cut_by_bytes(cli: Cli) -> None:

@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from fullfield._check import InputError
@@ -63,9 +63,10 @@ def check_folder(folder: Path, what: str) -> None:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
-        remove_abandoned(folder)
     except OSError as error:
         raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
+    with suppress(OSError):  # a folder may be writable but not readable
+        remove_abandoned(folder)
 
 
 def check_pattern(text: str, option: str, suffix: str) -> Pattern:

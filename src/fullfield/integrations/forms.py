@@ -261,6 +261,11 @@ def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor
     return maps
 
 
+def _corr_map(fmap1: Tensor, fmap2: Tensor) -> Tensor:
+    products: Tensor = fmap1.flatten(2).transpose(1, 2) @ fmap2.flatten(2)
+    return products / math.sqrt(fmap1.shape[1])
+
+
 class CorrMapBlock(RAFTCorrBlock):
     """RAFT's block with the attribute that GMFlowNet's matching reads."""
 
@@ -271,9 +276,24 @@ class CorrMapBlock(RAFTCorrBlock):
     @property
     def corrMap(self) -> Tensor:
         """Whole matrix [B, H1·W1, H2·W2], computed on request."""
-        fmap1, fmap2 = self._maps
-        products: Tensor = fmap1.flatten(2).transpose(1, 2) @ fmap2.flatten(2)
-        return products / math.sqrt(fmap1.shape[1])
+        return _corr_map(*self._maps)
+
+
+class LeanBlock:
+    """:class:`CorrMapBlock` that prepares the pair again for every lookup and keeps nothing of it in between."""
+
+    def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, **options: Any) -> None:
+        self._maps = (fmap1, fmap2)
+        self._build = partial(RAFTCorrBlock, fmap1, fmap2, levels, radius, **options)
+
+    def __call__(self, coords: Tensor) -> Tensor:
+        """Look up around ``coords``."""
+        return self._build()(coords)
+
+    @property
+    def corrMap(self) -> Tensor:
+        """Whole matrix [B, H1·W1, H2·W2], computed on request."""
+        return _corr_map(*self._maps)
 
 
 @dataclass
@@ -323,7 +343,7 @@ class Builder:
         large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
         graph = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
         if (self._on_demand or on_demand) and large and first is fmap1 and not graph:
-            return lambda coords: RAFTCorrBlock(first, second, levels, radius, **options)(coords)
+            return LeanBlock(first, second, levels, radius, **options)
         return CorrMapBlock(first, second, levels, radius, **options)
 
     def __str__(self) -> str:

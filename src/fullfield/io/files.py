@@ -172,8 +172,11 @@ def remove_abandoned(folder: PathLike) -> None:
     """
     for entry in Path(folder).iterdir():
         match = _PIECE.fullmatch(entry.name)
+        if match is None:
+            continue
         with suppress(OSError):
-            if match is not None and (has_ended(match[1]) or time.time() - entry.stat().st_mtime > _FORGOTTEN_S):
+            is_forgotten = match[2] != _host() and time.time() - entry.stat().st_mtime > _FORGOTTEN_S
+            if is_forgotten or has_ended(match[1]):
                 entry.unlink()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,8 @@ class Output:
             with atomic_path(self.sidecar) as temporary:
                 temporary.write_text(json.dumps(facts, indent=1), "utf-8")
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
-            remove_abandoned(folder)
+            with suppress(PermissionError):  # a folder may be writable but not readable
+                remove_abandoned(folder)
         records.prune()
         return plan
 

@@ -151,13 +151,18 @@ class Records:
         return [record for record in records if record.file.checksum == checksum]
 
     def prune(self) -> None:
-        """Remove the notes of ended processes of this machine whose frames have all been written again, or removed."""
-        ended = {notes: noted for notes, noted in self._noted.items() if has_ended(notes.stem)}
-        names = {name for noted in ended.values() for name, _ in noted}
-        used = {id(record) for name in names for record in self.of(str(self._folder.parent / name))}
-        for notes, noted in ended.items():
-            if not any(id(record) in used for _, record in noted):
+        """Remove the notes of ended processes of this machine whose frames have all been written again.
+
+        Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
+        """
+        for notes, noted in self._noted.items():
+            if has_ended(notes.stem) and all(self._is_replaced(name, record) for name, record in noted):
                 notes.unlink(missing_ok=True)
+
+    def _is_replaced(self, name: str, record: Record) -> bool:
+        """Return whether the file that is there now has only records newer than ``record``."""
+        found = self.of(str(self._folder.parent / name))
+        return bool(found) and all(other.file.stamp[1] > record.file.stamp[1] for other in found)
 
 
 class Journal:
