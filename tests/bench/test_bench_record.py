@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.cases.correlation.record import recording
+from benchmarks.cases.correlation.record import _labels, recording
 from fullfield.io import read_frame
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.nn import CorrelationPyramid
@@ -63,6 +63,12 @@ def test_command(cli: Callable[..., Any]) -> None:
     assert float(written[2].abs().max()) > 0
     assert "8×6, 3 lookups, radius 3" in cli(*asked, "-o", "out").out
     assert cli("analyze", "out/a.npy", "--radius", 3, "--json").json["files"][0]["updates"] == 3
+
+
+def test_pairs_of_one_name_do_not_replace_each_other() -> None:
+    assert _labels(["x/a.png", "x/b.png"]) == ["a", "b"]
+    assert _labels(["x/a.png", "y/a.png"]) == ["x_a", "y_a"]
+    assert _labels(["x/a.png", "x/a.png"]) == ["1_x_a", "2_x_a"]
 
 
 @pytest.mark.usefixtures("scene")

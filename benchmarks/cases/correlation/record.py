@@ -97,6 +97,17 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     return record
 
 
+def _labels(paths: list[str]) -> list[str]:
+    """Return a name for each first frame: its stem, with the folder's name or a number before it if stems repeat."""
+    stems = [Path(path).stem for path in paths]
+    if len(set(stems)) == len(stems):
+        return stems
+    named = [f"{Path(path).absolute().parent.name}_{stem}" for path, stem in zip(paths, stems, strict=True)]
+    if len(set(named)) == len(named):
+        return named
+    return [f"{number}_{name}" for number, name in enumerate(named, 1)]
+
+
 def run(args: argparse.Namespace) -> int:
     """Estimate the flow of every pair, record the lookups and write them."""
     import numpy as np
@@ -117,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     files: list[dict[str, Any]] = []
     small = torch.zeros(3, 128, 128)
     estimate(small, small, args.method, device=args.device, **parameters)  # patching tries lookups of its own
-    for first, second in args.pair:
+    for label, (first, second) in zip(_labels([first for first, _ in args.pair]), args.pair, strict=True):
         with recording() as found:
             estimate(first, second, args.method, device=args.device, **parameters)
         if not found:
@@ -125,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
                 f"METHOD: expected a network that looks up correlations, got {args.method}, which does not"
             )
         for number, each in enumerate(found):
-            name = Path(first).stem + (f"_{number + 1}" if len(found) > 1 else "") + ".npy"
+            name = label + (f"_{number + 1}" if len(found) > 1 else "") + ".npy"
             offsets = each.offsets()
             with atomic_path(folder / name) as temporary, temporary.open("wb") as file:
                 np.save(file, offsets.numpy())
