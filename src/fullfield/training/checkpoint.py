@@ -19,7 +19,7 @@ from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
-_POINTER = "state.json"
+POINTER = "state.json"  # in the folder STATE
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LIMITS = ("training.steps ", "training.seconds ")
 
@@ -68,7 +68,7 @@ class TrainingFolder:
         self.folder = Path(folder)
         self._fields = tuple(get_type_hints(row))
         (self.folder / STATE).mkdir(parents=True, exist_ok=True)
-        begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{_POINTER}", WEIGHTS))
+        begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{POINTER}", WEIGHTS))
         freeze_recipe(self.folder / RECIPE, recipe, begun=begun or weights)
         if weights and not begun:
             start = " (weights to begin with: --init)" if "after" in recipe else ""  # a network of flow
@@ -102,9 +102,9 @@ class TrainingFolder:
         for name, part in parts.items():
             write_tensors(state / f"{step}.{name}.safetensors", part)
         rows = [[None if value != value else value for value in row] for row in history]
-        write_json(state / _POINTER, {"step": step, **(notes or {}), "history": rows})
+        write_json(state / POINTER, {"step": step, **(notes or {}), "history": rows})
         self.write_history(history)
-        current = {f"{step}.{name}.safetensors" for name in parts} | {_POINTER}
+        current = {f"{step}.{name}.safetensors" for name in parts} | {POINTER}
         for path in state.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)
@@ -130,8 +130,7 @@ class StateCheck:
     ) -> None:
         self._modules, self._optimizer = modules, optimizer
         self._left_out = {
-            part: unbounded_buffers(module) if buffers else [key for key, _ in module.named_buffers(remove_duplicate=False)]
-            for part, module in modules.items()
+            part: unbounded_buffers(module) if buffers else list(_buffers(module)) for part, module in modules.items()
         }
 
     def __call__(self, step: int) -> None:
@@ -151,14 +150,14 @@ def restore(
         InputError: if a file is damaged, belongs to another network, or holds NaN or infinity.
     """
     state = folder / STATE
-    pointer = state / _POINTER
+    pointer = state / POINTER
     if not pointer.is_file():
         return None
     try:
         notes = json.loads(pointer.read_text("utf-8"))
         step, history = int(notes.pop("step")), [_row(values, row) for values in notes.pop("history")]
         whole = bool(history)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         whole = False
     if not whole:
         raise InputError(f"{pointer}: expected the state of a run, cannot be read")
@@ -167,7 +166,7 @@ def restore(
     files = {part: state / f"{step}.{part}.safetensors" for part in (*modules, *_MOMENTS)}
     for part, path in files.items():
         if not path.is_file():
-            raise InputError(f"{path}: is named by {_POINTER}, but is not there")
+            raise InputError(f"{path}: is named by {POINTER}, but is not there")
         held[part] = read_safetensors(path)
         check_finite(_without(held[part], left_out.get(part, ())), str(path))
     for part, module in modules.items():
@@ -257,7 +256,12 @@ def not_finite(named: Mapping[str, Tensor]) -> str | None:
 
 def unbounded_buffers(module: nn.Module) -> list[str]:
     """Return the names of the buffers that hold NaN or infinity."""
-    return all_not_finite(dict(module.named_buffers(remove_duplicate=False)))
+    return all_not_finite(_buffers(module))
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers by every name that a state dict has for them."""
+    return dict(module.named_buffers(remove_duplicate=False))
 
 
 def _without(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:

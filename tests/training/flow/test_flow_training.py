@@ -751,6 +751,27 @@ def test_a_mask_of_infinity_is_kept(whole: Path, tmp_path: Path) -> None:
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "1e999"),
+        ("history", "[[1e999, 1, 1, 1, 1, 1, 1, 1, 1]]"),
+        ("pairs", "1e999"),
+        ("scaling", f"[1{'0' * 400}, 0]"),
+        ("rng", '"00ff"'),
+        ("rng", f'"{"00" * len(torch.get_rng_state())}"'),
+    ],
+)
+def test_a_damaged_state_is_one_line(whole: Path, tmp_path: Path, name: str, value: str) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "state" / "state.json"
+    stored = json.loads(file.read_text())
+    assert name in stored
+    file.write_text(json.dumps({**stored, name: "HERE"}).replace('"HERE"', value))
+    with pytest.raises(InputError, match=r"state\.json: expected the state of a run.*, cannot be read$"):
+        trained(tmp_path / "run")
+
+
 def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None:
     class Wrong(Scenes):
         def batch(self, index: int, count: int) -> FlowBatch:

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.checkpoint import WEIGHTS, StateCheck, TrainingFolder, restore, tensors, write_tensors
+from fullfield.training.checkpoint import (
+    POINTER,
+    STATE,
+    WEIGHTS,
+    StateCheck,
+    TrainingFolder,
+    restore,
+    tensors,
+    write_tensors,
+)
 from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, announce, check_batch
 from fullfield.training.flow.config import FlowTraining
@@ -229,10 +238,11 @@ class _Notes(NamedTuple):
             rng = torch.frombuffer(bytearray.fromhex(notes["rng"]), dtype=torch.uint8)
             best = math.inf if notes["best"] is None else float(notes["best"])
             found = _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
-        except (ValueError, KeyError, TypeError):
+            torch.Generator().set_state(rng)  # of the right length, and valid
+        except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
             found = None
         if found is None or scaling.shape != (2,) or not bool(scaling.isfinite().all()):
-            raise InputError(f"{folder}: expected the state of a run of flow, cannot be read")
+            raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
         return found
 
 
