@@ -20,6 +20,7 @@ from fullfield.models.state import fit, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
 POINTER = "state.json"  # in the folder STATE
+_EARLIER = "config.json"  # recipe of descriptors in earlier versions
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LIMITS = ("training.steps ", "training.seconds ")
 
@@ -201,7 +202,10 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
         return
     if begun:
-        raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
+        found = f"a run without {path.name}"
+        if (path.parent / _EARLIER).is_file():
+            found = "a run begun by an earlier version, which does not continue"
+        raise InputError(f"{path.parent}: holds {found}; use another folder")
     write_json(path, content)
 
 
