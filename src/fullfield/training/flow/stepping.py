@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import say
+from fullfield.ops import launching
 from fullfield.training.checkpoint import DivergedError, all_not_finite
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MOST_NUMBERS, FlowTraining
@@ -32,6 +33,13 @@ _FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
 _UNRECORDED = 4  # steps before a graph is recorded: they compile and choose algorithms
 _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def default_precision(device: torch.device) -> str:
+    """Return the precision of training where none is given: the fastest whose products the device computes."""
+    if device.type != "cuda":
+        return "float32"
+    return "bfloat16" if launching.why_not_bfloat16(device) is None else "float16"
 
 
 class AveragedWeights:
