@@ -36,7 +36,7 @@ from fullfield.models import RAFT, RAFTConfig
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.config import PRECISIONS
 from fullfield.training.flow.pictures import load_pictures
-from fullfield.training.flow.stepping import Stepper, check_finite
+from fullfield.training.flow.stepping import Stepper, check_finite, default_precision
 
 DATA = Path(os.environ.get("FULLFIELD_DATA", "../shared/data"))
 NETWORKS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
@@ -122,7 +122,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--scored-updates", type=count, default=20)
     made.add_argument("--score-at", type=float, nargs="*", default=[0.25, 0.5], metavar="SHARE", help="[0.25 0.5]")
     made.add_argument("--learning-rate", type=float, default=1.5e-4, help="highest; falls to nothing [1.5e-4]")
-    made.add_argument("--precision", choices=PRECISIONS, help="of training [bfloat16 on a GPU, else float32]")
+    made.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="of training [bfloat16 on a GPU, float16 on one older than Ampere, float32 on the CPU]",
+    )
     made.add_argument("--visible", type=float, default=0.0, help="share of the run without hidden pixels [0]")
     made.add_argument("--average", type=float, default=0.99, help="of the moving average: what a step keeps [0.99]")
     made.add_argument("--seed", type=int, default=3)
@@ -160,7 +164,7 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
         batch=args.batch,
         learning_rate=args.learning_rate,
         updates=args.updates,
-        precision=args.precision or ("bfloat16" if on_gpu else "float32"),
+        precision=args.precision or default_precision(device),
         graph=on_gpu,
         freeze_norms=True,
         visible=args.visible,

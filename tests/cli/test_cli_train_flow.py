@@ -105,7 +105,8 @@ def test_fine_tuning_starts_from_the_weights_that_are_named(cli: Any, pairs: Pat
     assert all(torch.allclose(found[key], start[key], atol=1e-5) for key in start)
 
 
-def test_a_paused_run_goes_on(cli: Any, pairs: Path) -> None:
+def test_a_paused_run_goes_on(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.training.flow.stepping.default_precision", lambda _: "bfloat16")
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--steps", "9", "--every", "100")
     ran = cli(*command, "--pause", "0.00001")
     assert ran.code == 0, ran.err
@@ -114,6 +115,7 @@ def test_a_paused_run_goes_on(cli: Any, pairs: Path) -> None:
     assert ran.code == 0, ran.err
     assert ": 9 steps" in ran.out
     assert (pairs / "run" / "state" / "9.model.safetensors").exists()
+    assert json.loads((pairs / "run" / "recipe.json").read_text())["training"]["precision"] == "bfloat16"
 
 
 def test_a_training_that_diverges_ends_with_1(cli: Any, pairs: Path) -> None:

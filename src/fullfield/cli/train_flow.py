@@ -136,7 +136,10 @@ def _add_training_options(group: Any) -> None:
         help="updates of the network; 4-12: each step draws 4 to 12 [12 for RAFT, else the network's own]",
     )
     group.add_argument(
-        "--precision", default="auto", metavar="NAME", help="float32, bfloat16, float16 [bfloat16 on a GPU]"
+        "--precision",
+        default="auto",
+        metavar="NAME",
+        help="float32, bfloat16, float16 [bfloat16 on a GPU, float16 on one older than Ampere, float32 on the CPU]",
     )
     group.add_argument("--channels-last", action="store_true", help="keep frames and weights in this memory order")
     group.add_argument(
@@ -193,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield import _check
     from fullfield.training.flow import FlowRun, FlowTraining, train_flow
     from fullfield.training.flow.ranks import own_device, ranks
+    from fullfield.training.flow.stepping import default_precision
 
     methods.use_threads(args.threads)
     words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
@@ -200,9 +204,7 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     with naming(**words):
         device = own_device(_check.device(args.device))
-        precision = args.precision
-        if precision == "auto":
-            precision = "bfloat16" if device.type == "cuda" else "float32"
+        precision = default_precision(device) if args.precision == "auto" else args.precision
         given = {name: getattr(args, name) for name in _TRAINING}
         if args.updates is None and args.network.startswith("raft"):
             given["updates"] = 12

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -19,7 +19,8 @@ from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
-_POINTER = "state.json"
+POINTER = "state.json"  # in the folder STATE
+_EARLIER = "config.json"  # recipe of descriptors in earlier versions
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LIMITS = ("training.steps ", "training.seconds ")
 
@@ -68,7 +69,7 @@ class TrainingFolder:
         self.folder = Path(folder)
         self._fields = tuple(get_type_hints(row))
         (self.folder / STATE).mkdir(parents=True, exist_ok=True)
-        begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{_POINTER}", WEIGHTS))
+        begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{POINTER}", WEIGHTS))
         freeze_recipe(self.folder / RECIPE, recipe, begun=begun or weights)
         if weights and not begun:
             start = " (weights to begin with: --init)" if "after" in recipe else ""  # a network of flow
@@ -95,22 +96,16 @@ class TrainingFolder:
             optimizer: AdamW.
             history: rows so far, one at least.
             notes: further values for :class:`Restored`, as JSON can hold them.
-
-        Raises:
-            DivergedError: if a tensor holds NaN or infinity; nothing is written.
         """
         state, step = self.folder / STATE, int(history[-1][0])
         parts: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
         parts |= _moments(modules["model"], optimizer)
-        for part in parts.values():
-            if name := not_finite(part):
-                raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
         for name, part in parts.items():
             write_tensors(state / f"{step}.{name}.safetensors", part)
         rows = [[None if value != value else value for value in row] for row in history]
-        write_json(state / _POINTER, {"step": step, **(notes or {}), "history": rows})
+        write_json(state / POINTER, {"step": step, **(notes or {}), "history": rows})
         self.write_history(history)
-        current = {f"{step}.{name}.safetensors" for name in parts} | {_POINTER}
+        current = {f"{step}.{name}.safetensors" for name in parts} | {POINTER}
         for path in state.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)
@@ -118,6 +113,33 @@ class TrainingFolder:
     def write_history(self, history: Sequence[tuple[Any, ...]]) -> None:
         """Write ``history.csv``."""
         write_table(self.folder / HISTORY, self._fields, history)
+
+
+class StateCheck:
+    """Check that everything a run stores is finite.
+
+    Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time.
+
+    Args:
+        modules: by name, with the values from before the run; the optimizer's parameters are those of ``"model"``.
+        optimizer: AdamW.
+        buffers: whether buffers are checked.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, *, buffers: bool = True
+    ) -> None:
+        self._modules, self._optimizer = modules, optimizer
+        self._left_out = {
+            part: unbounded_buffers(module) if buffers else list(_buffers(module)) for part, module in modules.items()
+        }
+
+    def __call__(self, step: int) -> None:
+        """Raise DivergedError, after ``step`` steps, naming the first tensor that holds NaN or infinity."""
+        states = [_without(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
+        for state in (*states, *_moments(self._modules["model"], self._optimizer).values()):
+            if name := not_finite(state):
+                raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
 def restore(
@@ -129,24 +151,25 @@ def restore(
         InputError: if a file is damaged, belongs to another network, or holds NaN or infinity.
     """
     state = folder / STATE
-    pointer = state / _POINTER
+    pointer = state / POINTER
     if not pointer.is_file():
         return None
     try:
         notes = json.loads(pointer.read_text("utf-8"))
         step, history = int(notes.pop("step")), [_row(values, row) for values in notes.pop("history")]
         whole = bool(history)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         whole = False
     if not whole:
         raise InputError(f"{pointer}: expected the state of a run, cannot be read")
     held: dict[str, Mapping[str, Tensor]] = {}
+    left_out = {part: unbounded_buffers(module) for part, module in modules.items()}
     files = {part: state / f"{step}.{part}.safetensors" for part in (*modules, *_MOMENTS)}
     for part, path in files.items():
         if not path.is_file():
-            raise InputError(f"{path}: is named by {_POINTER}, but is not there")
+            raise InputError(f"{path}: is named by {POINTER}, but is not there")
         held[part] = read_safetensors(path)
-        check_finite(held[part], str(path))
+        check_finite(_without(held[part], left_out.get(part, ())), str(path))
     for part, module in modules.items():
         fit(module, held[part], str(files[part]), "this run")
     _restore_moments(modules["model"], optimizer, held, files)
@@ -179,7 +202,10 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
         return
     if begun:
-        raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
+        found = f"a run without {path.name}"
+        if (path.parent / _EARLIER).is_file():
+            found = "a run begun by an earlier version, which does not continue"
+        raise InputError(f"{path.parent}: holds {found}; use another folder")
     write_json(path, content)
 
 
@@ -214,8 +240,8 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in module.state_dict().items()}
 
 
-def not_finite(named: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
+def all_not_finite(named: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that hold NaN or infinity."""
     floating = {name: value for name, value in named.items() if value.is_floating_point()}
     devices: dict[torch.device, list[str]] = {}
     for name, value in floating.items():  # Adam counts its steps on the CPU
@@ -224,7 +250,27 @@ def not_finite(named: Mapping[str, Tensor]) -> str | None:
     for names in devices.values():
         finite = torch.stack([floating[name].detach().isfinite().all() for name in names]).tolist()  # waits once
         damaged |= {name for name, whole in zip(names, finite, strict=True) if not whole}
-    return next((name for name in floating if name in damaged), None)
+    return [name for name in floating if name in damaged]
+
+
+def not_finite(named: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
+    return next(iter(all_not_finite(named)), None)
+
+
+def unbounded_buffers(module: nn.Module) -> list[str]:
+    """Return the names of the buffers that hold NaN or infinity."""
+    return all_not_finite(_buffers(module))
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers by every name that a state dict has for them."""
+    return dict(module.named_buffers(remove_duplicate=False))
+
+
+def _without(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors but those named in ``left_out``."""
+    return {name: value for name, value in named.items() if name not in left_out}
 
 
 def check_finite(named: Mapping[str, Tensor], file: str) -> None:

@@ -20,7 +20,7 @@ from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
 from fullfield.training.batches import Cutter, Example, batches, described, held_out
-from fullfield.training.checkpoint import DivergedError, TrainingFolder, restore
+from fullfield.training.checkpoint import DivergedError, StateCheck, TrainingFolder, restore
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
 
@@ -103,6 +103,7 @@ def train_descriptor(
     kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests}, Row)
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
+    check = StateCheck({"model": model}, optimizer)
     found = restore(kept.folder, {"model": model}, optimizer, Row)
     history: list[Row] = [] if found is None else found.history
     if history:
@@ -125,6 +126,7 @@ def train_descriptor(
             if progress is not None:
                 progress(done, f"step {step}, loss {losses[-1]:.3f}")
             if step % every == 0 or done >= 1.0:
+                check(step)
                 unseen = [pair.result().to(place) for pair in coming]
                 history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
                 losses.clear()

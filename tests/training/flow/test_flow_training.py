@@ -15,6 +15,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
 from fullfield.training.checkpoint import DivergedError, restore
-from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, train_flow
+from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, loop, train_flow
 from fullfield.training.flow.curves import FlowRow
+from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import AveragedWeights, Objective
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
@@ -708,22 +710,66 @@ def test_a_state_that_is_not_finite_is_refused(
         trained(tmp_path / "next", run=FlowRun(after=tmp_path / "run"))
 
 
-def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path) -> None:
-    """The loss of the step that spoils the weights is finite, and nothing reads it before the checkpoint."""
-    model, source = network(), Scenes()
+@pytest.mark.parametrize(("key", "rank"), [("unused", 0), ("norm.running_mean", 0), ("unused", 1)])
+def test_a_state_that_is_not_finite_is_never_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int
+) -> None:
+    """The losses and the validation's errors stay finite; processes that store nothing stop as well."""
+    monkeypatch.setattr(loop, "ranks", lambda _: nullcontext(Ranks(rank)))
+    model, source, errors = network(), Scenes(), iter([3.0, 2.0, 1.0])
     batch = source.batch
 
     def spoiled(index: int, count: int) -> FlowBatch:
         if index == 6:
-            with torch.no_grad():
-                model.unused.fill_(float("inf"))  # type: ignore[operator, union-attr]
+            model.state_dict()[key].fill_(float("inf"))
         return batch(index, count)
 
     source.batch = spoiled  # type: ignore[method-assign]
-    with pytest.raises(DivergedError, match=r"^learning_rate: unused is not finite after step 6; use a lower one"):
-        trained(tmp_path, model, source=source)
+    with pytest.raises(DivergedError, match=rf"^learning_rate: {key} is not finite after step 6; use a lower one"):
+        trained(tmp_path, model, source=source, validation=lambda _: next(errors))
+    if rank == 1:
+        assert not any(tmp_path.iterdir())
+        return
     assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 4
-    assert all(bool(value.isfinite().all()) for value in load_file(tmp_path / WEIGHTS).values())
+    for file in (WEIGHTS, "best.safetensors"):
+        assert all(bool(value.isfinite().all()) for value in load_file(tmp_path / file).values())
+
+
+def test_a_mask_of_infinity_is_kept(whole: Path, tmp_path: Path) -> None:
+    class Masked(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, network(Masked), source=_Until(5))
+    trained(tmp_path, network(Masked))
+    found = load_file(tmp_path / WEIGHTS)
+    assert found.pop("mask").tolist() == [0.0, float("-inf")]
+    wanted = load_file(whole / WEIGHTS)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "1e999"),
+        ("history", "[[1e999, 1, 1, 1, 1, 1, 1, 1, 1]]"),
+        ("pairs", "1e999"),
+        ("scaling", f"[1{'0' * 400}, 0]"),
+        ("rng", '"00ff"'),
+        ("rng", f'"{"00" * len(torch.get_rng_state())}"'),
+    ],
+)
+def test_a_damaged_state_is_one_line(whole: Path, tmp_path: Path, name: str, value: str) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "state" / "state.json"
+    stored = json.loads(file.read_text())
+    assert name in stored
+    file.write_text(json.dumps({**stored, name: "HERE"}).replace('"HERE"', value))
+    with pytest.raises(InputError, match=r"state\.json: expected the state of a run.*, cannot be read$"):
+        trained(tmp_path / "run")
 
 
 def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None:

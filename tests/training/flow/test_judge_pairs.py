@@ -68,6 +68,20 @@ def test_scores_are_stored_along_the_way(
     assert "raft-small small:noise~0=0.5 usual:instants~2=0.5: 8 pairs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("device", "capability", "expected"),
+    [("cuda:0", (7, 5), "float16"), ("cuda:0", (8, 0), "bfloat16"), ("cpu", (7, 5), "float32")],
+)
+def test_precision_is_one_that_the_device_has(
+    judge: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int], expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    given = judge.parser().parse_args([])
+    assert judge.training_of(given, torch.device(device)).precision == expected
+    given.precision = "float32"
+    assert judge.training_of(given, torch.device(device)).precision == "float32"
+
+
 def test_styles_are_read(judge: ModuleType) -> None:
     assert judge.style_of("usual=0.4") == (SceneStyle(), 0.4)
     style = SceneStyle(**{**vars(SceneStyle.preset("bodies")), "sheets": 0.0, "instants": 7})

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.checkpoint import WEIGHTS, TrainingFolder, restore, tensors, write_tensors
+from fullfield.training.checkpoint import (
+    POINTER,
+    STATE,
+    WEIGHTS,
+    StateCheck,
+    TrainingFolder,
+    restore,
+    tensors,
+    write_tensors,
+)
 from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, announce, check_batch
 from fullfield.training.flow.config import FlowTraining
@@ -229,10 +238,11 @@ class _Notes(NamedTuple):
             rng = torch.frombuffer(bytearray.fromhex(notes["rng"]), dtype=torch.uint8)
             best = math.inf if notes["best"] is None else float(notes["best"])
             found = _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
-        except (ValueError, KeyError, TypeError):
+            torch.Generator().set_state(rng)  # of the right length, and valid
+        except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
             found = None
         if found is None or scaling.shape != (2,) or not bool(scaling.isfinite().all()):
-            raise InputError(f"{folder}: expected the state of a run of flow, cannot be read")
+            raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
         return found
 
 
@@ -260,6 +270,9 @@ class _Loop:
         self.kept = TrainingFolder(folder, recipe, FlowRow) if self.team.first else None
         self.team.wait()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
+        # Every process raises for weights, which all of them share; buffers are each process's own, and the first's
+        # are stored.
+        self.check = StateCheck(self._modules(), stepper.optimizer, buffers=self.team.first)
         found = self._restored(folder)
         if found is not None:
             self.history, notes = found
@@ -333,7 +346,8 @@ class _Loop:
         return TrainedFlow(self.stepper.average.model, self.history, done)
 
     def _note(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
-        """Add a row to the history and write a checkpoint."""
+        """Check the state, add a row to the history and write a checkpoint."""
+        self.check(step)
         before = self.history[-1] if self.history else None
         steps = step - (before.step if before else 0)
         took = seconds - self.noted

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import say
-from fullfield.training.checkpoint import DivergedError
+from fullfield.ops import launching
+from fullfield.training.checkpoint import DivergedError, all_not_finite
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MOST_NUMBERS, FlowTraining
 from fullfield.training.flow.loss import (
@@ -34,11 +35,18 @@ _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def default_precision(device: torch.device) -> str:
+    """Return the precision of training where none is given: the fastest whose products the device computes."""
+    if device.type != "cuda":
+        return "float32"
+    return "bfloat16" if launching.why_not_bfloat16(device) is None else "float16"
+
+
 class AveragedWeights:
     """Copy of a network with the exponential moving average of its weights.
 
-    Floating buffers, such as a batch norm's statistics, are averaged as well; others are copied. All of it takes a few
-    kernels a step.
+    Floating buffers, such as a batch norm's statistics, are averaged as well; others are copied, and so is what holds
+    infinity from the start, such as a mask. All of it takes a few kernels a step.
 
     Args:
         model: the network that is trained.
@@ -57,8 +65,11 @@ class AveragedWeights:
             for own, its in zip(_tensors(self.model), _tensors(model), strict=True)
             if own.numel() and own.data_ptr() != its.data_ptr()
         ]
-        floating = [pair for pair in pairs if pair[0].is_floating_point()]
-        other = [pair for pair in pairs if not pair[0].is_floating_point()]
+        unbounded = all_not_finite({str(number): own for number, (own, _) in enumerate(pairs)})
+        floating, other = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        for number, pair in enumerate(pairs):
+            averaged = pair[0].is_floating_point() and str(number) not in unbounded
+            (floating if averaged else other).append(pair)
         self._own, self._its = [pair[0] for pair in floating], [pair[1] for pair in floating]
         self._own_other, self._its_other = [pair[0] for pair in other], [pair[1] for pair in other]
 
