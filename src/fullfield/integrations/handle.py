@@ -86,7 +86,7 @@ class Handle:
 
     @property
     def active(self) -> bool:
-        """Whether this handle patches the model now."""
+        """Return whether this handle patches the model now."""
         return bool(self._undo)
 
     def restore(self) -> None:

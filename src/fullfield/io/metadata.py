@@ -1,4 +1,4 @@
-"""What a frame's file says beside its pixels: time code, camera, what Nuke noted."""
+"""Metadata of a frame's file: time code, camera, Nuke's notes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
 
 
 def is_exr(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is named as an OpenEXR."""
+    """Return whether a file is named as an OpenEXR."""
     return os.fspath(path).lower().endswith(".exr")
 
 

@@ -42,7 +42,7 @@ class Scanlines(NamedTuple):
 
 
 def body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
-    """Of the lines of a picture of ``size`` (height, width)."""
+    """Return the shape of the lines of a picture of ``size`` (height, width)."""
     height, width = size
     return height, HEAD + channels * width * (2 if half else 4)
 

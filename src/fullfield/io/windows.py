@@ -1,4 +1,4 @@
-"""Where the pixels of a frame lie: OpenEXR's data and display windows."""
+"""Data and display windows of OpenEXR: the place of a frame's pixels."""
 
 from __future__ import annotations
 

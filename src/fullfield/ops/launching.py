@@ -99,12 +99,12 @@ class Device:
 
     @property
     def hopper(self) -> bool:
-        """Whether it has sm_90's own instructions."""
+        """Return whether the device has sm_90's own instructions."""
         return self.arch == "sm_90a"
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether its tensor cores multiply bfloat16; where they do not, features become float32."""
+        """Return whether the tensor cores multiply bfloat16; if not, features become float32."""
         return self.capability >= 10 * BFLOAT16[0] + BFLOAT16[1]
 
 

@@ -56,7 +56,7 @@ class Evidence(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether the pose reaches every limit."""
+        """Return whether the pose reaches every limit."""
         return self.inliers >= self._enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property

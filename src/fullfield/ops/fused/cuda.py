@@ -203,7 +203,7 @@ def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
 
 
 def _targets(like: Tensor, to: Sequence[Target]) -> Any:
-    """For a result [B, h, w, C]."""
+    """Return the targets of a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
     found = _DECLARED["Targets"]()
     found.plane, found.width = height * width, width
@@ -306,7 +306,7 @@ def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
 
 
 def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the field [B, C, h, w] and the mask [B, 576, h, w], from that of the whole result [B, C, 8h, 8w]."""
+    """Return the gradients of field [B, C, h, w] and mask [B, 576, h, w] from that of the result [B, C, 8h, 8w]."""
     batch, channels, height, width = field.shape
     cells = batch * height * width
     grad_mask, grad_field = torch.empty_like(mask), torch.empty_like(field, memory_format=torch.contiguous_format)

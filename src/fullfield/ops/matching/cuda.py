@@ -58,7 +58,7 @@ def _products(one: Tensor, two: Tensor) -> Tensor:
 
 
 class _Rows:
-    """What all kernels of a call are told, and the rows of the matrix that are there."""
+    """Parameters of all kernels of a call, and the stored rows of the matrix."""
 
     def __init__(
         self, query: Tensor, key: Tensor, sizes: tuple[tuple[int, int], tuple[int, int]], scale: float
@@ -79,7 +79,7 @@ class _Rows:
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
 
     def products(self, part: slice) -> Tensor:
-        """Of these rows [B, n, M]; the kernels are told of them."""
+        """Return the products of these rows [B, n, M] and pass them to the kernels."""
         found = _products(self.query[:, part], self.key.transpose(1, 2))
         self.params.products, self.params.begin = found.data_ptr(), part.start
         self.params.rows = part.stop - part.start

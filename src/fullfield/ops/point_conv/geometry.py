@@ -57,7 +57,7 @@ class PointGeometry:
 
     @property
     def nbytes(self) -> int:
-        """Of all triplets and row offsets."""
+        """Return the bytes of all triplets and row offsets."""
         return sum(t.nbytes for way in (self.forward, self.backward) if way is not None for t in way)
 
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,7 +216,7 @@ def triplet_geometry(
     center_offsets: Tensor | None = None,  # [B + 1]
     gradient: bool = True,
 ) -> PointGeometry:
-    """Of triplets in any order, int32 or int64, for ``sizes`` = (centres M, points N).
+    """Return the geometry of triplets in any order, int32 or int64, for ``sizes`` = (centres M, points N).
 
     Raises:
         InputError: for a number out of range, or a pair (i, j) that comes twice.
@@ -256,7 +256,7 @@ def sorted_geometry(
     *,
     gradient: bool,
 ) -> PointGeometry:
-    """Of triplets of points that are centres too, sorted by centre, cell and point. Nothing is checked."""
+    """Return the geometry of triplets whose points are also centres, sorted by centre, cell and point; unchecked."""
     cloud, cells = Cloud(points, offsets), math.prod(kernel_size)
     triplets = pack(rows_of(counts), j, k, points.shape[0], cells)
     return _finished([triplets], [_Ways(cloud, cloud, kernel_size, False, gradient)])[0]
@@ -279,7 +279,7 @@ def _clouds(
 
 
 class _Ways(NamedTuple):
-    """What the directions of a geometry depend on."""
+    """Settings that the directions of a geometry depend on."""
 
     points: Cloud
     centers: Cloud
@@ -298,7 +298,7 @@ def _assembled(wanted: Sequence[Wanted]) -> list[Triplets]:
 
 
 def _finished(triplets: Sequence[Triplets], ways: Sequence[_Ways]) -> list[PointGeometry]:
-    """With the rows of the other side where they are wanted."""
+    """Return the geometry, with the rows of the other side if they are requested."""
     counts = [int(way.points.offsets[-1]) for way in ways]
     places = [n for n, way in enumerate(ways) if way.gradient and not way.mirrored]
     wanted = [Transposition(triplets[n], counts[n], math.prod(ways[n].sides)) for n in places]

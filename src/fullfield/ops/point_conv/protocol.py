@@ -1,4 +1,4 @@
-"""What a backend of the point convolution is: two products, and the making of triplets.
+"""Interface of the point convolution's backends: two products and the assembly of triplets.
 
 A backend is a module with
 
@@ -38,7 +38,7 @@ FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Wanted(NamedTuple):
-    """What ``assemble`` takes."""
+    """Request of ``assemble``."""
 
     neighbors: tuple[Tensor, Tensor]
     points: Tensor
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 class Transposition(NamedTuple):
-    """What ``transpose`` takes."""
+    """Request of ``transpose``."""
 
     triplets: Triplets
     columns: int

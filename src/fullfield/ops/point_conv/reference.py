@@ -104,7 +104,7 @@ def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
 
 
 def sort(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:
-    """Of int64 triplets in any order; ``shape``: rows, columns."""
+    """Sort int64 triplets in any order; ``shape``: rows, columns."""
     order = torch.argsort(index, stable=True)
     order = order[torch.argsort((row * cells + cell)[order], stable=True)]
     rows = rows_of(torch.bincount(row, minlength=shape[0]))

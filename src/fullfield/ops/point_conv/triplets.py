@@ -27,12 +27,12 @@ def index_bits(cells: int) -> int:
 
 
 def fits(columns: int, cells: int) -> bool:
-    """Whether a word holds a cell and an index below ``columns``."""
+    """Return whether a word holds a cell and an index below ``columns``."""
     return columns <= 1 << index_bits(cells)
 
 
 def pack(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) -> Triplets:
-    """Of int64 indices and cells that are sorted already."""
+    """Pack int64 indices and cells that are already sorted."""
     if fits(columns, cells):
         entries = (cell << index_bits(cells) | index).to(torch.int32)
         return Triplets(rows, entries, torch.empty(0, dtype=torch.uint8, device=rows.device))

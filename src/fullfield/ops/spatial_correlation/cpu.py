@@ -64,7 +64,7 @@ def _lattices(window: Window, out_size: Pair) -> Iterator[tuple[_Lattice, _Latti
 
 
 def _inside(start: int, step: int, count: int, size: int) -> tuple[slice, slice]:
-    """Of ``count`` places from ``start`` on: those in a map of this size, among the places and in the map."""
+    """Return the slices of ``count`` places from ``start`` that lie in a map: among the places and in the map."""
     low = min(max(-(start // step), 0), count)
     high = max(min(-(-(size - start) // step), count), low)
     begin = start + low * step
@@ -120,7 +120,7 @@ def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted:
 
 
 def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
-    """Of fmap2 if ``second``, else of fmap1; ``features``: the other."""
+    """Return the gradient of fmap2 if ``second``, else of fmap1; ``features`` are the other map's."""
     out = torch.zeros(features.shape, dtype=torch.float32)
     if not grad.numel() or not out.numel():
         return out

@@ -1,4 +1,4 @@
-"""What every backend of the spatial correlation is asked for, and which one serves."""
+"""Requests, interface and choice of the spatial correlation's backends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Window:
 
     @property
     def radius(self) -> Pair:
-        """How far before the pixel the window begins."""
+        """Return the distance from the window's start to the pixel."""
         height, width = (d * (p - 1) // 2 for d, p in zip(self.dilation_patch, self.patch, strict=True))
         return height, width
 
@@ -41,7 +41,7 @@ class Window:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether each stride divides the step between displacements, so that dense lattices hold all pairs."""
+        """Return whether each stride divides the displacement step, so that dense lattices hold all pairs."""
         return all(d % s == 0 for d, s in zip(self.dilation_patch, self.stride, strict=True))
 
 

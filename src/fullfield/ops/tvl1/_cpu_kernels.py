@@ -275,7 +275,7 @@ def _store_cubic(weights, at, t):
 
 @_jit
 def _targets(u, v, x, y, right, low, weights, corners):
-    """Where pixels (x, y) ... (x + 15, y) go: corners and cubic weights of the taps; 1 inside the frame, 0 outside."""
+    """Return the targets of pixels (x, y) ... (x + 15, y): corners, cubic weights; 1 inside the frame, 0 outside."""
     zero = splat(np.float32(0.0))
     px = splat(np.float32(x)) + lane_numbers() + u
     py = splat(np.float32(y)) + v

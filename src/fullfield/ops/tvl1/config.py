@@ -91,7 +91,7 @@ class TVL1Config(Config):
 
     @property
     def cuda_alone(self) -> str | None:
-        """What no backend but CUDA can do of this, or None."""
+        """Return what only the CUDA backend can do of this; None if nothing."""
         return None if self.precision == PRECISIONS[0] else f"precision {self.precision}"
 
 

@@ -161,7 +161,7 @@ class FlowRefiner:
         return refined, misfit, torch.zeros(1, dtype=torch.int32)
 
     def _complain(self, flags: int) -> None:
-        """Of what the kernels noted."""
+        """Raise the error that the kernels noted."""
         if not flags:
             return
         for number, name in enumerate(("frame1", "frame2")):
@@ -172,7 +172,7 @@ class FlowRefiner:
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
-        """In the refiner's dtype."""
+        """Return the checked frame in the refiner's dtype."""
         frame = check_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
         if self._cuda is None:  # whose kernels look themselves
             check_values(frame, name)

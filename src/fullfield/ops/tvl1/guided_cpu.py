@@ -40,7 +40,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 class Refiner:
-    """For one size of frame; holds every buffer. Not for two threads at once (the public refiner locks)."""
+    """Refiner for one size of frame, with all buffers. It serves one thread at a time; the public refiner locks."""
 
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
         self._config, self._height, self._width = config, height, width
@@ -58,7 +58,7 @@ class Refiner:
 
     @property
     def memory_bytes(self) -> int:
-        """Of all buffers, with the colours of RGB frames."""
+        """Return the bytes of all buffers, with the colours of RGB frames."""
         held = (self._state, self._packed, self._blurred)
         return sum(part.nbytes for part in held) + 3 * self._level.size * 4
 

@@ -21,7 +21,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: A
 
 
 class Pair(NamedTuple):
-    """What is refined."""
+    """Frames and flow to refine."""
 
     colours: Tensor  # [C, H, W], first frame, 0 ... 255
     first: Tensor  # [H, W] grey, 0 ... 255

@@ -136,7 +136,7 @@ class PersistentSolver:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.tensors())
 
     def latency(self) -> Latency:
-        """Of the last flows, at most 512, since the last :meth:`forget_latency`. Waits for the device."""
+        """Return the latency of the last flows, at most 512, since :meth:`forget_latency`; waits for the device."""
         with self._lock:
             _check.require(self._count > 0, "latency", "at least one flow", "none")
             kept = self._times[: min(self._count, _REMEMBERED)]
@@ -180,7 +180,7 @@ class PersistentSolver:
     # ---- what is recorded
 
     def _work(self, place: int, frames: int) -> None:
-        """Of 2 frames the pyramids and the flow; of 1, the pyramid of the one at ``place`` and the flow to it."""
+        """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``place`` and the flow to it."""
         self._engine.pyramid(place, frames)
         self._engine.solve(0 if frames == 2 else 1 - place)
         if self.warm_start:

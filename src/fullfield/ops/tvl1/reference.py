@@ -148,7 +148,7 @@ def _warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL
 
 
 def _root_mean_square(change: Tensor) -> float:
-    """Of the lengths of vectors [2, H, W]; rows are summed by one thread each, so that their number does not matter."""
+    """Return the root mean square length of vectors [2, H, W]; it does not depend on the number of threads."""
     rows = change.square().sum(0).sum(1)
     return math.sqrt(math.fsum(rows.tolist()) / change[0].numel())
 

@@ -42,7 +42,7 @@ _DAMAGED = (
 
 
 class PicturePack(NamedTuple):
-    """What pairs are made of, on the CPU."""
+    """Pictures and silhouettes of synthetic pairs, on the CPU."""
 
     pictures: Tensor  # uint8 [N, S, S, 3], RGB
     shapes: Tensor  # uint8 [M, 128, 128], coverage: 0 outside, 255 inside, zero in a margin of 3 texels
@@ -203,7 +203,7 @@ def squared(picture: Pixels, size: int) -> list[Pixels]:
 
 
 def _starts(length: int, size: int) -> list[int]:
-    """Where crops begin: as many as nearly cover the length, evenly spaced, the first at 0 and the last at the end."""
+    """Return the starts of crops that nearly cover the length, evenly spaced from 0 to the end."""
     crops = max(1, -int((0.25 - length / size) // 1))
     if crops == 1:
         return [(length - size) // 2]

@@ -1,4 +1,4 @@
-"""How the layers of a synthetic scene look: textures, colours, light, fog, exposure."""
+"""Appearance of a synthetic scene's layers: textures, colours, light, fog, exposure."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def thin_source() -> Source:
 
 
 def _slots(count: int) -> int:
-    """Of a table for so many entries: a power of two."""
+    """Return the slots of a table for this number of entries: a power of two."""
     return min(_MOST_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
 
@@ -80,7 +80,7 @@ class _Tables:
         self.params: list[Any] = []
 
     def number_of(self, search: Search, params: Any) -> int:
-        """Of the table that a search reads; the first such search's parameters say what it is made of."""
+        """Return the number of the table that a search reads; its first search's parameters define it."""
         points, _, offsets, _, radius = search
         key = (points.data_ptr(), points.shape[0], id(offsets), radius)
         if key not in self._numbers:

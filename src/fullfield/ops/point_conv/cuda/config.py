@@ -1,4 +1,4 @@
-"""What is compiled for a request: operands, blocks of channels, shared memory. No device is asked here."""
+"""Forms of the kernels for a request: operands, blocks of channels, shared memory. No device is queried here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BANDS = 1
 
 @dataclass(frozen=True)
 class Operands:
-    """How values are multiplied."""
+    """Form in which values are multiplied."""
 
     code: int
     """Of the features' type."""
@@ -55,7 +55,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Channels:
-    """Of groups that are multiplied as one."""
+    """Channels of groups that are multiplied as one."""
 
     joined: int
     groups: int
@@ -105,7 +105,7 @@ def _block(channels: int) -> int:
 
 
 class _Form:
-    """How a product is made, of plain values."""
+    """Form of a product, as plain values."""
 
     @functools.lru_cache(256)  # noqa: B019 - a few small values
     def source(self, operands: Operands) -> Source:
@@ -215,7 +215,7 @@ def _read(*names: str) -> str:
 
 
 def _units(request: Request, device: Device) -> int:
-    """Of 32 rows and a block of outputs, a multiprocessor."""
+    """Return the units of 32 rows and a block of outputs per multiprocessor."""
     channels = channels_of(request)
     blocks = channels.groups * -(-channels.outputs // _block(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
@@ -259,7 +259,7 @@ def multiply_config(request: Request, operands: Operands, device: Device) -> Mul
 
 
 def _parts(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
-    """Of the slabs and of the cells, in which warps share 16 rows where these are too few to fill the device."""
+    """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
     channels = channels_of(request)
     tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _block(channels.outputs))
     most, sharing = 16 if operands.code else 8, 1

@@ -37,7 +37,7 @@ _Triplets, _Magnitude, _Pack, _Multiply, _Outer, _Shares = map(
 
 
 class _MultiplyPlan(NamedTuple):
-    """What a forward product's launches take beside addresses and rows."""
+    """Arguments of a forward product's launches other than addresses and rows."""
 
     source: Source
     scaled: bool

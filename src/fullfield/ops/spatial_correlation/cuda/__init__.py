@@ -44,7 +44,7 @@ def supports(request: Request) -> str | None:
 
 
 class Columns(NamedTuple):
-    """How the displacements of a row are divided."""
+    """Division of a row's displacements."""
 
     group: int
     groups: int
@@ -87,7 +87,7 @@ def backward_source(dtype: torch.dtype, wide: bool, columns: Columns, spread: tu
 
 
 class Half(NamedTuple):
-    """How the kernel on tensor cores divides displacements."""
+    """Division of displacements by the kernel on tensor cores."""
 
     rows: int
     columns: int
@@ -108,7 +108,7 @@ class Half(NamedTuple):
 
 
 def half_of(patch: tuple[int, int], others: int) -> Half:
-    """Where the other dimensions make so many blocks."""
+    """Return the division if the other dimensions make ``others`` blocks."""
     columns = patch[1] if patch[1] <= 21 else 16
     blocks = -(-patch[1] // columns)
     most = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
@@ -188,7 +188,7 @@ def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], s
 
 
 def _is_wide(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
-    """Whether four features in a row can be read at once."""
+    """Return whether four features in a row can be read at once."""
     if window.dilation_patch[1] != 1 or width % 4 or any(start % 4 for start in starts):
         return False
     return not any(tensor.data_ptr() % (4 * tensor.itemsize) for tensor in tensors)
@@ -233,7 +233,7 @@ def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted:
 
 
 def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
-    """Of fmap2 if ``second``, else of fmap1; ``features``: the other."""
+    """Return the gradient of fmap2 if ``second``, else of fmap1; ``features`` are the other map's."""
     batch, channels, height, width = features.shape
     whole = window.stride == (1, 1)  # else there are pixels that nothing was compared with
     out = torch.empty_like(features) if whole and grad.numel() else torch.zeros_like(features)

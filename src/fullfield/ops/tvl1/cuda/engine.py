@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class Schedule(Protocol):
-    """How the inner iterations of a level run; :class:`RegisterPipeline` says what both methods have to do."""
+    """Schedule of a level's inner iterations; :class:`RegisterPipeline` documents both methods."""
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and allocate what the iterations of a level need."""
@@ -174,7 +174,7 @@ class Engine:
                     progress(*progress_after(self.sizes, number, (warp + 1) / self.config.warps))
 
     def _flow(self, number: int, warp: int) -> Tensor:
-        """Where the flow of a level lies before a warp; the last one leaves it in ``_flows``.
+        """Return the memory of a level's flow before a warp; the last warp leaves it in ``_flows``.
 
         A warp in one kernel takes it to another place: to where the data term would lie, which it does not store.
         """

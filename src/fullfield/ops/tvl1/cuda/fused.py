@@ -39,7 +39,7 @@ _Fused = structures(_FOLDER / "fused_warp.cu")["FusedParams"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a block: its warps, the rows that each holds, whether the data term stays in registers."""
+    """Shape of a block: its warps, the rows of each, and whether the data term stays in registers."""
 
     groups: int
     rows: int
@@ -118,7 +118,7 @@ CLUSTERS_FROM = 90  # compute capability times 10
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a level is cut: tiles of ``columns`` × ``rows`` pixels of their own, and more at the borders."""
+    """Tiling of a level: tiles of ``columns`` × ``rows`` pixels, with a halo at the borders."""
 
     shape: Shape
     lead: int
@@ -208,7 +208,7 @@ def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) ->
 
 
 class Warp(NamedTuple):
-    """What a warp reads and writes."""
+    """Inputs and outputs of a warp."""
 
     first: Tensor
     """Image [B, H, pitch]."""

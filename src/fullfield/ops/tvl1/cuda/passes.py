@@ -71,7 +71,7 @@ class Planes(NamedTuple):
 
 
 def planes_of(tensor: Tensor, width: int | None = None) -> Planes:
-    """Of a tensor [items, planes, height, pitch]; ``width`` if it is less than the pitch."""
+    """Return the planes of a tensor [items, planes, height, pitch]; ``width`` if it is less than the pitch."""
     items, planes, height, pitch = tensor.shape
     item_step, plane_step, row, _ = tensor.stride()
     width = pitch if width is None else width

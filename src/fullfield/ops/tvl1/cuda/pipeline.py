@@ -26,7 +26,7 @@ _Params = structures(_FILE)["IterateParams"]
 
 @dataclass(frozen=True)
 class Shape:
-    """How a level is cut for the kernel."""
+    """Division of a level for the kernel."""
 
     threads: int
     """Threads of a block: 32 for every warp that the iterations of a pass are dealt to."""

@@ -80,7 +80,7 @@ class Level:
         return planes_of(self.dtype) * self.plane_step
 
     def address(self, plane: int) -> int:
-        """Of item 0's plane with this number in ``memory``."""
+        """Return the address of item 0's plane with this number in ``memory``."""
         return self.memory.data_ptr() + plane * self.plane_step * self.dtype.itemsize
 
     def flow_plane(self, front: int) -> int:

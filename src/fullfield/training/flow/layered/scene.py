@@ -1,4 +1,4 @@
-"""What is rendered, pictures and silhouettes as the renderer reads them, and what comes out."""
+"""Scenes to render, pictures and silhouettes as the renderer reads them, and rendered pairs."""
 
 from __future__ import annotations
 
