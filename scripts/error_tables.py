@@ -96,9 +96,9 @@ def confidence() -> str:
 
 
 def remaining() -> str:
-    """Three passes on made pairs against the network: geometric mean of the ratios, and the worst one."""
+    """Return three passes on synthetic pairs against the network: geometric mean of the ratios, and the worst one."""
     stored = read("made_pairs_cpu.json")["pairs"]
-    rows = [["made pairs", "of the change", *stored]]
+    rows = [["synthetic pairs", "of the change", *stored]]
     for group in ("seed 911", "seed 4242"):
         for kept, called in (("everything", "everything"), ("remaining", "what remains")):
             cells = []
