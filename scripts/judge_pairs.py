@@ -1,14 +1,17 @@
-"""Test synthetic pairs: continue official RAFT weights on them, and score real pairs before and after.
+"""Test synthetic pairs: continue trained weights on them, and score real pairs before and after.
 
 python scripts/judge_pairs.py --network raft-small --mixture usual=0.4 large=0.3 -o result.json
 python scripts/judge_pairs.py --network raft-things --mixture bodies:sheets~0=0.5 usual=0.5 --seconds 480 -o things.json
+python scripts/judge_pairs.py --network fullfield-s --updates 4-12 --scored-updates 4 12 --compile default --flips ...
 
 A good mixture leaves the errors on real pairs as they were; a bad one raises them within minutes. Needs FULLFIELD_DATA
-(weights and pairs), and a GPU to end in minutes: 29,000 pairs of 768x432 with 12 updates.
+(weights and pairs), and a GPU to end in minutes: 29,000 pairs of 768x432 with 12 updates. RAFT starts from its official
+weights and keeps the statistics of its batch norms; fullfield-s starts from the weights in the package.
 
 The learning rate rises in the first 5 % of the run and falls in a line to nothing at its end. Real pairs are scored
 before the run, at the shares --score-at of it, and at its end. The JSON file is written after each score, so that a run
-that is cut has a result too. Each score is of the weights as they are and of their moving average.
+that is cut has a result too. Each score is of the weights as they are and of their moving average. One score of a hard
+pair says little: with --flips it is the mean over the frames and their three mirror images.
 """
 
 from __future__ import annotations
@@ -27,19 +30,23 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.cli.argtypes import count, positive, size
+from fullfield.cli.argtypes import count, positive, size, updates
 from fullfield.io import atomic_path, read_flow
-from fullfield.models import RAFT, RAFTConfig
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
-from fullfield.training.flow.config import PRECISIONS
+from fullfield.training.flow.config import COMPILED, PRECISIONS
+from fullfield.training.flow.loop import Ahead
 from fullfield.training.flow.pictures import load_pictures
+from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import Stepper, check_finite, default_precision
 
 DATA = Path(os.environ.get("FULLFIELD_DATA", "../shared/data"))
-NETWORKS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
+RAFTS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
+OURS = "fullfield-s"
 _UNSEEN = 8  # batches of synthetic pairs that are scored
 _READ = 25  # steps between looks at the loss and the clock
 HARD = ("sequence1_3", "ambush_2", "market_5", "sequence_2")
@@ -66,14 +73,22 @@ def read_frame(path: Path) -> Tensor:
 
 
 @torch.no_grad()
-def score(network: torch.nn.Module, device: torch.device, updates: int) -> dict[str, float]:
-    """Return the mean end-point error of a network in evaluation mode on every real pair, px."""
+def score(network: torch.nn.Module, device: torch.device, updates: int, flips: bool) -> dict[str, float]:
+    """Return the mean end-point error of a network in evaluation mode on every real pair, px.
+
+    ``flips``: hard pairs count with their mirror images.
+    """
     errors = {}
     for name, (first, second, truth) in real_pairs().items():
         frames = [read_frame(path).to(device) for path in (first, second)]
         flow = read_flow(truth)
-        found = network(*frames, updates=updates)[0].cpu()
-        errors[name] = float((found - flow.flow).norm(dim=0)[flow.valid].mean())
+        found = []
+        for axes in ((), (3,), (2,), (2, 3)) if flips and name in HARD else ((),):
+            mirrored = network(*(torch.flip(frame, axes) for frame in frames), updates=updates)
+            signs = torch.tensor([-1.0 if 3 in axes else 1.0, -1.0 if 2 in axes else 1.0])[:, None, None]
+            back = torch.flip(mirrored, axes)[0].cpu() * signs
+            found.append(float((back - flow.flow).norm(dim=0)[flow.valid].mean()))
+        errors[name] = sum(found) / len(found)
     return errors
 
 
@@ -110,7 +125,8 @@ def style_of(text: str) -> tuple[SceneStyle, float]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of this command."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--network", choices=NETWORKS, default="raft-small")
+    made.add_argument("--network", choices=[*RAFTS, OURS], default="raft-small")
+    made.add_argument("--init", type=Path, metavar="WEIGHTS", help="start from this file of weights instead")
     made.add_argument("--mixture", nargs="+", default=["usual=0.4", "large=0.3", "figures=0.3"], metavar="STYLE=SHARE")
     made.add_argument("--pictures", type=Path, metavar="PACK", help="picture pack of the scenes [procedural pictures]")
     made.add_argument("--compressed", type=float, default=0.25, help="share of pairs with the blocks of JPEG [0.25]")
@@ -118,8 +134,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=positive, help="end after that many seconds of training, or with --pairs")
     made.add_argument("--size", type=size, default=(432, 768), metavar="WxH", help="of the pairs [768x432]")
     made.add_argument("--batch", type=count, default=8)
-    made.add_argument("--updates", type=count, default=12, help="in training [12]")
-    made.add_argument("--scored-updates", type=count, default=20)
+    made.add_argument("--updates", type=updates, default=12, metavar="N|LOW-HIGH", help="in training [12]")
+    made.add_argument("--scored-updates", type=count, nargs="+", default=[20], help="the first one counts [20]")
+    made.add_argument("--flips", action="store_true", help="score hard pairs with their mirror images")
+    made.add_argument("--compile", choices=COMPILED, help="mode of torch.compile [not compiled, recorded as a graph]")
     made.add_argument("--score-at", type=float, nargs="*", default=[0.25, 0.5], metavar="SHARE", help="[0.25 0.5]")
     made.add_argument("--learning-rate", type=float, default=1.5e-4, help="highest; falls to nothing [1.5e-4]")
     made.add_argument(
@@ -132,6 +150,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=3)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("-o", "--output", type=Path, help="JSON")
+    made.add_argument("--keep", type=Path, metavar="FILE", help="averaged weights at the end, safetensors")
     return made
 
 
@@ -165,8 +184,10 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
         learning_rate=args.learning_rate,
         updates=args.updates,
         precision=args.precision or default_precision(device),
-        graph=on_gpu,
-        freeze_norms=True,
+        graph=on_gpu and args.compile is None and isinstance(args.updates, int),
+        compile=args.compile,
+        channels_last=args.compile is not None,
+        freeze_norms=args.network != OURS,
         visible=args.visible,
         average=args.average,
         seed=args.seed,
@@ -184,13 +205,15 @@ class Scores:
 
     def add(self, step: int, seconds: float, rate: float, stepper: Stepper) -> None:
         """Score the weights and their average after ``step`` steps."""
-        updates, batch = self._args.scored_updates, self._args.batch
+        (updates, *others), batch = self._args.scored_updates, self._args.batch
         networks = {"weights": copy.deepcopy(stepper.model).eval(), "average": stepper.average.model}
         row: dict[str, Any] = {"pairs": step * batch, "seconds": seconds, "learning_rate": rate}
         for name, network in networks.items():
-            errors = score(network, self._device, updates)
+            errors = score(network, self._device, updates, self._args.flips)
             synthetic = error_on(self._source, network, batch, updates)
             row[name] = {"errors": errors, "hard": hard_mean(errors), "synthetic": synthetic}
+            for further in others:
+                row[name][f"errors, {further} updates"] = score(network, self._device, further, self._args.flips)
         self.result["scores"].append(row)
         self.show()
         if self._args.output is not None:
@@ -214,26 +237,34 @@ def table(score: dict[str, Any]) -> dict[str, float]:
     return {**score["errors"], **{name: value for name, value in means.items() if value is not None}}
 
 
+def started(args: argparse.Namespace) -> RAFT | SEARAFT:
+    """Return the network with the weights from which the test continues."""
+    if args.network == OURS:
+        return load_weights(OURS, args.init)
+    network = RAFT(RAFTS[args.network]())
+    network.load_checkpoint(args.init or DATA / "weights" / f"{args.network}.pth")
+    network.freeze_batch_norm()
+    return network
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the test; print and store errors before, within and after it."""
     args = parser().parse_args(arguments)
     device = torch.device(args.device)
-    network = RAFT(NETWORKS[args.network]())
-    network.load_checkpoint(DATA / "weights" / f"{args.network}.pth")
-    network = network.to(device).train()
-    network.freeze_batch_norm()
+    network = started(args).to(device).train()
     source, training = mixture(args, device), training_of(args, device)
     stepper = Stepper(network, training)
     scores = Scores(args, device, source)
     scores.add(0, 0.0, 0.0, stepper)
     due = sorted(share for share in args.score_at if 0 < share < 1)
-    source.ahead(0, 1, lambda _: args.batch)
+    pairs = Ahead(source, args.batch, device, Ranks())
     step, done, seconds = 0, 0.0, 0.0
     begin = time.perf_counter()
     while done < 1.0:
         rate = training.rate(done)
-        stepper.step(source.batch(step, args.batch), step, rate=rate, occluded=done >= training.visible)
+        stepper.step(pairs.take(step), step, rate=rate, occluded=done >= training.visible)
         step += 1
+        pairs.make(step)
         share = training.done(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
@@ -247,6 +278,9 @@ def main(arguments: list[str] | None = None) -> None:
             due = [share for share in due if share > done]
             scores.add(step, seconds, rate, stepper)
             begin = time.perf_counter() - seconds
+    if args.keep is not None:
+        with atomic_path(args.keep) as path:
+            save_file(stepper.average.model.state_dict(), path)
 
 
 if __name__ == "__main__":

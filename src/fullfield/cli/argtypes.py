@@ -66,3 +66,9 @@ def size(text: str) -> tuple[int, int]:
     if width * height > _MOST_PIXELS:
         raise argparse.ArgumentTypeError(f"expected at most {_MOST_PIXELS} pixels (16K), got {text}")
     return height, width
+
+
+def updates(text: str) -> int | tuple[int, int]:
+    """Return ``N`` as a number, ``LOW-HIGH`` as two."""
+    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
+    return integer(text) if match is None else (int(match[1]), int(match[2]))

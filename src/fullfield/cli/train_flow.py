@@ -131,7 +131,7 @@ def _add_training_options(group: Any) -> None:
     )
     group.add_argument(
         "--updates",
-        type=_updates,
+        type=argtypes.updates,
         metavar="N|LOW-HIGH",
         help="updates of the network; 4-12: each step draws 4 to 12 [12 for RAFT, else the network's own]",
     )
@@ -173,12 +173,6 @@ def _add_run_options(group: Any) -> None:
         help="processes that read data sets and draw scenes, for each part of --data [this process]",
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
-
-
-def _updates(text: str) -> int | tuple[int, int]:
-    """Return ``N`` as a number, ``LOW-HIGH`` as two."""
-    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
-    return argtypes.integer(text) if match is None else (int(match[1]), int(match[2]))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_flow
-from fullfield.models import RAFT, RAFTConfig
+from fullfield.models import RAFT, RAFTConfig, load_weights
 from fullfield.training.flow import SceneStyle, pictures
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "judge_pairs.py"
@@ -66,6 +66,30 @@ def test_scores_are_stored_along_the_way(
     assert 0 < last["learning_rate"] < stored[-1]["scores"][2]["learning_rate"] < 1.5e-4
     assert stored[-1]["settings"]["mixture"] == ["small:noise~0=0.5", "usual:instants~2=0.5"]
     assert "raft-small small:noise~0=0.5 usual:instants~2=0.5: 8 pairs" in capsys.readouterr().out
+
+
+def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_path: Path) -> None:
+    output, kept = tmp_path / "result.json", tmp_path / "kept.safetensors"
+    options = ["--network", "fullfield-s", "--pairs", "2", *SMALL, "small=1", "--updates", "1-2", "--score-at"]
+    judge.main([*options, "--scored-updates", "1", "2", "--flips", "-o", str(output), "--keep", str(kept)])
+    first, last = (row["average"] for row in json.loads(output.read_text())["scores"])
+    assert first["errors"] != first["errors, 2 updates"]
+    assert last["errors"] != first["errors"]
+    network = load_weights("fullfield-s", kept)
+    device = torch.device("cpu")
+    assert judge.score(network, device, 1, flips=True) == pytest.approx(last["errors"])
+    assert judge.score(network, device, 1, flips=False) != pytest.approx(last["errors"])
+
+
+def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> None:
+    """A network that knows the truth only if its frames are not mirrored has an error of the other images."""
+
+    class Ones(torch.nn.Module):
+        def forward(self, frame1: torch.Tensor, _: torch.Tensor, updates: int) -> torch.Tensor:
+            return torch.full((1, 2, *frame1.shape[2:]), float(updates))
+
+    errors = judge.score(Ones(), torch.device("cpu"), 1, flips=True)
+    assert errors["sequence_2"] == pytest.approx((0 + 2 + 2 + 8**0.5) / 4)
 
 
 @pytest.mark.parametrize(

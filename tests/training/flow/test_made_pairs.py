@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,7 @@ from fullfield import InputError
 from fullfield.training import flow
 from fullfield.training.flow import scene
 from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
-from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
+from fullfield.training.flow.layered.scene import BIAS, COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import PRESETS, SceneStyle, draw_scenes
@@ -282,6 +283,26 @@ def test_exposure_and_fog_sheets_are_drawn_in_their_share() -> None:
     assert 18 <= int((scenes.sensor[:, 0] != 1).sum()) <= 42
     live = torch.arange(scenes.paint.shape[1]) < scenes.counts[:, None]
     assert 12 <= int(((scenes.paint[..., GHOST] == FOG_SHEET) & live).any(1).sum()) <= 42
+
+
+def test_skies_make_the_farthest_layer_faint_and_leave_the_rest_of_the_scene() -> None:
+    style = SceneStyle(bodies=0.5, sheets=0.3)
+    kwargs: Any = {"seed": 1, "pictures": 5, "shapes": 5}
+    plain = draw_scenes(range(60), (48, 64), style=style, **kwargs)
+    skies = draw_scenes(range(60), (48, 64), style=dataclasses.replace(style, sky=0.5), **kwargs)
+    last = plain.counts.long() - 1
+    differs = (plain.paint != skies.paint).any(-1)
+    changed = differs[torch.arange(60), last]
+    assert 18 <= int(changed.sum()) <= 42
+    assert int(differs.sum()) == int(changed.sum())
+    for number in changed.nonzero()[:, 0].tolist():
+        old, new = plain.paint[number, last[number]], skies.paint[number, last[number]]
+        assert new[BIAS] >= old[BIAS] + 1.5
+        factor = new[COLOURS] / old[COLOURS]
+        assert 0.05 <= float(factor) <= 0.5
+        assert torch.allclose(new[COLOURS : COLOURS + 3] / old[COLOURS : COLOURS + 3], factor)
+        middle = 0.5 * new[COLOURS : COLOURS + 3] + new[COLOURS + 3 : COLOURS + 6]
+        assert torch.allclose(middle, 0.5 * old[COLOURS : COLOURS + 3] + old[COLOURS + 3 : COLOURS + 6], atol=1e-6)
 
 
 def test_the_old_name_warns() -> None:

@@ -13,7 +13,6 @@ LOSSES = ("auto", "mixture", "sequence")
 SCHEDULES = ("one-cycle", "stable")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
-MOST_NUMBERS = 32  # of updates in a range: a compiled network has one compilation for each
 _HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
 _START = 0.04  # share of the learning rate that the first step has
 
@@ -56,7 +55,9 @@ class FlowTraining(Config):
     """Precision of autocast; float16 with an adaptive scale of the loss."""
     channels_last: bool = False
     compile: str | None = None
-    """Mode of ``torch.compile`` for the network and its loss; None: not compiled."""
+    """Mode of ``torch.compile``; None: not compiled. Network and loss become one graph; where each step draws its
+    number of updates, each child module of the network (of a class outside ``torch.nn``) becomes one, which serves
+    any number."""
     graph: bool = False
     """Whether forward and backward are recorded as a CUDA graph after the first steps, so that the host costs nothing:
     for networks that never wait for the device and batches of one shape. Without meaning on the CPU."""
@@ -120,10 +121,10 @@ class FlowTraining(Config):
 
 
 def _check_range(updates: tuple[int, ...]) -> None:
-    """Raise InputError unless ``updates`` is a range that each step can draw from."""
-    expected = f"two numbers, the lower first, with at most {MOST_NUMBERS} numbers from one to the other"
+    """Raise InputError unless ``updates`` is a range from which each step can draw."""
+    expected = "two numbers, the lower first"
     _check.require(len(updates) == 2, "updates", expected, updates)
     for value in updates:
         _check.number(value, "updates", integer=True, low=1)
     low, high = updates
-    _check.require(0 <= high - low < MOST_NUMBERS, "updates", expected, updates)
+    _check.require(low <= high, "updates", expected, updates)

@@ -49,6 +49,8 @@ class SceneStyle:
     """Share of scenes with sheets of fog that drift before everything else."""
     exposure: float = 0.0
     """Share of scenes that are under- or overexposed."""
+    sky: float = 0.0
+    """Share of scenes whose farthest layer is out of focus and faint, as a sky that a turning camera moves."""
     instants: int = 4
     """Instants that an exposure averages."""
 
@@ -71,6 +73,7 @@ class SceneStyle:
             "smooth",
             "sheets",
             "exposure",
+            "sky",
         ):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 

@@ -7,7 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from fullfield._kernels.cache_folder import say
 from fullfield.ops import launching
 from fullfield.training.checkpoint import DivergedError, all_not_finite
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.config import MOST_NUMBERS, FlowTraining
+from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.loss import (
     coarse_mixture_loss,
     counted_pixels,
@@ -191,9 +191,12 @@ class Stepper:
         self.loss = objective.loss
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
-        if training.compile is not None:
+        self._compiled = training.compile is None
+        if isinstance(training.updates, tuple):  # as one graph, each number of updates would be compiled anew
+            for part in model.children() if training.compile is not None else ():
+                part.compile(mode=training.compile)
+        elif training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
-        self._compiled = set[int | None]()  # numbers of updates
         self._recorded: _Recorded | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
@@ -252,7 +255,7 @@ class Stepper:
         dtype = _DTYPES.get(self.training.precision)
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
         with self._announced():
-            with autocast, self._compilations():
+            with autocast:
                 loss, error = self._objective(frame1, frame2, flow, counted)
             loss = loss.float() * share
             (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
@@ -260,27 +263,16 @@ class Stepper:
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
-        """Announce on stderr a step that compiles, and how long it took."""
-        mode, updates = self.training.compile, self._uncompiled.updates
-        if mode is None or updates in self._compiled or not self.ranks.first:
+        """Announce on stderr that the first step compiles, and how long it took."""
+        if self._compiled or not self.ranks.first:
             yield
             return
-        self._compiled.add(updates)
-        form = "" if updates is None else f" with {updates} update{'' if updates == 1 else 's'}"
-        say(f"compiling the network{form} (torch.compile, {mode}); this may take a minute, or longer ...")
+        self._compiled = True
+        mode = self.training.compile
+        say(f"compiling the network (torch.compile, {mode}); this may take a minute, or longer ...")
         start = time.perf_counter()
         yield
         say(f"compiled in {time.perf_counter() - start:.1f} s")
-
-    def _compilations(self) -> AbstractContextManager[Any]:
-        """Allow one compilation for each number of updates; PyTorch gives up after eight and runs uncompiled."""
-        if self.training.compile is None or not isinstance(self.training.updates, tuple):
-            return nullcontext()
-        import torch._dynamo
-
-        config: Any = torch._dynamo.config
-        raised: AbstractContextManager[Any] = config.patch(recompile_limit=config.recompile_limit + MOST_NUMBERS)
-        return raised
 
     @torch.no_grad()
     def _update(
