@@ -38,7 +38,7 @@ from fullfield.cli.argtypes import count, positive, size, updates
 from fullfield.io import atomic_path, read_flow
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
-from fullfield.training.flow.config import COMPILED, PRECISIONS
+from fullfield.training.flow.config import COMPILED, LOSSES, PRECISIONS
 from fullfield.training.flow.loop import Ahead
 from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.ranks import Ranks
@@ -145,6 +145,7 @@ def parser() -> argparse.ArgumentParser:
         choices=PRECISIONS,
         help="of training [bfloat16 on a GPU, float16 on one older than Ampere, float32 on the CPU]",
     )
+    made.add_argument("--loss", choices=LOSSES, default="auto", help="[mixture for fullfield-s, sequence for RAFT]")
     made.add_argument("--visible", type=float, default=0.0, help="share of the run without hidden pixels [0]")
     made.add_argument("--average", type=float, default=0.99, help="of the moving average: what a step keeps [0.99]")
     made.add_argument("--seed", type=int, default=3)
@@ -189,6 +190,7 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
         channels_last=args.compile is not None,
         freeze_norms=args.network != OURS,
         visible=args.visible,
+        loss=args.loss,
         average=args.average,
         seed=args.seed,
     )
@@ -280,7 +282,8 @@ def main(arguments: list[str] | None = None) -> None:
             begin = time.perf_counter() - seconds
     if args.keep is not None:
         with atomic_path(args.keep) as path:
-            save_file(stepper.average.model.state_dict(), path)
+            averaged = stepper.average.model.state_dict()
+            save_file({name: part.contiguous() for name, part in averaged.items()}, path)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class SceneGeometry:
         if extra is not None and style.figures:
             self._figures(extra, unit, style)
         self._boxes(draw, unit, style)
-        self._walls(draw)
+        self._walls(draw, style)
         self._camera(draw, unit, style)
 
     def add(self, solids: Bodies) -> None:
@@ -249,7 +249,7 @@ class SceneGeometry:
         self.shape[:, part] = SQUARE
         self._own_motion(draw, part, np.repeat(depth, FACES, 1), unit, style, rigid)
 
-    def _walls(self, draw: SceneDraw) -> None:
+    def _walls(self, draw: SceneDraw, style: SceneStyle) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, far = self.focal, self.far
@@ -292,14 +292,14 @@ class SceneGeometry:
         self.on[:, BACKDROP] = True
         self.depth[:, BACKDROP] = 1e5
         self.centre[:, FIRST_WALL:FIRST_GHOST] = self.place[:, FIRST_WALL:FIRST_GHOST]
-        self._ghosts(draw)
+        self._ghosts(draw, style)
 
-    def _ghosts(self, draw: SceneDraw) -> None:
+    def _ghosts(self, draw: SceneDraw, style: SceneStyle) -> None:
         """Place shadows, smoke and flares: large, soft, half transparent."""
         height, width = self.size
         part = slice(FIRST_GHOST, CARDS)
         depth = np.exp(draw.layer(math.log(1.5), math.log(9.0)))[:, part]
-        self.on[:, part] = draw.layer()[:, part] < 0.2
+        self.on[:, part] = draw.layer()[:, part] < style.ghosts
         x, y = draw.layer()[:, part] * width, draw.layer()[:, part] * height
         half = height * np.exp(draw.layer(math.log(0.2), math.log(1.0)))[:, part] * depth / self.focal[:, None]
         self.place[:, part] = self.centre[:, part] = self._ray(x, y) * depth[..., None]

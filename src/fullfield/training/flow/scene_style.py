@@ -28,6 +28,8 @@ class SceneStyle:
     """Share of scenes with motion blur."""
     fog: float = 0.15
     """Share of scenes with fog."""
+    ghosts: float = 0.2
+    """Share of large, soft, half-transparent layers, two a scene: shadows, smoke and flares, which own no motion."""
     waves: float = 0.35
     """Share of objects that bend."""
     plain: float = 0.2
@@ -65,6 +67,7 @@ class SceneStyle:
             "still_camera",
             "blur",
             "fog",
+            "ghosts",
             "waves",
             "plain",
             "thin",
