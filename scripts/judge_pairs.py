@@ -151,7 +151,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=3)
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("-o", "--output", type=Path, help="JSON")
-    made.add_argument("--keep", type=Path, metavar="FILE", help="averaged weights at the end, safetensors")
+    made.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="weights and average at the end: FILE.weights.safetensors, FILE.average.safetensors",
+    )
     return made
 
 
@@ -281,9 +286,9 @@ def main(arguments: list[str] | None = None) -> None:
             scores.add(step, seconds, rate, stepper)
             begin = time.perf_counter() - seconds
     if args.keep is not None:
-        with atomic_path(args.keep) as path:
-            averaged = stepper.average.model.state_dict()
-            save_file({name: part.contiguous() for name, part in averaged.items()}, path)
+        for name, kept in (("weights", stepper.model), ("average", stepper.average.model)):
+            with atomic_path(args.keep.with_suffix(f".{name}.safetensors")) as path:
+                save_file({key: part.contiguous() for key, part in kept.state_dict().items()}, path)
 
 
 if __name__ == "__main__":
