@@ -19,8 +19,7 @@ from fullfield._check import InputError
 from fullfield._lazy import renamed
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
-from fullfield.models.prepared.shared import PreparedPairs, nan_guard
-from fullfield.models.prepared.weights import LANE, Form
+from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
 from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
