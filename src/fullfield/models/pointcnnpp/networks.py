@@ -15,8 +15,8 @@ from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.ops.neighbors.downsampling import thinned
 from fullfield.ops.neighbors.ragged import check_cloud, check_length, check_shape
 from fullfield.ops.point_conv import PointGeometry, kernel_radius
-from fullfield.ops.point_conv.arguments import kernel_sides
 from fullfield.ops.point_conv.geometry import RadiusRequest, radius_geometries
+from fullfield.ops.point_conv.protocol import kernel_sides
 
 
 @dataclass(frozen=True, eq=False)

@@ -393,9 +393,9 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Passes:
 @functools.cache
 def cpu_dtype() -> torch.dtype:
     """Return the fast form's dtype on this CPU: bfloat16 if it has instructions for it, else float32."""
-    from fullfield._kernels import processor
+    from fullfield._kernels.numba_cache import has_instructions
 
-    return torch.bfloat16 if processor.has("avx512bf16") else torch.float32
+    return torch.bfloat16 if has_instructions("avx512bf16") else torch.float32
 
 
 def why_not(device: torch.device) -> str | None:
