@@ -49,7 +49,7 @@ def state():
             torch.get_float32_matmul_precision(), torch.random.get_rng_state().sum().item())
 
 before = state()
-import fullfield, fullfield.estimators, fullfield.ops.tvl1.op, fullfield.metrics, fullfield.viz, fullfield.io
+import fullfield, fullfield.estimators, fullfield.ops.tvl1.api, fullfield.metrics, fullfield.viz, fullfield.io
 assert before == state(), (before, state())
 assert not torch.cuda.is_initialized()
 """

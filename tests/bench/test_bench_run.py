@@ -93,7 +93,7 @@ def test_work_is_counted_from_the_pyramid() -> None:
     pair = tvl1.synthetic_pair(100, 200)
     assert tvl1._pixel_iterations(pair, 0.5, 2, 3, 10, 16) == (100 * 200 + 50 * 100) * 30
     assert tvl1._pixel_iterations(pair, 0.5, 9, 1, 1, 40) == 100 * 200 + 50 * 100
-    from fullfield.ops.tvl1._pyramid import level_sizes
+    from fullfield.ops.tvl1.frames import level_sizes
 
     sizes = level_sizes(100, 200, tvl1.SCALES, tvl1.SCALE_FACTOR)
     counted = tvl1._pixel_iterations(pair, tvl1.SCALE_FACTOR, tvl1.SCALES, 1, 1, 16)

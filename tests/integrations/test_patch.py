@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fullfield
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing
 from fullfield.integrations import Handle
 from fullfield.integrations.forms import backend_for, form_of, try_block
 from fullfield.integrations.handle import is_patched

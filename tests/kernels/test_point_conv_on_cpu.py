@@ -19,7 +19,6 @@ from fullfield.ops import launching
 from fullfield.ops.launching import Device
 from fullfield.ops.point_conv import (
     PointGeometry,
-    dispatch,
     point_conv,
     radius_geometry,
     triplet_geometry,
@@ -27,7 +26,7 @@ from fullfield.ops.point_conv import (
 )
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
-from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -245,7 +244,7 @@ def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.Monkey
     """Warpgroups and whole bands without triplets, weights that nobody takes, cells beside the words."""
     from fullfield.ops.point_conv import triplets
 
-    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
+    for module in (triplets, CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
     monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
     monkeypatch.setattr(config, "_BANDS", 0)
@@ -274,7 +273,7 @@ def test_hopper_geometries(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: to
     elif kind == "beside":
         from fullfield.ops.point_conv import triplets
 
-        for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
+        for module in (triplets, CONVOLUTIONS.load("cpu")):
             monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
         geometry = random_geometry(60, 100, 2500, kernel=7)
         assert geometry.forward.cells.numel()
@@ -369,7 +368,7 @@ def test_few_rows_and_other_gpus_take_mma_sync() -> None:
 def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.ops.point_conv import triplets
 
-    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
+    for module in (triplets, CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
     geometry = random_geometry(40, 50, 500, kernel=7)
     assert geometry.forward.cells.numel()

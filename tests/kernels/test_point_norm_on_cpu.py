@@ -14,9 +14,9 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors
-from fullfield.ops.point_conv import dispatch, point_conv, radius_geometry, reference
-from fullfield.ops.point_conv.normed import point_conv_norm
-from fullfield.ops.point_norm import Running, cuda, op, point_norm
+from fullfield.ops.point_conv import point_conv, protocol, radius_geometry, reference
+from fullfield.ops.point_conv.api import point_conv_norm
+from fullfield.ops.point_norm import Running, api, cuda, point_norm
 from fullfield.ops.point_norm.reference import normalised
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -35,7 +35,7 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
     machine.installed(monkeypatch, AMPERE, cuda)
     monkeypatch.setattr(launching, "why_not", lambda _: None)
-    monkeypatch.setattr(dispatch, "builder", lambda _: reference)
+    monkeypatch.setattr(protocol, "builder", lambda _: reference)
     monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
     machine.schedule = 0
     with machine.used():
@@ -89,7 +89,7 @@ def check(tensors: list[Tensor], kind: str, extra: tuple[bool, bool], update: bo
     return got
 
 
-@pytest.mark.parametrize("kind", op.KINDS)
+@pytest.mark.parametrize("kind", api.KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("channels", [5, 16, 64, 520])
 def test_against_float64(kind: str, dtype: torch.dtype, channels: int) -> None:

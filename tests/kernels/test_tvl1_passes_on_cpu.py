@@ -22,7 +22,6 @@ from benchmarks.cases.tvl1.solver import make_solver
 from fullfield import InputError
 from fullfield.ops.launching import Device
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
-from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda import engine as engines
 from fullfield.ops.tvl1.cuda import fused, passes
@@ -30,6 +29,7 @@ from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
+from fullfield.ops.tvl1.frames import gaussian_table, linear_table
 from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))

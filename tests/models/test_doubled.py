@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
+from fullfield.models.cascade import FlowWithScale, enlarged, more_confident
 
 
 def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:

@@ -13,7 +13,7 @@ from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
-from fullfield.models.prepared.weights import Form, folded, stem
+from fullfield.models.prepared.shared import Form, folded, stem
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame

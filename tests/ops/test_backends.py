@@ -11,8 +11,7 @@ import torch
 
 from fullfield import InputError
 from fullfield._check import NoRoomError
-from fullfield._kernels import numba_cache
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing, numba_cache
 from fullfield.ops import backends, correlation, neighbors, point_conv, tvl1
 from fullfield.ops.backends import Backends, NoRoom
 from fullfield.ops.neighbors import cpu, radius_search

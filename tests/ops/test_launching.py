@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield._kernels.structures import Structures
 from fullfield.ops import launching

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
-from fullfield.ops.correlation.window import cells, place
+from fullfield.ops.correlation.in_pytorch import cells, place
 from fullfield.ops.positions import positions
 
 BLOCKS = (1, 2, 4, 8, 16)

@@ -20,8 +20,7 @@ from benchmarks.harness import Unsupported, first_line
 from fullfield._check import InputError
 from fullfield.ops import launching
 from fullfield.ops.point_conv import BACKENDS, PointGeometry, point_conv
-from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
-from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 """(features [N, Cin], weight [K, Cin, Cout]) → [M, Cout], differentiable in both."""

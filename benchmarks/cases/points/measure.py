@@ -36,9 +36,9 @@ from benchmarks.harness import (
 )
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.point_conv import (
-    dispatch,
     kernel_radius,
     knn_geometry,
+    protocol,
     radius_geometry,
     voxel_geometry,
 )
@@ -340,7 +340,7 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
     radius = kernel_radius(grid, plan.kernel)
     found = radius_search(points, radius, offsets=offsets)
-    build: Any = dispatch.builder(plan.device)
+    build: Any = protocol.builder(plan.device)
     fewer = grid_downsample(points, 2 * grid, offsets=offsets)
     sparse = points[fewer.indices]
     exact = _brute_force(points, offsets, radius)

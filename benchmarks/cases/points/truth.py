@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.points.contenders import Problem
-from fullfield.ops.point_conv.op import adjoint_weight
+from fullfield.ops.point_conv.api import adjoint_weight
 from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, unpack
 
 CHECKED = 100

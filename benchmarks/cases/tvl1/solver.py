@@ -28,7 +28,7 @@ from benchmarks.harness import Candidate, clock_of, first_line, interleaved, rel
 from fullfield.metrics import aae, epe
 from fullfield.ops import latency, launching
 from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver
-from fullfield.ops.tvl1._pyramid import level_sizes
+from fullfield.ops.tvl1.frames import level_sizes
 
 Row = dict[str, Any]
 

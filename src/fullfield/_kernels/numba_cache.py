@@ -14,8 +14,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import announced, folder_named, say
-from fullfield._kernels.missing import Missing
 
 _CHECKSUM = 32  # bytes of SHA-256
 _SAID = set[str]()
@@ -180,6 +180,13 @@ class Kernels:
 
 def _stamp(folder: Path, what: str) -> Path:
     return folder / f"{what.replace(' ', '-')}.{_cpu_digest()}.compiled"
+
+
+def has_instructions(feature: str) -> bool:
+    """Return whether the processor has an instruction set, by LLVM's name such as ``"avx512f"``."""
+    from llvmlite import binding
+
+    return bool(binding.get_host_cpu_features().get(feature, False))
 
 
 def _cpu_digest() -> str:

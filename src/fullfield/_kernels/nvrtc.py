@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from fullfield._kernels import Missing
 from fullfield._kernels.cache_folder import announced, folder_named, say
-from fullfield._kernels.missing import Missing
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first

@@ -34,3 +34,11 @@ static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, 
                      : "r"(a[i][0]), "r"(a[i][1]), "r"(b[i]));
 #endif
 }
+
+// Four 8x8 matrices from shared memory, transposed; each lane gives the address of a row.
+static __device__ __forceinline__ void matrices_transposed(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}

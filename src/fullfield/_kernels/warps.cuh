@@ -1,4 +1,4 @@
-// The least and the largest of the integers of a whole warp. No system headers (NVRTC).
+// The least and the largest of the integers of a whole warp, and sums over it. No system headers (NVRTC).
 
 template <class T> static __device__ __forceinline__ T warp_min(T x) {
 #if __CUDA_ARCH__ >= 800
@@ -17,4 +17,18 @@ template <class T> static __device__ __forceinline__ T warp_max(T x) {
     for (int by = 16; by; by /= 2) x = max(x, __shfl_xor_sync(0xffffffffu, x, by));
     return x;
 #endif
+}
+
+// Sums of 32 PER values over the warp, of which lane l ends with those from PER l on, in v[0] .. v[PER - 1]: in each step a
+// lane keeps one half of its values and gives the other away.
+template <int COUNT> static __device__ __forceinline__ void sums_apart(float (&v)[COUNT], int lane) {
+#pragma unroll
+    for (int step = 16, count = COUNT / 2; step; step >>= 1, count >>= 1) {
+        const bool upper = lane & step;
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            const float gone = upper ? v[i] : v[i + count], own = upper ? v[i + count] : v[i];
+            v[i] = own + __shfl_xor_sync(0xffffffffu, gone, step);
+        }
+    }
 }

@@ -216,7 +216,7 @@ def _note_levels(chosen: methods.Chosen, frame: Tensor) -> None:
     requested, factor = (getattr(chosen.config, name, None) for name in ("scales", "scale_factor"))
     if requested is None or factor is None:
         return
-    from fullfield.ops.tvl1._pyramid import level_sizes
+    from fullfield.ops.tvl1.frames import level_sizes
 
     height, width = frame.shape[-2:]
     used = len(level_sizes(height, width, requested, factor))

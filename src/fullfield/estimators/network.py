@@ -21,8 +21,7 @@ from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, Progress
 from fullfield.estimators.registry import canonical, method_of
-from fullfield.models.cascade import cascade_pairs, cascade_sizes
-from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
+from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 from fullfield.models.sea_raft.model import expected_log_scale

@@ -23,7 +23,7 @@ class NetworkConfig(Config):
 
     The method chooses fields that are None.
 
-    See :class:`fullfield.models.cascade.Cascade` for the cascade, :mod:`fullfield.models.doubled` for twice the size.
+    :mod:`fullfield.models.cascade` describes the cascade and twice the size.
     """
 
     weights: str | None = parameter(

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.methods import Recogniser
+from fullfield.integrations.handle import Recogniser
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
 from fullfield.ops.correlation import backends, correlation_lookup
 
@@ -261,25 +261,28 @@ def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor
     return maps
 
 
-def _corr_map(fmap1: Tensor, fmap2: Tensor) -> Tensor:
-    products: Tensor = fmap1.flatten(2).transpose(1, 2) @ fmap2.flatten(2)
-    return products / math.sqrt(fmap1.shape[1])
+class _WithCorrMap:
+    """Attribute that GMFlowNet's matching reads of a block."""
+
+    _maps: tuple[Tensor, Tensor]
+
+    @property
+    def corrMap(self) -> Tensor:
+        """Whole matrix [B, H1·W1, H2·W2], computed on request."""
+        fmap1, fmap2 = self._maps
+        products: Tensor = fmap1.flatten(2).transpose(1, 2) @ fmap2.flatten(2)
+        return products / math.sqrt(fmap1.shape[1])
 
 
-class CorrMapBlock(RAFTCorrBlock):
-    """RAFT's block with the attribute that GMFlowNet's matching reads."""
+class CorrMapBlock(_WithCorrMap, RAFTCorrBlock):
+    """RAFT's block with the whole matrix on request."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, **options: Any) -> None:
         super().__init__(fmap1, fmap2, levels, radius, **options)
         self._maps = (fmap1, fmap2)
 
-    @property
-    def corrMap(self) -> Tensor:
-        """Whole matrix [B, H1·W1, H2·W2], computed on request."""
-        return _corr_map(*self._maps)
 
-
-class LeanBlock:
+class LeanBlock(_WithCorrMap):
     """:class:`CorrMapBlock` that prepares the pair again for every lookup and keeps nothing of it in between."""
 
     def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, **options: Any) -> None:
@@ -289,11 +292,6 @@ class LeanBlock:
     def __call__(self, coords: Tensor) -> Tensor:
         """Look up around ``coords``."""
         return self._build()(coords)
-
-    @property
-    def corrMap(self) -> Tensor:
-        """Whole matrix [B, H1·W1, H2·W2], computed on request."""
-        return _corr_map(*self._maps)
 
 
 @dataclass

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.integrations.forms import check, prepared_features
-from fullfield.integrations.handle import Change, Replacement
-from fullfield.integrations.methods import Recogniser
+from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
 from fullfield.ops.matching.api import attend

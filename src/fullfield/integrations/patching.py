@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.integrations import forms, matching, methods, ptlflow, torchvision, windows
-from fullfield.integrations.forms import require_kernel
-from fullfield.integrations.handle import Change, Handle, is_patched
+from fullfield.integrations import forms, matching, ptlflow, windows
+from fullfield.integrations.forms import PYRAMID, check_lookup, lookup_pyramid, require_kernel
+from fullfield.integrations.handle import Change, Handle, find, is_patched
 from fullfield.ops.correlation import BACKENDS
+
+
+class _Held:
+    """Present pair; copies and pickles of the model leave it out."""
+
+    def __init__(self, lookup: Callable[[Tensor], Tensor] | None) -> None:
+        self.lookup = lookup
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _Held:
+        return _Held(None)
+
+    def __reduce__(self) -> tuple[type, tuple[None]]:
+        return _Held, (None,)
+
+
+def _torchvision(name: str, block: Any, backend: str | None) -> Change:
+    """Return the change of torchvision's block: a module of the model that holds the pair between two calls."""
+    kind = type(block)
+
+    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+        trial = kind(num_levels=levels, radius=radius)
+        trial.build_pyramid(fmap1, fmap2)
+        found: Tensor = trial.index_pyramid(centroids_coords=coords)
+        return found
+
+    check_lookup(name, kind, theirs)
+
+    def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
+        self.corr_pyramid = _Held(lookup_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
+
+    def index_pyramid(self: Any, centroids_coords: Tensor) -> Tensor:
+        return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
+
+    overrides = {"build_pyramid": build_pyramid, "index_pyramid": index_pyramid}
+    return Change.of(name, block, overrides, PYRAMID, kept=("corr_pyramid",))
+
 
 # Functions that patch a part of a model that has these methods, or an attribute of a part that has this one.
 _PARTS = {
-    ("build_pyramid", "index_pyramid"): torchvision.change,
+    ("build_pyramid", "index_pyramid"): _torchvision,
     ("compute_cost_volume",): ptlflow.lcv,
     ("q_proj", "k_proj", "forward_local_window_attn"): matching.propagation,
 }
@@ -63,7 +103,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
                 f"model: ptlflow's {type(part).__name__} has no correlation that is known ({support.note})"
             )
     recognisers = {**_RECOGNISERS, **ptlflow.recognisers(model)}
-    changes = [*_blocks(model, backend), *windows.find(model, backend), *methods.find(model, recognisers, backend)]
+    changes = [*_blocks(model, backend), *windows.find(model, backend), *find(model, recognisers, backend)]
     found = [id(change.target) for change in changes]
     for name, part in model.named_modules():
         if "CorrBlock" in type(part).__name__ and id(part) not in found:

@@ -22,8 +22,7 @@ from fullfield.integrations.forms import (
     prepared_features,
     stops_here,
 )
-from fullfield.integrations.handle import Change
-from fullfield.integrations.methods import Recogniser
+from fullfield.integrations.handle import Change, Recogniser
 from fullfield.ops.correlation import correlation_lookup
 from fullfield.ops.positions import positions
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.integrations.forms import backend_for, check, refused
-from fullfield.integrations.handle import Change, Replacement
-from fullfield.integrations.methods import Recogniser
+from fullfield.integrations.handle import Change, Recogniser, Replacement
 from fullfield.ops.spatial_correlation import BACKENDS, spatial_correlation
 
 BY = "fullfield's spatial_correlation"

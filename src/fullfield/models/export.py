@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.models.framing import STRIDE, coordinate_grid, padding_for
+from fullfield.models.framing import STRIDE, grid_of, padding_for
 from fullfield.models.network import FlowNetwork
 from fullfield.ops.correlation.traceable import FORMS, traceable_lookup, traceable_state
 
@@ -152,7 +152,7 @@ class _Begin(_Part):
         model: Any = self.network
         padding = padding_for(frame1.shape[-2], frame1.shape[-1], model.config.padding)
         fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
-        coords = _grid(net)
+        coords = grid_of(net)
         coords = coords + model.start(net) if model.config.has_learned_start else coords.clone()
         return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.form)
 
@@ -165,7 +165,7 @@ class _Step(_Part):
             return traceable_lookup(state, where, self.network.config.radius, self.form)
 
         model: Any = self.network
-        after: tuple[Tensor, Tensor] = model.step(lookup, net, context, coords, _grid(net))
+        after: tuple[Tensor, Tensor] = model.step(lookup, net, context, coords, grid_of(net))
         return after
 
 
@@ -178,12 +178,8 @@ class _Finish(nn.Module):
 
     def forward(self, net: Tensor, coords: Tensor) -> Tensor:
         model: Any = self.network
-        flow: Tensor = model.upsample(coords - _grid(net), model.mask(net))
+        flow: Tensor = model.upsample(coords - grid_of(net), model.mask(net))
         return flow if self.size is None else padding_for(*self.size, model.config.padding).crop(flow)
-
-
-def _grid(net: Tensor) -> Tensor:
-    return coordinate_grid(net.shape[0], net.shape[-2], net.shape[-1], net.device)
 
 
 def _frames(model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool) -> tuple[Tensor, Tensor]:

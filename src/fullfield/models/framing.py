@@ -98,6 +98,11 @@ def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -
     return positions((height, width), device).expand(batch, -1, -1, -1)
 
 
+def grid_of(field: Tensor) -> Tensor:
+    """Return :func:`coordinate_grid` of the cells of ``field`` [B, C, H, W]."""
+    return coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
+
+
 def given_start(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:

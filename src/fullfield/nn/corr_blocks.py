@@ -17,8 +17,8 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
 from fullfield.ops.correlation.dilated import dilated_lookup
+from fullfield.ops.correlation.prepared import pool
 from fullfield.ops.correlation.protocol import check_features, check_window
-from fullfield.ops.correlation.pyramid import pool
 from fullfield.ops.positions import positions
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield.ops.point_conv import PointGeometry, point_conv, point_pool
-from fullfield.ops.point_conv.arguments import kernel_sides
-from fullfield.ops.point_conv.normed import point_conv_norm
+from fullfield.ops.point_conv.api import point_conv_norm
+from fullfield.ops.point_conv.protocol import kernel_sides
 from fullfield.ops.point_norm import KINDS, Running, point_norm
 
 

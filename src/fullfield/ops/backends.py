@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError, NoRoomError, choice
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing
 
 _PACKAGE = str(Path(__file__).parents[1])
 _warned: set[tuple[str, str]] = set()

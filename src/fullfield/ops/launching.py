@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fullfield._kernels import nvrtc
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing, nvrtc
 from fullfield._kernels.nvrtc import Kernel, Libraries, Source
 from fullfield._kernels.structures import Structures
 

@@ -13,7 +13,7 @@ import torch
 
 from fullfield import InputError
 from fullfield._check import NoRoomError
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import backends as backends_of
 from fullfield.ops.correlation import BACKENDS, backends, correlation_lookup, correlation_pyramid

@@ -449,7 +449,7 @@ def test_explicit_backend_does_not_fall_back() -> None:
 
 
 def test_missing_numba_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield._kernels.missing import Missing
+    from fullfield._kernels import Missing
     from fullfield.ops import backends
     from fullfield.ops.correlation import cpu
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, reference
+from fullfield.ops.correlation.prepared import fold, pool
 from fullfield.ops.correlation.protocol import LOOKUPS, Request
-from fullfield.ops.correlation.pyramid import fold, pool
 from fullfield.testing.correlation import assert_within, make_case
 
 

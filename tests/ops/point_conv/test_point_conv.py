@@ -12,7 +12,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fullfield import InputError
 from fullfield.ops.point_conv import (
-    arguments,
     backends,
     point_conv,
     point_pool,
@@ -22,8 +21,7 @@ from fullfield.ops.point_conv import (
     triplets,
     voxel_geometry,
 )
-from fullfield.ops.point_conv.arguments import check_rows
-from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, as_many, check_rows
 
 BOTH = ("reference", "cpu")
 SHAPES = [(3, 5, 1), (64, 64, 1), (17, 130, 1), (1, 1, 1), (32, 32, 32), (12, 18, 6), (8, 48, 2)]
@@ -290,7 +288,7 @@ def test_a_number_of_points_stays_a_symbol_of_its_own() -> None:
     with FakeTensorMode(shape_env=env):
         features = torch.empty(rows - 1, 4)
         check_rows(features, points, features.device)
-        assert arguments.as_many(rows - 1, points)
+        assert as_many(rows - 1, points)
         assert not env.replacements
         with pytest.raises(InputError, match=r"^features: expected shape"):
             check_rows(features, points + 1, features.device)

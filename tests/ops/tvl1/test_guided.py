@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing
 from fullfield.ops import backends
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided, refine_flow

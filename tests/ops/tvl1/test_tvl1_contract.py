@@ -16,8 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
-from fullfield._kernels import numba_cache
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing, numba_cache
 from fullfield.ops import backends as backends_of
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, backends, tvl1
 from fullfield.testing import textured_scene
@@ -190,7 +189,7 @@ def test_progress_rises_to_one() -> None:
 
 def test_operator_is_well_formed() -> None:
     first, second = frames()
-    from fullfield.ops.tvl1 import op  # noqa: F401 - registers the operator
+    from fullfield.ops.tvl1 import api  # noqa: F401 - registers the operator
 
     start = torch.zeros(1, 2, 40, 56)
     for arguments in ((first, second, None, None), (first, second, start, "reference")):

@@ -161,7 +161,7 @@ def test_side_streams_and_the_callers_graph() -> None:
 def test_operator_is_well_formed_and_compiles() -> None:
     frames = scene(40, 56)
     config = QUICK.replace(precision="float16", borders="clamp")
-    from fullfield.ops.tvl1 import op  # noqa: F401 - registers the operator
+    from fullfield.ops.tvl1 import api  # noqa: F401 - registers the operator
 
     torch.library.opcheck(torch.ops.fullfield.tvl1.default, (*frames, None, "cuda"), config.as_dict())
     compiled = torch.compile(lambda a, b: tvl1(a, b, config) * 2, fullgraph=True, backend="aot_eager")

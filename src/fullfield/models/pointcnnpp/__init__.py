@@ -7,15 +7,14 @@ from fullfield._lazy import lazy
 if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.config import PointResNetConfig as PointResNetConfig
     from fullfield.models.pointcnnpp.config import PointUNetConfig as PointUNetConfig
+    from fullfield.models.pointcnnpp.networks import PointPyramid as PointPyramid
     from fullfield.models.pointcnnpp.networks import PointResNet as PointResNet
     from fullfield.models.pointcnnpp.networks import PointUNet as PointUNet
-    from fullfield.models.pointcnnpp.pyramid import PointPyramid as PointPyramid
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "config": "PointResNetConfig PointUNetConfig",
-        "networks": "PointResNet PointUNet",
-        "pyramid": "PointPyramid",
+        "networks": "PointPyramid PointResNet PointUNet",
     },
 )

@@ -19,8 +19,7 @@ from fullfield._check import InputError
 from fullfield._lazy import renamed
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
-from fullfield.models.prepared.shared import PreparedPairs, nan_guard
-from fullfield.models.prepared.weights import LANE, Form
+from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
 from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
@@ -394,9 +393,9 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Passes:
 @functools.cache
 def cpu_dtype() -> torch.dtype:
     """Return the fast form's dtype on this CPU: bfloat16 if it has instructions for it, else float32."""
-    from fullfield._kernels import processor
+    from fullfield._kernels.numba_cache import has_instructions
 
-    return torch.bfloat16 if processor.has("avx512bf16") else torch.float32
+    return torch.bfloat16 if has_instructions("avx512bf16") else torch.float32
 
 
 def why_not(device: torch.device) -> str | None:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedPairs, mask_head
-from fullfield.models.prepared.weights import Form, folded, lanes, padded
+from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, lanes, mask_head, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.fused.protocol import Passes, Target

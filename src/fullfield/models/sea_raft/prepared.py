@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedPairs, mask_head
-from fullfield.models.prepared.weights import Form, folded
+from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, mask_head
 from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.fused.protocol import Passes, Target

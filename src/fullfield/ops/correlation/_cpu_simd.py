@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from fullfield._kernels import processor
+from fullfield._kernels.numba_cache import has_instructions
 from fullfield._kernels.simd import (
     FLOAT,
     INTEGERS,
@@ -38,7 +38,7 @@ _FLAGS = ("contract", "nsz")
 _REORDER = ("contract", "nsz", "reassoc")
 
 # How many 16-lane accumulators fit in registers: 32 of 512 bits with AVX-512, else the equivalent of 8.
-WIDE = processor.has("avx512f")
+WIDE = has_instructions("avx512f")
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 UNROLL = 4

@@ -15,12 +15,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request, request_of, shape_of
-from fullfield.ops.correlation.pyramid import fold, pool
+from fullfield.ops.correlation.protocol import (
+    LOOKUPS,
+    Gradients,
+    Prepared,
+    Request,
+    request_of,
+    shape_of,
+)
 from fullfield.ops.launching import is_traced, raw_stream
-from fullfield.ops.operators import once_only
+from fullfield.ops.operators import direct_apply, once_only
+
+
+def pool(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:
+    """Return the levels as :func:`fullfield.ops.correlation.correlation_pyramid` does, without its checks."""
+    pyramid = [fmap2]
+    for _ in range(levels - 1):
+        last = pyramid[-1]
+        height, width = last.shape[-2] // 2, last.shape[-1] // 2
+        if height == 0 or width == 0 or last.numel() == 0:
+            pyramid.append(last.new_zeros((*last.shape[:2], height, width)))
+        else:
+            pyramid.append(functional.avg_pool2d(last, 2))
+    return tuple(pyramid)
+
+
+def fold(grads: Sequence[Tensor]) -> Tensor:
+    """Return the finest map's gradient from those of all levels, the adjoint of :func:`pool`; changes ``grads``."""
+    for finer, coarser in zip(reversed(grads[:-1]), reversed(grads[1:]), strict=True):
+        height, width = coarser.shape[-2:]
+        if height and width:
+            cut = finer[..., : 2 * height, : 2 * width]
+            inner = torch.unflatten(torch.unflatten(cut, -1, (width, 2)), -3, (height, 2))
+            inner.add_(coarser[..., :, None, :, None], alpha=0.25)
+    return grads[0]
+
 
 NAME = "correlation_lookup"
 _HALVES = (torch.float16, torch.bfloat16)
@@ -93,7 +125,7 @@ class Pair:
         return 0 if self._device is None else raw_stream(self._index)
 
     def _wait(self, stream: int) -> None:
-        """Let the current stream wait for the work that ``stream`` has received so far."""
+        """Make the current stream wait for the work that ``stream`` has received so far."""
         # The default stream's handle is 0, of which ExternalStream makes a new stream.
         other = (
             torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
@@ -161,8 +193,7 @@ class LookupNode(torch.autograd.Function):
         return None, *once_only(NAME, (to_features, grad_coords), (grad, coords, preparation)), None, None
 
 
-# ``LookupNode.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
-add_lookup = super(torch.autograd.Function, LookupNode).apply
+add_lookup = direct_apply(LookupNode)
 
 
 def _precision() -> str:
@@ -226,7 +257,7 @@ class Lookups:
             return self._traced(coords, out_dtype, channels_last)
         if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
             apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
-            return apply(pair, self._preparation, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
+            return apply(pair, self._preparation, coords, out_dtype, channels_last)
         return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullfield.ops.correlation.in_pytorch import blend, cells, place
 from fullfield.ops.correlation.protocol import level_sizes
-from fullfield.ops.correlation.window import blend, cells, place
 
 FORMS = ("linear", "dense")
 

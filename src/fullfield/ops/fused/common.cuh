@@ -1,41 +1,18 @@
-// Types and 16-byte accesses shared by the kernels. No system headers (NVRTC). Built behind halves.cuh.
-//
-// Macros set by the launcher:
-//   TYPE   of activations: 0 float32, 1 float16, 2 bfloat16
+// 16-byte accesses shared by the kernels. No system headers (NVRTC). Built behind halves.cuh and values.cuh, whose Value is
+// the type of activations.
 //
 // Activations are [B, H, W, C], C a multiple of VEC; "ld" is the distance of two pixels in elements, larger than C for
 // a slice of channels. Statistics, biases and coordinates are float32.
 
-#if TYPE == 0
-typedef float T;
+typedef Value T;
+#if IN == 0
 #define VEC 4
 #else
-typedef u16 T;
 #define VEC 8
 #endif
 
-[[maybe_unused]] static __device__ __forceinline__ float widen(T v) {
-#if TYPE == 0
-    return v;
-#elif TYPE == 1
-    return from_f16(v);
-#else
-    return from_bf16(v);
-#endif
-}
-
-[[maybe_unused]] static __device__ __forceinline__ T narrow(float x) {
-#if TYPE == 0
-    return x;
-#elif TYPE == 1
-    return to_f16(x);
-#else
-    return to_bf16(x);
-#endif
-}
-
 [[maybe_unused]] static __device__ __forceinline__ void split(u32 word, float &low, float &high) {
-#if TYPE == 1
+#if IN == 1
     low = from_f16((u16)word), high = from_f16((u16)(word >> 16));
 #else
     low = __uint_as_float(word << 16), high = __uint_as_float(word & 0xffff0000u);
@@ -43,7 +20,7 @@ typedef u16 T;
 }
 
 [[maybe_unused]] static __device__ __forceinline__ u32 join(float low, float high) {
-#if TYPE == 1
+#if IN == 1
     return pair_f16(low, high);
 #else
     return pair_bf16(low, high);
@@ -53,7 +30,7 @@ typedef u16 T;
 // 16 bytes of neighbouring channels.
 [[maybe_unused]] static __device__ __forceinline__ void load(const T *from, float (&v)[VEC]) {
     const uint4 q = *(const uint4 *)from;
-#if TYPE == 0
+#if IN == 0
     v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
 #else
     split(q.x, v[0], v[1]), split(q.y, v[2], v[3]), split(q.z, v[4], v[5]), split(q.w, v[6], v[7]);
@@ -61,7 +38,7 @@ typedef u16 T;
 }
 
 [[maybe_unused]] static __device__ __forceinline__ void store(T *to, const float (&v)[VEC]) {
-#if TYPE == 0
+#if IN == 0
     *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
 #else
     *(uint4 *)to = make_uint4(join(v[0], v[1]), join(v[2], v[3]), join(v[4], v[5]), join(v[6], v[7]));

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) convex(const ConvexParams p) {
         }
 #else
 #pragma unroll
-        for (int j = 0; j < FACTOR; j++) w[k][j] = widen(from[j * p.mask_c]);
+        for (int j = 0; j < FACTOR; j++) w[k][j] = widened(from[j * p.mask_c]);
 #endif
     }
 #pragma unroll

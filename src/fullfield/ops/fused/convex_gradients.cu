@@ -1,5 +1,5 @@
-// The gradients of convex.cu's blend for a factor of 8. No system headers (NVRTC). Built behind halves.cuh
-// and values.cuh, whose Value is the type of the weights.
+// The gradients of convex.cu's blend for a factor of 8. No system headers (NVRTC). Built behind halves.cuh,
+// warps.cuh and values.cuh, whose Value is the type of the weights.
 //
 // Macro: CHANNELS of the field, 1 to 7.
 //
@@ -66,16 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) convex_gradients(const ConvexG
 #pragma unroll
         for (int k = 0; k < 9; k++) p.grad_mask[mask + k * FINE * p.mask_c] = rounded(w[k] * (dot[k] - mean));
     }
-    // Sums over the warp: each step a lane keeps one half of its values and gives the other away.
-#pragma unroll
-    for (int step = 16, count = KEPT / 2; step; step >>= 1, count >>= 1) {
-        const bool upper = lane & step;
-#pragma unroll
-        for (int i = 0; i < count; i++) {
-            const float gone = upper ? v[i] : v[i + count], own = upper ? v[i + count] : v[i];
-            v[i] = own + __shfl_xor_sync(0xffffffffu, gone, step);
-        }
-    }
+    sums_apart(v, lane);
 #pragma unroll
     for (int i = 0; i < PER; i++) halves[thread / 32][PER * lane + i] = v[i];
     __syncthreads();

@@ -32,31 +32,33 @@ MOST_TARGETS = _DECLARED.number("TARGETS")
 
 
 def _source(name: str, **values: int) -> Source:
-    return Source.defining(read_source(launching.HALVES, _FOLDER / "common.cuh", _FOLDER / name), **values)
+    return Source.defining(
+        read_source(launching.HALVES, launching.VALUES, _FOLDER / "common.cuh", _FOLDER / name), **values
+    )
 
 
 @functools.cache
 def passes_source(dtype: torch.dtype) -> Source:
-    """Every pass but the two below, for activations of ``dtype``."""
-    return _source("passes.cu", TYPE=CODES[dtype])
+    """Return the source of every pass but the next two, for activations of ``dtype``."""
+    return _source("passes.cu", IN=CODES[dtype])
 
 
 @functools.cache
 def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
-    """``depthwise_norm`` for a multiple of 64 channels, at most 2048."""
-    return _source("depthwise.cu", TYPE=CODES[dtype], CHANNELS=channels)
+    """Return the source of ``depthwise_norm`` for a multiple of 64 channels, at most 2048."""
+    return _source("depthwise.cu", IN=CODES[dtype], CHANNELS=channels)
 
 
 @functools.cache
 def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
-    """``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
-    return _source("convex.cu", TYPE=CODES[dtype], FACTOR=factor, CLAST=channels_last)
+    """Return the source of ``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
+    return _source("convex.cu", IN=CODES[dtype], FACTOR=factor, CLAST=channels_last)
 
 
 @functools.cache
 def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
-    """``convex_gradients`` for weights of ``dtype`` and a field of so many channels."""
-    text = read_source(launching.HALVES, launching.VALUES, _FOLDER / "convex_gradients.cu")
+    """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
+    text = read_source(launching.HALVES, launching.VALUES, launching.WARPS, _FOLDER / "convex_gradients.cu")
     return Source.defining(text, IN=CODES[dtype], CHANNELS=channels)
 
 
@@ -80,7 +82,7 @@ def _pixels(x: Tensor) -> int:
 
 
 def _ld(x: Tensor) -> int:
-    """Elements from one pixel of [B, h, w, C] to the next."""
+    """Return the number of elements from one pixel of [B, h, w, C] to the next."""
     _, height, width, _ = x.shape
     step: int = x.stride(2)
     if x.stride(3) != 1 or x.stride(1) != width * step or (x.shape[0] > 1 and x.stride(0) != height * width * step):
@@ -297,7 +299,7 @@ def convex_strip(
 
 
 def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """None if :func:`convex_strip` can do this, else the reason."""
+    """Return None if :func:`convex_strip` can do this, else the reason."""
     if mask.dtype not in CODES or field.dtype != torch.float32:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
@@ -327,7 +329,7 @@ def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor,
 
 
 def convex_gradients_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
-    """None if :func:`convex_gradients` can do this, else the reason."""
+    """Return None if :func:`convex_gradients` can do this, else the reason."""
     if factor != GRADIENTS_FACTOR or not 1 <= field.shape[1] <= _MOST_FIELDS or not field.numel():
         return f"needs a factor of {GRADIENTS_FACTOR} and 1 to {_MOST_FIELDS} channels"
     return convex_why_not(field, mask, factor)

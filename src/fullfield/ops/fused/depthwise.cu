@@ -20,7 +20,7 @@ struct DepthwiseParams {
     float epsilon;
 };
 
-#if TYPE == 0
+#if IN == 0
 typedef float2 Pair;
 static __device__ __forceinline__ float2 widened(Pair v) { return v; }
 #else
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
         const float2 n = norms[i], t = total[i / STRIP][i % STRIP];
         T *to = out + ((i64)y * p.width + at) * CHANNELS;
         const float first = (t.x - n.x) * n.y, second = (t.y - n.x) * n.y;
-#if TYPE == 0
+#if IN == 0
         *(float2 *)to = make_float2(first, second);
 #else
         *(u32 *)to = join(first, second);

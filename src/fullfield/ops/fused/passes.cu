@@ -310,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(256) flow_step(const StepParams p) 
         const int ty = y + tap / 3 - 1, tx = x + tap % 3 - 1;
         if (ty >= 0 && ty < (int)p.height && tx >= 0 && tx < (int)p.width) {
             const T *from = p.taps + ((i64)item * p.plane + ty * p.width + tx) * p.ld + 2 * tap;
-            u += widen(from[0]), v += widen(from[1]);
+            u += widened(from[0]), v += widened(from[1]);
         }
     }
     p.coords[(i64)item * 2 * p.plane + pixel] += u;

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops.launching import is_eager
 from fullfield.ops.matching.protocol import Request, flow_of, positions_of, rows_at_a_time, rows_of
-from fullfield.ops.operators import gradients_again
+from fullfield.ops.operators import direct_apply, gradients_again
 
 
 def supports(_request: Request) -> None:
@@ -76,16 +76,14 @@ def _gradients(
     return of_query, of_key, of_value
 
 
-# ``_Attention.apply`` without what it does for functorch's transforms and for ``setup_context``.
-_apply: Any = super(torch.autograd.Function, _Attention).apply
+_apply = direct_apply(_Attention)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Return [..., N, V] of [..., N, C], [..., M, C], [..., M, V], float32, or float64 for float64."""
     if not is_eager(query, key, value):
         return _differentiable(query, key, value, scale)
-    out: Tensor = _apply(query, key, value, scale)
-    return out
+    return _apply(query, key, value, scale)
 
 
 def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:

@@ -27,7 +27,7 @@ _WIDENS = hasattr(torch.ops.aten.bmm, "dtype")
 
 
 def supports(request: Request) -> str | None:
-    """None where the kernels serve, else the reason that they do not."""
+    """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in CODES:
         return "needs float32, float16 or bfloat16 features"
     if not request.eager:
@@ -37,20 +37,20 @@ def supports(request: Request) -> str | None:
 
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
-    """Both kernels for features of a dtype."""
+    """Return the source of both kernels for features of ``dtype``."""
     text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
     return Source.defining(text, IN=CODES[dtype])
 
 
 def rows(fmap: Tensor, aligned: bool = False) -> Tensor:
-    """[B, N, C] in memory; if ``aligned`` with rows of zeros behind them, which no kernel counts."""
+    """Return the map as contiguous rows [B, N, C]; with ``aligned``, rows of zeros that no kernel counts follow."""
     found = fmap.flatten(2).transpose(1, 2)
     lacking = -found.shape[1] % _ALIGNED if aligned else 0
     return functional.pad(found, (0, 0, 0, lacking)) if lacking else found.contiguous()
 
 
 def _products(one: Tensor, two: Tensor) -> Tensor:
-    """[B, N, M] of [B, N, C] and [B, C, M], float32 whatever they are."""
+    """Return the products [B, N, M] of [B, N, C] and [B, C, M], always float32."""
     as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
     if as_they_are and (one.dtype == torch.float16 or launching.why_not_bfloat16(one.device) is None):
         return torch.bmm(one, two, out_dtype=torch.float32)
@@ -73,7 +73,7 @@ class _Rows:
         self.kernels = launching.kernels(LIBRARIES, source(query.dtype), query.get_device())
 
     def parts(self) -> list[slice]:
-        """Rows that are there together."""
+        """Return the rows that are in memory together."""
         each = rows_at_a_time(self.key)
         each -= each % 64 if each > 64 else 0
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
@@ -114,7 +114,7 @@ def backward(
     sizes: tuple[tuple[int, int], tuple[int, int]],
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # [B, N, C], [B, M, C] float32
-    """Gradients of queries and keys: the products are made again."""
+    """Return the gradients of queries and keys; the products are computed again."""
     query, key, flow, logarithms = saved
     grad = grad.contiguous()
     work = _Rows(query, key, sizes, scale)

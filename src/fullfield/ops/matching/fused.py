@@ -19,7 +19,7 @@ WIDEST = 256
 
 
 def supports(request: Request) -> str | None:
-    """None where the fused kernels serve, else the reason that they do not."""
+    """Return None if the fused kernels can serve the request, else the reason."""
     if request.device.type != "cuda" or torch.version.hip is not None:
         return f"runs on NVIDIA GPUs, the tensors are on {request.device.type}"
     if request.dtype not in (torch.float32, *HALVES):
@@ -35,7 +35,7 @@ def _padded(rows: Tensor, width: int) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """[B, N, V] of [B, N, C], [B, M, C], [B, M, V], in the features' dtype."""
+    """Return [B, N, V] of [B, N, C], [B, M, C], [B, M, V], in the features' dtype."""
     width, half = value.shape[-1], query.dtype in HALVES
     step = 8 if half else 4
     inner = -(-query.shape[-1] // step) * step
@@ -50,12 +50,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 
 
 def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
-    """[B, 2, H1, W1] flow."""
+    """Return the flow [B, 2, H1, W1]."""
     return flow_of(expected_positions(rows_of(fmap1), rows_of(fmap2), size_of(fmap2), scale), fmap1)
 
 
 def expected_positions(query: Tensor, key: Tensor, size: tuple[int, int], scale: float) -> Tensor:
-    """[B, N, 2] float32: the mean (x, y) of a map of ``size`` under each row's softmax."""
+    """Return [B, N, 2] float32: the mean (x, y) of a map of ``size`` under each row's softmax."""
     height, width = size
     half = query.dtype in HALVES
     step = max(height, width, 1)
@@ -82,7 +82,7 @@ def _centres(length: int, step: int, device: torch.device) -> Tensor:
 
 
 def _nearest(distances: Tensor, centres: Tensor) -> Tensor:
-    """[..., 1] position from [..., K] distances to the centres: the one that is nearest is the most exact."""
+    """Return positions [..., 1] from distances [..., K] to the centres; the nearest centre gives the most exact one."""
     if len(centres) == 1:
         return distances + centres
     chosen = distances.detach().abs().argmin(-1, keepdim=True)

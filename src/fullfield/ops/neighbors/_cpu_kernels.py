@@ -42,7 +42,7 @@ def _lower_bound(keys, value):
 
 @_jit
 def _runs(keys, starts, shape, cells, q, runs):
-    """First and last point of the nine runs of cells around a query's."""
+    """Write the first and last point of the nine runs of cells around a query's cell."""
     run = 0
     x0 = max(cells[q, 3] - 1, 0)
     x1 = min(cells[q, 3] + 1, shape[2] - 1)

@@ -1,7 +1,6 @@
 """Convolution on native points: neighbours in continuous space, kernel cells quantised around each centre."""
 
 from fullfield.ops.point_conv.api import backends, point_conv
-from fullfield.ops.point_conv.dispatch import BACKENDS
 from fullfield.ops.point_conv.geometry import (
     PointGeometry,
     kernel_radius,
@@ -11,6 +10,7 @@ from fullfield.ops.point_conv.geometry import (
     voxel_geometry,
 )
 from fullfield.ops.point_conv.pooling import point_pool
+from fullfield.ops.point_conv.protocol import BACKENDS
 from fullfield.ops.point_conv.triplets import Triplets
 
 __all__ = [

@@ -52,7 +52,7 @@ def _put(index, cell, bits, entries, cells, at):
 
 @_jit
 def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, places, p):
-    """All panels of ``pitch`` channels: ``b`` holds them one after the other, ``depth`` rows each, or side by side."""
+    """Multiply all panels of ``pitch`` channels: ``b`` holds them in sequence, ``depth`` rows each, or side by side."""
     channel = 0
     while channel < pitch:
         side_by_side = single.size == 0
@@ -113,7 +113,7 @@ def _buckets(features, rows, entries, cells, bits, kernel, k, top, count, cursor
 def multiply_tiles(
     features, weight, bias, rows, entries, cells, bits, kernel, groups, inputs, outputs, out, first, last
 ):
-    """Tiles [first, last) of ``out`` [R, groups * outputs]."""
+    """Compute tiles [first, last) of ``out`` [R, groups * outputs]."""
     pitch = (outputs + LANES - 1) // LANES * LANES
     sums = np.zeros((TILE + 2, inputs), np.float32)
     flat = sums.reshape(-1)
@@ -185,7 +185,7 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
 
 @_jit
 def assemble_rows(found, indices, points, centers, grid, sides, bits, entries, cells, first, last):
-    """Cells of the neighbours of centres [first, last), sorted."""
+    """Write the sorted cells of the neighbours of centres [first, last)."""
     # Adding and taking away 1.5 * 2**23 rounds halves to even.
     half = np.float32(12582912.0)
     most = np.float32(64.0)
@@ -217,7 +217,7 @@ def _write(keys, count, bits, entries, cells, start):
 
 @_jit
 def scatter_rows(rows, entries, cells, bits, starts, others, other_cells):
-    """Every entry into the row of its index; ``starts`` is left at the rows' ends."""
+    """Put every entry into the row of its index; ``starts`` then holds the rows' ends."""
     for row in range(rows.size - 1):
         for at in range(rows[row], rows[row + 1]):
             j = _index(entries, cells, bits, at)

@@ -9,13 +9,13 @@ from typing import Any
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from fullfield._kernels import processor
+from fullfield._kernels.numba_cache import has_instructions
 from fullfield._kernels.simd import LANES, VECTOR, number, place, put_cases, put_load, put_splat, put_store
 
 _FLAGS = ("contract", "nsz")
 
 # With AVX-512, 24 of its 32 registers hold accumulators; elsewhere 16 lanes are two registers of 16.
-WIDE = processor.has("avx512f")
+WIDE = has_instructions("avx512f")
 PANEL = 2 if WIDE else 1  # vectors of 16 output channels worked on together
 MOST = 12 if WIDE else 6  # rows worked on together
 SQUARE = 8 if WIDE else 4  # divides 16

@@ -63,7 +63,7 @@ def _joined(request: Request) -> tuple[int, int]:
 
 
 def _block_diagonal(weight: Tensor, groups: int, joined: int) -> Tensor:
-    """[K, Cin / g, Cout] of g = groups * joined groups as [groups, K, joined inputs, joined outputs]."""
+    """Convert [K, Cin / g, Cout] of g = groups * joined to [groups, K, joined inputs, joined outputs]."""
     cells, inputs, outputs = weight.shape
     split = weight.detach().to(torch.float32).view(cells, inputs, groups, joined, outputs // (groups * joined))
     out = split.new_zeros(groups, cells, joined, inputs, joined, split.shape[4])

@@ -13,9 +13,8 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several_within
 from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
-from fullfield.ops.point_conv import dispatch, reference
-from fullfield.ops.point_conv.arguments import kernel_sides
-from fullfield.ops.point_conv.protocol import Transposition, Wanted
+from fullfield.ops.point_conv import protocol, reference
+from fullfield.ops.point_conv.protocol import Transposition, Wanted, kernel_sides
 from fullfield.ops.point_conv.triplets import Triplets, pack, row_of_entry, rows_of, unpack
 
 
@@ -61,7 +60,7 @@ class PointGeometry:
         return sum(t.nbytes for way in (self.forward, self.backward) if way is not None for t in way)
 
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(i, j, k), int64 [T] each, sorted by i, then k, then j."""
+        """Return (i, j, k), int64 [T] each, sorted by i, then k, then j."""
         index, cell = unpack(self.forward, self.cells)
         return row_of_entry(self.forward.rows), index, cell
 
@@ -146,7 +145,7 @@ class RadiusRequest(NamedTuple):
 
 
 def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
-    """:func:`radius_geometry` of each, on GPUs with one wait for all and a dozen launches."""
+    """Compute :func:`radius_geometry` of each; GPUs wait once for all and make a dozen launches."""
     if not requests:
         return []
     pairs = [recentred(r.points, r.centers) for r in requests]
@@ -169,7 +168,7 @@ def knn_geometry(
     center_offsets: Tensor | None = None,  # [B + 1]
     gradient: bool = True,
 ) -> PointGeometry:
-    """Every centre reads the ``k`` nearest points of its own cloud. The rest is as in :func:`radius_geometry`."""
+    """Return the geometry in which every centre reads its ``k`` nearest points; else as :func:`radius_geometry`."""
     check_length(grid, "grid")
     sides = kernel_sides(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
@@ -263,7 +262,7 @@ def sorted_geometry(
 
 
 def _checked_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
-    """On the CPU; checked as those of so many points."""
+    """Return the offsets on the CPU, checked as those of ``count`` points."""
     stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(count, 3)
     return check_cloud(stand_in, offsets, "points", name).offsets
 
@@ -290,7 +289,7 @@ class _Ways(NamedTuple):
 
 def _assembled(wanted: Sequence[Wanted]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
-    build: Any = dispatch.builder(wanted[0].points.device)
+    build: Any = protocol.builder(wanted[0].points.device)
     if hasattr(build, "assemble_all"):
         made: list[Triplets] = build.assemble_all(wanted)
         return made
@@ -302,7 +301,7 @@ def _finished(triplets: Sequence[Triplets], ways: Sequence[_Ways]) -> list[Point
     counts = [int(way.points.offsets[-1]) for way in ways]
     places = [n for n, way in enumerate(ways) if way.gradient and not way.mirrored]
     wanted = [Transposition(triplets[n], counts[n], math.prod(ways[n].sides)) for n in places]
-    build: Any = dispatch.builder(triplets[0].rows.device)
+    build: Any = protocol.builder(triplets[0].rows.device)
     several = hasattr(build, "transpose_all") and bool(wanted)
     transposed = build.transpose_all(wanted) if several else [build.transpose(*one) for one in wanted]
     backward = dict(zip(places, transposed, strict=True))

@@ -14,9 +14,9 @@ from fullfield import _check
 from fullfield.ops.backends import usable
 from fullfield.ops.launching import is_eager, refuse_forward_mode
 from fullfield.ops.operators import register_for_func
-from fullfield.ops.point_conv.arguments import check_rows
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
+from fullfield.ops.point_conv.protocol import check_rows
 from fullfield.ops.point_conv.triplets import Triplets, row_chunks, row_of_entry, unpack
 
 # Gathered features worked on at a time.
@@ -114,7 +114,7 @@ def _max_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor,
 
 
 def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
-    """Every point collects from the centres that chose it, in the accumulating dtype."""
+    """Collect for every point from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward)
     if usable("point_pool", "cuda", kernels.supports(grad)):

@@ -1,4 +1,4 @@
-"""Interface of the point convolution's backends: two products and the assembly of triplets.
+"""Interface and choice of the point convolution's backends, and checks of callers' arguments.
 
 A backend is a module with
 
@@ -27,11 +27,14 @@ Results depend on the arguments alone, bit by bit. Backends never import each ot
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fullfield import _check
+from fullfield.ops.backends import Backends
 from fullfield.ops.point_conv.triplets import Triplets
 
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -77,3 +80,80 @@ class Request(NamedTuple):
     def accumulate_dtype(self) -> torch.dtype:
         """Dtype of sums: float64 for float64, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+# ---- checks of callers' arguments
+
+MOST_CELLS_PER_AXIS = 8  # so that a cell has nine bits
+
+
+def kernel_sides(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
+    """Return a kernel size, one number or one per axis, as three numbers."""
+    sides = list(kernel_size) if isinstance(kernel_size, Iterable) else [kernel_size] * 3
+    _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
+    for side in sides:
+        _check.number(side, "kernel_size", integer=True, low=1, high=MOST_CELLS_PER_AXIS)
+    return (int(sides[0]), int(sides[1]), int(sides[2]))
+
+
+def check_conv(
+    features: Tensor, weight: Tensor, bias: Tensor | None, points: int, cells: int, device: torch.device, groups: int
+) -> None:
+    """Check the arguments; cheap and traceable with symbolic sizes if they fit, else ``_check`` words the error."""
+    if not isinstance(groups, int) or groups < 1:
+        _check.number(groups, "groups", integer=True, low=1)
+    if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
+        rows, given, dtype = features.shape, weight.shape, features.dtype
+        fits = len(rows) == 2 and len(given) == 3 and as_many(rows[0], points) and given[0] == cells
+        fits = fits and rows[1] == given[1] * groups and given[2] % groups == 0
+        same = weight.dtype is dtype and dtype in FEATURES and features.device == weight.device == device
+        if bias is not None:
+            same = same and isinstance(bias, Tensor) and bias.shape == given[2:] and bias.dtype is dtype
+            same = same and bias.device == device
+        if fits and same:
+            return
+    check_rows(features, points, device, "Cin")
+    inputs = features.shape[1]
+    _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)
+    shape = (cells, inputs // groups, "Cout")
+    _check.tensor(weight, "weight", shape, dtypes=(features.dtype,), device=device)
+    outputs = weight.shape[2]
+    _check.require(outputs % groups == 0, "groups", f"a divisor of {outputs} output channels", groups)
+    if bias is not None:
+        _check.tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)
+
+
+def check_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
+    """Check that features have one row per point."""
+    fits = isinstance(features, Tensor) and features.ndim == 2 and as_many(features.shape[0], points)
+    rows = None if fits else int(points)
+    _check.tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
+
+
+def as_many(rows: int, points: int) -> bool:
+    """Return whether the numbers are equal, by two inequalities.
+
+    After an equation torch.compile would write sizes of other tensors as sums with ``points``, which Inductor then does
+    not find among the inputs of its graph.
+    """
+    return points <= rows <= points
+
+
+# ---- choice, by preference
+
+BACKENDS = ("cuda", "cpu", "reference")
+
+
+class _Builders(Backends):
+    def why_not(self, name: str, *request: torch.device) -> str | None:
+        reason: str | None = self.load(name).builds(*request)
+        return reason
+
+
+CONVOLUTIONS = Backends("point_conv", f"{__package__}.", BACKENDS)
+_BUILDERS = _Builders("point_conv", f"{__package__}.", BACKENDS)
+
+
+def builder(device: torch.device) -> Any:
+    """Return the backend that builds triplets on ``device``; the reference can on any."""
+    return _BUILDERS.load(_BUILDERS.choose(None, device))

@@ -34,7 +34,7 @@ def _chunks(request: Request, rows: Tensor) -> list[tuple[int, int, int, int]]:
 
 
 def _by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
-    """(cell, positions) of the cells in use."""
+    """Return (cell, positions) of the cells in use."""
     order = torch.argsort(cell, stable=True)
     counts = torch.bincount(cell, minlength=cells).tolist()
     parts = torch.split(order, counts)
@@ -42,7 +42,7 @@ def _by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
 
 
 def _grouped(rows: Tensor, groups: int) -> Tensor:
-    """[n, C] as [groups, n, C / groups]."""
+    """Return [n, C] as [groups, n, C / groups]."""
     return rows.view(rows.shape[0], groups, -1).transpose(0, 1)
 
 

@@ -22,7 +22,7 @@ class Triplets(NamedTuple):
 
 
 def index_bits(cells: int) -> int:
-    """Bits that a word of a kernel of so many cells has for the index."""
+    """Return the bits of a word for the index, for a kernel of ``cells`` cells."""
     return min(31, 32 - (cells - 1).bit_length())
 
 
@@ -49,17 +49,17 @@ def unpack(triplets: Triplets, cells: int, first: int = 0, last: int | None = No
 
 
 def row_of_entry(rows: Tensor) -> Tensor:
-    """[T] int64."""
+    """Return the row of every entry, [T] int64."""
     return torch.repeat_interleave(torch.arange(rows.numel() - 1, device=rows.device), rows.diff())
 
 
 def rows_of(counts: Tensor) -> Tensor:
-    """Row offsets [R + 1] of rows of so many entries [R]."""
+    """Return row offsets [R + 1] from the number of entries of each row [R]."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def row_chunks(rows: Tensor, limit: int) -> list[tuple[int, int, int, int]]:
-    """(first row, last, first entry, last) of chunks of about ``limit`` entries; a row is never cut."""
+    """Return (first row, last, first entry, last) of chunks of about ``limit`` entries; a row is never cut."""
     count, step = rows.numel() - 1, max(1, limit)
     marks = torch.arange(step, int(rows[-1]) + step, step, device=rows.device)
     cuts = torch.searchsorted(rows, marks, right=True).sub_(1).clamp_(max=count).tolist()

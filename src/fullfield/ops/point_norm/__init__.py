@@ -1,6 +1,6 @@
 """Normalisation of points' features with the residual and the ReLU after it, in one pass."""
 
-from fullfield.ops.point_norm.op import KINDS, point_norm
+from fullfield.ops.point_norm.api import KINDS, point_norm
 from fullfield.ops.point_norm.protocol import Running
 
 __all__ = ["KINDS", "Running", "point_norm"]

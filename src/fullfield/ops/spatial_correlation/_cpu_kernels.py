@@ -20,7 +20,7 @@ _jit = jit_in(CACHE)
 
 @_jit
 def forward_rows(one, two, channels, pitch1, pitch2, out, first, last):
-    """Rows of ``out``, [B, PH, PW, rows, columns]: row r of image b is row b·rows + r of ``one``."""
+    """Compute rows of ``out``, [B, PH, PW, rows, columns]: row r of image b is row b·rows + r of ``one``."""
     patch_h, patch_w, rows, columns = out.shape[1:]
     line = np.zeros(2 * GROUP * LANES, np.float32)
     zero = splat(np.float32(0.0))
@@ -57,7 +57,7 @@ def forward_rows(one, two, channels, pitch1, pitch2, out, first, last):
 
 @_jit
 def backward_rows(features, channels, pitch, grad, second, columns, out, pitch_out, first, last):
-    """Rows of ``out``, flat [B·rows][channels][pitch_out], channels a multiple of 4.
+    """Compute rows of ``out``, flat [B·rows][channels][pitch_out], channels a multiple of 4.
 
     ``grad`` is [B, PH, PW, rows, columns] of the first map's pixels. Of the second map there are PH - 1 rows and
     PW - 1 columns more, and the displacements go backwards.

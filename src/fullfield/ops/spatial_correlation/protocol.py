@@ -33,7 +33,7 @@ class Window:
         return height, width
 
     def out_size(self, size: Pair) -> Pair:
-        """Height and width of the result for maps of this size."""
+        """Return the height and width of the result for maps of this size."""
         height, width = (
             max((n + 2 * p - 1) // s + 1, 0) for n, p, s in zip(size, self.padding, self.stride, strict=True)
         )
@@ -64,15 +64,15 @@ class Module(Protocol):
     """A backend."""
 
     def supports(self, request: Request) -> str | None:
-        """None, or why it cannot serve the request."""
+        """Return None if the backend can serve the request, else the reason."""
 
     def forward(self, fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-        """[B, PH, PW, OH, OW] of contiguous maps, of their dtype."""
+        """Return [B, PH, PW, OH, OW] of contiguous maps, of their dtype."""
 
     def backward(
         self, fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]
     ) -> list[Tensor]:
-        """Gradients of the wanted maps, in order, contiguous as all that is given."""
+        """Return the contiguous gradients of the wanted maps, in order; all arguments are contiguous."""
 
 
 def choose(window: Window, fmap: Tensor, backend: str | None) -> Module:

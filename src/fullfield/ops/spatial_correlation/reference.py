@@ -15,7 +15,7 @@ def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' sign
 
 
 def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """As :func:`fullfield.ops.spatial_correlation.spatial_correlation`, checked; one displacement at a time."""
+    """Compute the correlation of checked arguments, one displacement at a time."""
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
     (height, width), (ph, pw) = window.out_size((fmap1.shape[2], fmap1.shape[3])), window.padding
     (sy, sx), (dy, dx), (ry, rx) = window.stride, window.dilation_patch, window.radius

@@ -1,8 +1,63 @@
 """Forward warping (splatting) of a flow field [2, H, W], and the filling of holes.
 
-The functions use compiled kernels on the CPU and PyTorch elsewhere.
+Compiled kernels process float32 on the CPU if numba is installed; PyTorch processes the rest.
 """
 
-from fullfield.ops.splatting.api import carried as carried
-from fullfield.ops.splatting.api import fill_holes as fill_holes
-from fullfield.ops.splatting.api import moved_forward as moved_forward
+from __future__ import annotations
+
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.splatting import cpu, reference
+
+
+def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+    """Predict the flow of the next pair: move each vector along itself, as if motion were constant.
+
+    Each vector is written to the pixel nearest to its end. Of several vectors the longest wins, as if it covered
+    the slower ones; of equally long ones the last. Vectors that are not finite are dropped. Pixels without a
+    vector are filled as by :func:`fill_holes`. RAFT's own warm start does the same on its 1/8 grid, with the nearest
+    vector instead.
+
+    The work grows with the number of pixels, for holes of any size.
+
+    Raises:
+        InputError: if the flow has another shape.
+    """
+    _check.tensor(flow, "flow", (2, "H", "W"))
+    return cpu.moved_forward(flow) if cpu.serves(flow) else reference.moved_forward(flow)
+
+
+def fill_holes(flow: Tensor, known: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
+    """Fill unknown vectors with the mean of their known neighbours, ring by ring from the rim inwards.
+
+    The result is zero if no vector is known. Each pixel is in one ring.
+
+    Raises:
+        InputError: if the shapes or devices do not fit.
+    """
+    _check.tensor(flow, "flow", (2, "H", "W"))
+    _check.tensor(known, "known", flow.shape[1:], device=flow.device)
+    return cpu.fill_holes(flow, known) if cpu.serves(flow) else reference.fill_holes(flow, known)
+
+
+def carried(
+    flow: Tensor,  # [2, H, W], finite
+    part: float,
+    trust: Tensor,  # [H, W], 0 to 1
+    known: Tensor,  # bool [H, W]
+) -> tuple[Tensor, Tensor, Tensor]:  # [2, H, W], [H, W], [H, W]
+    """Splat a flow onto the pixels that its vectors reach after ``part`` of their length.
+
+    Every vector is added bilinearly to four pixels, with weights that fall steeply with its trust.
+
+    Returns:
+        The vectors, how far each pixel is covered, and the mean trust of the vectors that cover it.
+
+    Raises:
+        InputError: if the shapes or devices do not fit.
+    """
+    _check.tensor(flow, "flow", (2, "H", "W"))
+    for plane, name in ((trust, "trust"), (known, "known")):
+        _check.tensor(plane, name, flow.shape[1:], device=flow.device)
+    return cpu.carried(flow, part, trust, known) if cpu.serves(flow) else reference.carried(flow, part, trust, known)

@@ -135,7 +135,7 @@ def _guided_row_p(s, size, start, stop, down, sigma):
 
 @_jit
 def _segment(panel, columns, k):
-    """Columns [x0, x1) that a panel covers in iteration k: shifted left by 16 per iteration, see README."""
+    """Return the columns [x0, x1) of a panel in iteration k: shifted left by 16 per iteration, see README."""
     x0 = max(0, panel * PANEL - _SKEW * k)
     x1 = columns if (panel + 1) * PANEL >= columns else max(0, (panel + 1) * PANEL - _SKEW * k)
     return x0, x1
@@ -172,7 +172,7 @@ def _p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule):
 
 @_jit
 def sweep_strip(s, size, pitch, height, width, top, bottom, depth, kind, rule):
-    """``depth`` iterations of rows [top, bottom) in one pass, as far as the strip's own rows allow.
+    """Run ``depth`` iterations of rows [top, bottom) in one pass, as far as the strip's own rows allow.
 
     Inner borders recede by a row per iteration; ``sweep_seam`` fills what is left. In place and free of
     redundant work: every value a seam needs is still there when all strips are done. ``kind``: of the iteration, and
@@ -210,7 +210,7 @@ def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
 
 @_jit
 def squared_change(s, size, pitch, width, top, bottom, before, rows):
-    """rows[y] = sum over the row of |u - before|^2 (``before``: the two planes of an earlier flow)."""
+    """Set rows[y] to the row's sum of |u - before|^2; ``before`` holds the two planes of an earlier flow."""
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         total = 0.0
@@ -223,7 +223,7 @@ def squared_change(s, size, pitch, width, top, bottom, before, rows):
 
 @_jit
 def _gradient(image, height, width, y, x):
-    """Central differences, borders replicated."""
+    """Return central differences, borders replicated."""
     half = np.float32(0.5)
     return (
         half * (image[y, min(x + 1, width - 1)] - image[y, max(x - 1, 0)]),
@@ -243,7 +243,7 @@ def first_rows(s, size, pitch, height, width, top, bottom, image):
 
 @_jit
 def second_rows(image, packed, height, width, top, bottom):
-    """(I, dI/dx, dI/dy, 0) of the second frame interleaved, one replicated pixel before and two behind.
+    """Interleave (I, dI/dx, dI/dy, 0) of the second frame, with one replicated pixel before and two behind.
 
     ``image`` is [height, width]; ``packed`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it are written.
     """
@@ -260,7 +260,7 @@ def second_rows(image, packed, height, width, top, bottom):
 
 @_jit
 def _store_cubic(weights, at, t):
-    """Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
+    """Store Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
     half = splat(np.float32(0.5))
     one = splat(np.float32(1.0))
     two = splat(np.float32(2.0))
@@ -293,7 +293,7 @@ def _targets(u, v, x, y, right, low, weights, corners):
 
 @_jit
 def _sample(packed, stride, weights, corners, n):
-    """(I, dI/dx, dI/dy, 0) of the packed frame where ``_targets`` put lane ``n``."""
+    """Return (I, dI/dx, dI/dy, 0) of the packed frame where ``_targets`` put lane ``n``."""
     at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
     taps = splat(weights[64 + n]) * load(packed, at) + splat(weights[80 + n]) * load(packed, at + stride)
     taps = taps + (
@@ -304,7 +304,7 @@ def _sample(packed, stride, weights, corners, n):
 
 @_jit
 def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights, corners):
-    """Linearise the data term around the present flow.
+    """Write the data term, linearised around the present flow.
 
     Samples the second frame and its gradient at x + u (bicubic), mixes in the first frame's gradient by ``blend``,
     then writes per pixel the gradient, the constant of the residual and 1/|gradient|^2. A pixel whose target lies
@@ -343,7 +343,7 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
 def resample_rows(
     source, source_pitch, width_in, target, target_pitch, width_out, tables_y, tables_x, scale, line, top, bottom
 ):
-    """Separable resampling of rows [top, bottom): target[y, x] = scale * sum of weight_y * weight_x * source.
+    """Resample rows [top, bottom): target[y, x] = scale * sum of weight_y * weight_x * source.
 
     ``source`` and ``target`` are flat and begin at their pixel (0, 0); ``line`` holds one source row.
     """
@@ -391,7 +391,7 @@ def _replicate(s, row, width, reach):
 
 @_jit
 def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
-    """3x3 median of the plane at offset ``plane``, borders replicated, into ``target`` at the same places."""
+    """Write the 3x3 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``."""
     for y in range(top, bottom):
         row = plane + (y + 1) * pitch + LEFT
         above = row - pitch if y > 0 else row
@@ -421,7 +421,7 @@ def _sorted_rank(line, i):
 
 @_jit
 def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
-    """5x5 median of the plane at offset ``plane``, borders replicated, into ``target`` at the same places.
+    """Write the 5x5 median of the plane at offset ``plane``, borders replicated, to the same places of ``target``.
 
     Columns are sorted once and shared by five windows, then each rank is sorted along the row. Of the 25 values of a
     doubly sorted window, six are too small and six too large to be the median; 13 are left.
@@ -461,7 +461,7 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
 
 @_jit
 def median_rows(s, size, pitch, height, width, top, bottom, target, window, line):
-    """Median of both flow components over ``window`` x ``window`` pixels (3 or 5) into ``target``, same layout."""
+    """Filter both flow components by the median of ``window`` x ``window`` pixels (3 or 5) into ``target``."""
     for plane in range(2):
         if window == 3:
             _median3x3(s, target, plane * size, pitch, height, width, top, bottom, line)

@@ -30,10 +30,10 @@ from fullfield.ops.tvl1._cpu_kernels import (
 )
 from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
-from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
-from fullfield.ops.tvl1.guided_config import LEAST_FIT
-from fullfield.ops.tvl1.guided_config import __file__ as _config_file
+from fullfield.ops.tvl1.config import FILTER_RADIUS as RADIUS
+from fullfield.ops.tvl1.config import FILTER_STEPS as STEPS
+from fullfield.ops.tvl1.config import LEAST_FIT
+from fullfield.ops.tvl1.config import __file__ as _config_file
 
 # Planes of the state behind those that `_cpu_kernels` names, in units of the plane size.
 AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
@@ -103,7 +103,7 @@ def linearise_rows(
 
 @_jit
 def _row_jumps(s, size, pitch, height, width, y, jumps, at):
-    """jumps[at + x] <- the largest forward difference in row ``y``, 0 beyond the frame's sides."""
+    """Write to jumps[at + x] the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
     down = pitch if y < height - 1 else 0
@@ -148,7 +148,7 @@ def _near_jumps(jumps, pitch, width, first, last, threshold, active):
 def filter_rows(
     s, size, pitch, height, width, top, bottom, colours, channels, target, range_, near, threshold, lines, buffer
 ):
-    """Weighted median of the flow near motion boundaries, into ``target`` (two planes of the same layout).
+    """Filter the flow near motion boundaries by a weighted median into ``target``, two planes of the same layout.
 
     ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``near``: the neighbours' weights by
     distance, row after row; ``lines`` ((SPAN + 2) pitches) and ``buffer`` (SPAN^2 * 16) are scratch.
@@ -226,7 +226,7 @@ def filter_rows(
 
 @_jit
 def blur_rows(source, target, height, width, top, bottom, kernel, line):
-    """Gaussian of rows [top, bottom), borders replicated; ``line`` holds a row."""
+    """Blur rows [top, bottom) with a Gaussian, borders replicated; ``line`` holds a row."""
     reach = len(kernel) // 2
     for y in range(top, bottom):
         for x in range(width):

@@ -1,4 +1,4 @@
-"""The solver: contract, validation, choice of backend."""
+"""TV-L1 solver: contract, validation, choice of backend, and the registered operator ``fullfield::tvl1``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SOLVERS = Backends("TV-L1", f"{__package__}.", BACKENDS)
 def backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, config: TVL1Config | None = None
 ) -> list[tuple[str, str | None]]:
-    """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
+    """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""
     return SOLVERS.reasons(torch.device(device), dtype, TVL1Config() if config is None else config)
 
 
 class TVL1Solver:
-    """TV-L1 optical flow, prepared for frames of one size: tables and buffers are made once and reused.
+    """TV-L1 optical flow, prepared for frames of one size: tables and buffers are allocated once and reused.
 
     One call at a time: calls from several threads wait for each other; use one solver per thread for parallel work.
-    A solver can be pickled and copied (its buffers are made anew) and used after a fork.
+    A solver can be pickled and copied (with new buffers) and used after a fork.
     The threads inside a call are PyTorch's (``torch.set_num_threads``); the result does not depend on their number.
     On a GPU a call reads one flag back, to complain of values that are not finite, and so waits for the device, unless
     the caller records a CUDA graph (then call once before); :class:`PersistentSolver` never waits. The backend
@@ -79,7 +79,7 @@ class TVL1Solver:
         initial_flow: Tensor | None = None,  # [B, 2, H, W], pixels
         progress: Callable[[float, str], None] | None = None,
     ) -> Tensor:  # [B, 2, H, W]: (u, v), x right, y down, pixels of the first frame
-        """Flow from ``frame1`` to ``frame2``. Colour is made grey (Rec. 601 luma). Not differentiable.
+        """Estimate the flow from ``frame1`` to ``frame2``, converted to grey (Rec. 601 luma). Not differentiable.
 
         ``progress(fraction, where)`` is called after every warp. Raises InputError for tensors of another size, type
         or device than the solver's, and for frames that hold NaN or infinity.
@@ -99,3 +99,55 @@ class TVL1Solver:
         with self._lock:
             flow: Tensor = self._solver(first, second, start, progress)
         return flow
+
+
+# The fields of TVL1Config one by one, since a schema holds plain values only and torch.compile traces plain values.
+_SCHEMA = (
+    "(Tensor frame1, Tensor frame2, Tensor? initial_flow, str? backend, *, float lambda_, float theta, float tau, "
+    "int? scales, float scale_factor, int warps, int iterations, int median, float gradient_blend, str borders, "
+    "str dual_reset, float epsilon, str precision) -> Tensor"
+)
+
+
+def _dtype(frame: Tensor) -> torch.dtype:
+    return torch.float64 if frame.dtype == torch.float64 else torch.float32
+
+
+def _solve(
+    frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, backend: str | None, **parameters: Any
+) -> Tensor:
+    height, width = frame1.shape[-2:]
+    config = TVL1Config(**parameters)
+    solver = TVL1Solver(height, width, config, dtype=_dtype(frame1), device=frame1.device, backend=backend)
+    return solver(frame1, frame2, initial_flow=initial_flow)
+
+
+tvl1_op = torch.library.custom_op("fullfield::tvl1", _solve, mutates_args=(), schema=_SCHEMA)
+
+
+@tvl1_op.register_fake
+def _(frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, backend: str | None, **parameters: Any) -> Tensor:  # noqa: ARG001
+    batch, _, height, width = frame1.shape
+    return frame1.new_empty(batch, 2, height, width, dtype=_dtype(frame1))
+
+
+def tvl1(
+    frame1: Tensor,  # [B, C, H, W], C = 1 or 3, floating, display-referred, nominally 0 ... 1
+    frame2: Tensor,  # [B, C, H, W]
+    config: TVL1Config | None = None,
+    *,
+    initial_flow: Tensor | None = None,  # [B, 2, H, W], pixels
+    backend: str | None = None,
+) -> Tensor:  # [B, 2, H, W]: (u, v), x right, y down, pixels of the first frame
+    """Estimate the flow from ``frame1`` to ``frame2`` by the registered operator, usable under torch.compile.
+
+    Builds a :class:`TVL1Solver` for every call; keep a solver to reuse its buffers or to see progress. float64 frames
+    are solved in float64 (reference backend), all others in float32. Errors as the solver's.
+    """
+    c = TVL1Config() if config is None else config
+    if not isinstance(c, TVL1Config):  # worded only here: torch.compile traces this function
+        raise _check.InputError(f"config: expected a TVL1Config, got {_check.describe(c)}")
+    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    _check.tensor(frame2, "frame2", ("B", "C", "H", "W"))
+    flow: Tensor = tvl1_op(frame1, frame2, initial_flow, backend, **c.as_dict())
+    return flow

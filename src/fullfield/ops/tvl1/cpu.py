@@ -13,9 +13,15 @@ from torch import Tensor
 
 from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import rows, run
-from fullfield.ops.tvl1._pyramid import Float32Table, gaussian_table, level_sizes, linear_table, progress_after
 from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
-from fullfield.ops.tvl1.frames import pair_by_pair
+from fullfield.ops.tvl1.frames import (
+    Float32Table,
+    gaussian_table,
+    level_sizes,
+    linear_table,
+    pair_by_pair,
+    progress_after,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +64,7 @@ class _Level:
         self._left = left
 
     def origin(self, plane: int) -> int:
-        """Offset of pixel (0, 0) of a plane in the state."""
+        """Return the offset of pixel (0, 0) of a plane in the state."""
         return plane * self.size + self.pitch + self._left
 
     def view(self, state: Plane, plane: int) -> Plane:
@@ -74,7 +80,7 @@ class _Level:
 
 
 def _aligned(size: int) -> Plane:
-    """Zeros that begin on a cache line: a vector that straddles two lines costs two loads."""
+    """Return zeros that begin on a cache line: a vector that straddles two lines costs two loads."""
     raw = np.zeros(size + 15, np.float32)
     start = -(raw.ctypes.data // 4) % 16
     return raw[start : start + size]
@@ -98,11 +104,11 @@ class Solver:
         self._tables: dict[tuple[str, int, int], Float32Table] = {}
 
     def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
-        """See :func:`make_solver`."""
+        """Estimate the flow; see :func:`make_solver`."""
         return pair_by_pair(self._solve, torch.float32, frame1, frame2, start, progress)
 
     def _solve(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
-        """Grey frames [H, W] of intensities 0 ... 255, start [2, H, W] or None -> flow [2, H, W]."""
+        """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from a start [2, H, W] or None."""
         self._threads = torch.get_num_threads()
         self._pyramid1[0], self._pyramid2[0] = (np.ascontiguousarray(frame.numpy()) for frame in (frame1, frame2))
         for pyramid in (self._pyramid1, self._pyramid2):
@@ -146,7 +152,7 @@ class Solver:
     def _resample(
         self, kind: str, source: Plane, target: Plane, size: tuple[int, ...], pitch: int, scale: float = 1.0
     ) -> None:
-        """``target``: flat, beginning at its pixel (0, 0), with ``pitch`` floats a row."""
+        """Resample ``source`` into flat ``target``, which begins at its pixel (0, 0), with ``pitch`` floats a row."""
         height_in, width_in = source.shape
         height, width = size
         vertical = self._table(kind, height_in, height)
@@ -197,7 +203,7 @@ class Solver:
         self._over_rows(height, kernel)
 
     def _warp(self, level: _Level, filtered: bool) -> None:
-        """One linearisation of the data term and the iterations on it; ``filtered``: the flow lies in the scratch."""
+        """Linearise the data term and iterate on it; ``filtered``: the flow lies in the scratch."""
         config = self._config
         if config.dual_reset == "warp":
             self._state[self._k.P11 * level.size : (self._k.P22 + 1) * level.size] = 0.0
@@ -227,7 +233,7 @@ class Solver:
         k.warp_rows(state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners)
 
     def _sweep(self, level: _Level, depth: int, first: Callable[[int, int], None] | None = None) -> None:
-        """``depth`` iterations; ``first`` is done by each strip on its own rows before."""
+        """Run ``depth`` iterations; before them each strip runs ``first`` on its own rows."""
         config, k = self._config, self._k
         size = (self._state, level.size, level.pitch, level.height, level.width)
         constants = (config.lambda_ * config.theta, config.theta, config.tau / config.theta)
@@ -244,7 +250,7 @@ class Solver:
         run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
 
     def _filter(self, level: _Level) -> None:
-        """Median of the flow into the scratch planes."""
+        """Write the median of the flow into the scratch planes."""
         scratch = self._state[self._scratch * level.size :]
 
         def kernel(top: int, bottom: int) -> None:
@@ -255,7 +261,7 @@ class Solver:
         self._over_rows(level.height, kernel)
 
     def _change(self, level: _Level, before: Plane) -> float:
-        """RMS over the pixels of the flow's change since ``before``."""
+        """Return the root mean square of the flow's change since ``before``, over the pixels."""
         sums = np.empty(level.height, np.float64)
         self._over_rows(
             level.height,

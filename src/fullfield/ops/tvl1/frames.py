@@ -1,10 +1,12 @@
-"""Frames as the solver and the refinement take them: what is asked of them, grey, one pair after the other."""
+"""Frames and pyramids that every backend uses: checks, grey, pairs of a batch, sizes of levels, resampling tables."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from fullfield import _check
 
 if TYPE_CHECKING:
     from typing import TypeAlias
+
+    from numpy.typing import NDArray
 
     Progress: TypeAlias = Callable[[float, str], None]
     PairSolver: TypeAlias = Callable[[Tensor, Tensor, Tensor | None, Progress | None], Tensor]
@@ -24,14 +28,14 @@ _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames ar
 
 
 def check_size(height: int, width: int) -> None:
-    """InputError for a frame that no backend can match."""
+    """Raise InputError for a frame that no backend can match."""
     for name, side in (("height", height), ("width", width)):
         _check.number(side, name, integer=True, low=1, high=LONGEST_SIDE)
     _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
 
 
 def check_arguments(height: int, width: int, config: object, kind: type, dtype: torch.dtype) -> None:
-    """InputError for arguments that no prepared object is made of; ``kind``: of the configuration."""
+    """Raise InputError for arguments of no prepared object; ``kind`` is the configuration's class."""
     check_size(height, width)
     _check.choice(dtype, "dtype", (torch.float32, torch.float64))
     _check.require(isinstance(config, kind), "config", f"a {kind.__name__}", _check.describe(config))
@@ -56,21 +60,21 @@ def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch
 
 
 def check_values(frame: Tensor, name: str) -> None:
-    """InputError for a frame with values that are not finite or far from 0 ... 1."""
+    """Raise InputError for a frame with values that are not finite or far from 0 ... 1."""
     check_finite(frame, name)
     bright = max(abs(float(v)) for v in torch.aminmax(frame)) if frame.numel() else 0.0
     _check.require(bright <= BRIGHTEST, name, f"values up to {BRIGHTEST:g} (0 ... 1 is usual)", f"{bright:g}")
 
 
 def check_finite(tensor: Tensor, name: str, expected: str = "finite values") -> None:
-    """InputError for NaN or infinity."""
+    """Raise InputError for NaN or infinity."""
     # min and max propagate NaN and need no mask of the tensor's size.
     if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
         raise _check.InputError(f"{name}: expected {expected}, got NaN or infinity")
 
 
 def grey(frame: Tensor) -> Tensor:
-    """[B, C, H, W] of 0 ... 1 -> [B, H, W] of 0 ... 255."""
+    """Convert [B, C, H, W] of 0 ... 1 to [B, H, W] of 0 ... 255."""
     if frame.shape[1] == 1:
         return frame[:, 0] * 255.0
     luma: Tensor = frame[:, 0] * (255.0 * _LUMA[0])
@@ -115,3 +119,74 @@ def share(progress: Progress | None, item: int, items: int) -> Progress | None:
         progress((item + fraction) / items, where if items == 1 else f"pair {item + 1} of {items}, {where}")
 
     return report
+
+
+SMALLEST_SIDE = 16
+# (index, weight), both [size_out, taps]: output = sum of weight * input[index]
+Table = tuple["NDArray[np.int32]", "NDArray[np.float64]"]
+# (index of the first tap [size_out], weight [size_out, taps]); indices may lie outside
+Window = tuple["NDArray[np.int64]", "NDArray[np.float64]"]
+Float32Table = tuple["NDArray[np.int32]", "NDArray[np.float32]"]
+
+
+def level_sizes(height: int, width: int, scales: int | None, factor: float) -> list[tuple[int, int]]:
+    """Return (height, width) of every level, finest first: rounded, and at least 16 except for level 0."""
+    sizes = [(height, width)]
+    while scales is None or len(sizes) < scales:
+        shrink = factor ** len(sizes)
+        size = (round(height * shrink), round(width * shrink))
+        if min(size) < SMALLEST_SIDE or size == sizes[-1]:
+            break
+        sizes.append(size)
+    return sizes
+
+
+def progress_after(sizes: list[tuple[int, int]], number: int, share: float) -> tuple[float, str]:
+    """Return the finished share of all pixels' work, and where, once ``share`` of level ``number`` is done."""
+    pixels = [h * w for h, w in sizes]
+    done = sum(pixels[number + 1 :]) + pixels[number] * share
+    height, width = sizes[number]
+    return done / sum(pixels), f"level {len(sizes) - number} of {len(sizes)}, {width}×{height}"
+
+
+def _clamped(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:
+    index = first[:, None] + np.arange(weight.shape[1])
+    return np.clip(index, 0, size - 1).astype(np.int32), weight
+
+
+def _centres(size_in: int, size_out: int) -> NDArray[np.float64]:
+    return (np.arange(size_out, dtype=np.float64) + 0.5) * (size_in / size_out) - 0.5
+
+
+def gaussian_window(size_in: int, size_out: int) -> Window:
+    """Return a Gaussian low-pass with decimation by r: sigma = 0.6 sqrt(r^2 - 1) input pixels (IPOL 2013).
+
+    Returns (index of the first tap [size_out], weight [size_out, taps]); taps beyond the border count for the pixel at
+    the border, weights sum to 1.
+    """
+    ratio = size_in / size_out
+    sigma = max(0.6 * math.sqrt(max(ratio * ratio - 1.0, 0.0)), 0.3)
+    radius = math.ceil(3.0 * sigma)
+    centre = _centres(size_in, size_out)
+    first = np.floor(centre).astype(np.int64) - radius + 1
+    distance = first[:, None] + np.arange(2 * radius) - centre[:, None]
+    weight = np.exp(-0.5 * (distance / sigma) ** 2)
+    return first, weight / weight.sum(axis=1, keepdims=True)
+
+
+def linear_window(size_in: int, size_out: int) -> Window:
+    """Return bilinear resampling, pixel centres aligned by area, borders clamped; as ``gaussian_window``, two taps."""
+    centre = np.clip(_centres(size_in, size_out), 0.0, size_in - 1.0)
+    first = np.floor(centre).astype(np.int64)
+    t = centre - first
+    return first, np.stack([1.0 - t, t], axis=1)
+
+
+def gaussian_table(size_in: int, size_out: int) -> Table:
+    """Return ``gaussian_window`` as (index, weight), both [size_out, taps]; indices are clamped to the border."""
+    return _clamped(*gaussian_window(size_in, size_out), size_in)
+
+
+def linear_table(size_in: int, size_out: int) -> Table:
+    """Return ``linear_window`` as (index, weight), both [size_out, 2]; indices are clamped to the border."""
+    return _clamped(*linear_window(size_in, size_out), size_in)

@@ -14,6 +14,7 @@ from fullfield import _check
 from fullfield.ops.backends import Backends
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
+from fullfield.ops.tvl1.config import JUDGED, RefinementConfig
 from fullfield.ops.tvl1.frames import (
     BRIGHTEST,
     FINITE_FLOW,
@@ -24,7 +25,6 @@ from fullfield.ops.tvl1.frames import (
     grey,
     placed,
 )
-from fullfield.ops.tvl1.guided_config import JUDGED, RefinementConfig
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference."""
@@ -34,15 +34,15 @@ REFINERS = Backends("the refinement", f"{__package__}.guided_", REFINEMENT_BACKE
 def refinement_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
-    """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
+    """Return (name, None) for every backend that can run here, (name, reason) for others; preferred first."""
     return REFINERS.reasons(torch.device(device), dtype)
 
 
 class FlowRefiner:
-    """The guided refinement, prepared for frames of one size: buffers are made once and reused.
+    """The guided refinement, prepared for frames of one size: buffers are allocated once and reused.
 
-    One call at a time: calls from several threads wait for each other. A refiner can be pickled and copied (its
-    buffers are made anew) and used after a fork. The threads inside a call are PyTorch's; the result does not depend
+    One call at a time: calls from several threads wait for each other. A refiner can be pickled and copied (with
+    new buffers) and used after a fork. The threads inside a call are PyTorch's; the result does not depend
     on their number.
 
     Args:
@@ -95,7 +95,7 @@ class FlowRefiner:
         flow: Tensor,  # [B, 2, H, W], (u, v), pixels of the first frame
         backward: Tensor | None = None,  # [B, 2, H, W], from frame2 to frame1
     ) -> Tensor:  # [B, 2, H, W]
-        """``flow``, refined. Not differentiable.
+        """Refine ``flow``. Not differentiable.
 
         With ``backward`` the refinement stays nearer to ``flow`` where both agree. Of the change remains what the first
         round earned by letting the frames' gradients fit better (``least_fall``, ``passes_fall``). Raises InputError
@@ -111,7 +111,7 @@ class FlowRefiner:
             return self._passed(first, second, prior, back)
 
     def _passed(self, first: Tensor, second: Tensor, given: Tensor, back: Tensor | None) -> Tensor:
-        """All passes over checked tensors. What the device has noted is read once, at the end."""
+        """Run all passes over checked tensors. The device's flags are read once, at the end."""
         present, once, misfit, flags = given, None, list[Tensor](), list[Tensor]()
         if back is not None:
             for _ in range(self.config.passes - 1):
@@ -136,7 +136,7 @@ class FlowRefiner:
     def _made(
         self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One pass: flow, misfits [B, N], flags."""
+        """Run one pass; return flow, misfits [B, N] and flags."""
         if self._cuda is not None:
             refined, flags, misfit = self._cuda(first, second, prior, back, rounds)
             return refined, misfit, flags

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fullfield._kernels import numba_cache
-from fullfield._kernels.missing import Missing
+from fullfield._kernels import Missing, numba_cache
 from fullfield._kernels.threads import rows, run
+from fullfield.ops.tvl1.config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cpu import _aligned, _Level
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 if TYPE_CHECKING:

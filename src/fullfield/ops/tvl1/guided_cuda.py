@@ -15,9 +15,9 @@ from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import HALVES, Launch, address, raw_stream, read_source, structures
 from fullfield.ops.recording import InOrder, record
+from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import pitch_of
 from fullfield.ops.tvl1.frames import BRIGHTEST
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 LIBRARIES = Libraries("refinement kernels")
@@ -49,7 +49,7 @@ class Shape:
     """That a multiprocessor is to run at once."""
 
     def inner_after(self, iterations: int) -> tuple[int, int]:
-        """Rows and columns that a block writes."""
+        """Return the rows and columns that a block writes."""
         return self.warps * self.rows - 2 * iterations, 64 - 2 * (iterations + iterations % 2)
 
 
@@ -67,7 +67,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def source(shape: Shape) -> Source:
-    """All kernels."""
+    """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
     text = read_source(HALVES, *(_FOLDER / name for name in names))
     return Source.defining(
@@ -76,7 +76,7 @@ def source(shape: Shape) -> Source:
 
 
 def bytes_of(height: int, width: int) -> int:
-    """Memory on the device that a refiner keeps."""
+    """Return the bytes that a refiner keeps on the device."""
     return PLANES * height * pitch_of(width, torch.float32) * 4
 
 
@@ -174,7 +174,7 @@ class Refiner:
         return p
 
     def _launch(self, name: str, p: ctypes.Structure, tile: tuple[int, int], threads: int = 256) -> Launch:
-        """``tile``: rows and columns of a block."""
+        """Return a launch; ``tile`` holds rows and columns of a block."""
         rows = p.height * (2 if name == "guided_down" else 1)
         p.tiles = -(-p.width // tile[1])
         return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
@@ -192,7 +192,7 @@ class Refiner:
             self._launch(name, p, (1, 256))(stream)
 
     def _made(self, channels: int, rounds: int) -> list[tuple[str, Launch]]:
-        """Everything after that, in order."""
+        """Return the launches that follow, in order."""
         config, shape = self._config, self._shape
         made: list[tuple[str, Launch]] = []
         flow = dual = 0
@@ -222,7 +222,7 @@ class Refiner:
         return made
 
     def _linearising(self, flow: int, channels: int, *, judged: int | None = None, last: bool = False) -> Launch:
-        """``judged``: the number of the round, whose fit is kept."""
+        """Return the linearisation; ``judged`` is the number of the round whose fit is kept."""
         p = self._params(channels)
         p.flow, p.last = self._at(_FLOWS[flow]), int(last)
         if judged is not None:

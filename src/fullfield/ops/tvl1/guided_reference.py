@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gradient, median_filter, warp_bicubic
 
 
@@ -54,7 +54,7 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
 
 
 def misfits(fits: Tensor) -> Tensor:
-    """float64 [N], 0 ... 1: how badly the gradients agree over targets in the frame, for each of ``fits`` [N, H, W].
+    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``fits`` [N, H, W].
 
     Those are 0 where the target lies outside.
     """
@@ -64,14 +64,14 @@ def misfits(fits: Tensor) -> Tensor:
 
 
 def gaussian_kernel(sigma: float) -> list[float]:
-    """Weights at -r ... r, r = ceil(3 sigma); they sum to 1."""
+    """Return the weights at -r ... r, r = ceil(3 sigma); they sum to 1."""
     radius = math.ceil(3 * sigma)
     weights = [math.exp(-0.5 * (i / sigma) ** 2) if sigma else 1.0 for i in range(-radius, radius + 1)]
     return [w / sum(weights) for w in weights]
 
 
 def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
-    """[H, W], borders replicated."""
+    """Blur [H, W], borders replicated."""
     kernel = gaussian_kernel(sigma)
     reach = len(kernel) // 2
     height, width = image.shape
@@ -82,7 +82,7 @@ def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
 
 
 def edge_weights(colours: Tensor, sensitivity: float) -> Tensor:
-    """[H, W]: 1 where the first frame [C, H, W] is flat; at least 0.05."""
+    """Return [H, W]: 1 where the first frame [C, H, W] is flat; at least 0.05."""
     squared = torch.zeros_like(colours[0])
     for plane in colours:
         across, down = forward_gradient(plane)
@@ -99,7 +99,7 @@ def linearise(
     coupling: Tensor,
     config: RefinementConfig,
 ) -> tuple[Tensor, ...]:
-    """(M11, M12, M22, B1, B2, fit): M = (A + c + 1/step)^-1, B = M (r + c prior), with the data term's A u - r.
+    """Return (M11, M12, M22, B1, B2, fit): M = (A + c + 1/step)^-1, B = M (r + c prior), with the data term's A u - r.
 
     ``fit``: how well the gradients say that the flow is right, for the weighted median.
     """
@@ -123,7 +123,7 @@ def linearise(
 def iterate(
     flow: Tensor, dual: Tensor, system: tuple[Tensor, ...], edge: Tensor, config: RefinementConfig
 ) -> tuple[Tensor, Tensor]:
-    """One iteration: flow [2, H, W], dual [4, H, W]."""
+    """Run one iteration on flow [2, H, W] and dual [4, H, W]."""
     m11, m12, m22, b1, b2, *_ = system
     ru, rv = (flow[n] / config.step + divergence(dual[2 * n], dual[2 * n + 1], "adjoint") for n in range(2))
     flow = torch.stack([m11 * ru + m12 * rv + b1, m12 * ru + m22 * rv + b2])
@@ -138,7 +138,7 @@ def iterate(
 
 
 def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
-    """Near motion boundaries: the point with the least weighted distance to the flows around, by Weiszfeld's steps."""
+    """Filter near motion boundaries: find the least weighted distance to the flows around, by Weiszfeld's steps."""
     radius = FILTER_RADIUS
     _, height, width = flow.shape
     jump = torch.stack([abs(d) for component in flow for d in forward_gradient(component)]).amax(0)

@@ -145,7 +145,7 @@ class PersistentSolver:
         return Latency(found.number, found.median, found.p99)
 
     def forget_latency(self) -> None:
-        """Measure anew."""
+        """Forget the latencies measured so far."""
         with self._lock:
             self._count = 0
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fullfield.ops.tvl1._pyramid import Table, gaussian_table, level_sizes, linear_table, progress_after
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, STOP_INTERVAL, TVL1Config
-from fullfield.ops.tvl1.frames import pair_by_pair
+from fullfield.ops.tvl1.frames import Table, gaussian_table, level_sizes, linear_table, pair_by_pair, progress_after
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -34,7 +33,7 @@ def make_solver(height: int, width: int, config: TVL1Config, device: torch.devic
 def solve(
     frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None, config: TVL1Config
 ) -> Tensor:
-    """Grey frames [H, W] of intensities 0 ... 255, initial flow [2, H, W] or None -> flow [2, H, W]."""
+    """Return the flow [2, H, W] of grey frames [H, W] of 0 ... 255, from an initial flow [2, H, W] or None."""
     height, width = frame1.shape
     sizes = level_sizes(height, width, config.scales, config.scale_factor)
     pyramid = [(frame1, frame2)]
@@ -62,7 +61,7 @@ def solve(
 
 
 def _resampled_rows(plane: Tensor, table: Table) -> Tensor:
-    """Rows [H, W] -> [H', W], tap by tap: a product of matrices would sum in an order that depends on the threads."""
+    """Resample rows [H, W] to [H', W] tap by tap: a matrix product would sum in an order that depends on threads."""
     index, weight = (torch.from_numpy(part).to(plane.device) for part in table)
     weight = weight.to(plane.dtype)
     out = plane.new_zeros(len(weight), plane.shape[1])
@@ -72,7 +71,7 @@ def _resampled_rows(plane: Tensor, table: Table) -> Tensor:
 
 
 def resample(plane: Tensor, size: tuple[int, int], make: Callable[[int, int], Table]) -> Tensor:
-    """Separable resampling [H, W] -> [H', W'] with the tables of ``make``."""
+    """Resample [H, W] to [H', W'] along both axes with the tables of ``make``."""
     height, width = plane.shape
     rows = _resampled_rows(plane, make(height, size[0]))
     return _resampled_rows(rows.T, make(width, size[1])).T.contiguous()
@@ -94,20 +93,20 @@ def _closed_borders(dual: Tensor, config: TVL1Config) -> Tensor:
 
 
 def image_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
-    """Central differences of [H, W], borders replicated."""
+    """Return central differences of [H, W], borders replicated."""
     p = pad(image[None, None], (1, 1, 1, 1), mode="replicate")[0, 0]
     return (p[1:-1, 2:] - p[1:-1, :-2]) / 2, (p[2:, 1:-1] - p[:-2, 1:-1]) / 2
 
 
 def _cubic_weights(t: Tensor) -> Tensor:
-    """Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for a fraction t: [4, ...]."""
+    """Return Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for fractions t: [4, ...]."""
     return 0.5 * torch.stack(
         [t * (t * (2 - t) - 1), t * t * (3 * t - 5) + 2, t * (t * (4 - 3 * t) + 1), t * t * (t - 1)]
     )
 
 
 def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """Planes [N, H, W] at x + flow, and the mask [H, W] of targets inside the frame; borders replicated."""
+    """Sample planes [N, H, W] at x + flow; also return the mask [H, W] of targets in the frame; borders replicated."""
     _, height, width = planes.shape
     x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[0]
     y = torch.arange(height, device=flow.device, dtype=flow.dtype)[:, None] + flow[1]
@@ -154,7 +153,7 @@ def _root_mean_square(change: Tensor) -> float:
 
 
 def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
-    """Backward differences of (across, down) [H, W]; before the first pixel stands 0 (adjoint) or its own value."""
+    """Return backward differences of (across, down) [H, W]; 0 (adjoint) or its own value precedes the first pixel."""
     mode = "constant" if borders == "adjoint" else "replicate"
     a = pad(across[None, None], (1, 0, 0, 0), mode=mode)[0, 0]
     d = pad(down[None, None], (0, 0, 1, 0), mode=mode)[0, 0]
@@ -162,7 +161,7 @@ def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
 
 
 def forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Forward differences of [H, W], zero at the far border."""
+    """Return forward differences of [H, W], zero at the far border."""
     p = pad(u[None, None], (0, 1, 0, 1), mode="replicate")[0, 0]
     return p[:-1, 1:] - u, p[1:, :-1] - u
 
@@ -170,7 +169,7 @@ def forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
 def iterate(
     flow: Tensor, dual: Tensor, data: tuple[Tensor, Tensor, Tensor, Tensor], config: TVL1Config
 ) -> tuple[Tensor, Tensor]:
-    """One inner iteration: flow [2, H, W], dual [4, H, W]; data: gradient x, y, residual constant, 1/|gradient|²."""
+    """Run one iteration on flow [2, H, W], dual [4, H, W]; data: gradient x, y, residual constant, 1/|gradient|²."""
     gx, gy, constant, inverse = data
     bound, slope = config.lambda_ * config.theta, config.tau / config.theta
     step = ((gx * flow[0] + gy * flow[1] + constant) * inverse).clamp(-bound, bound)
@@ -186,7 +185,7 @@ def iterate(
 
 
 def median_filter(flow: Tensor, side: int) -> Tensor:
-    """Median over ``side`` x ``side`` pixels of each plane of [N, H, W], borders replicated."""
+    """Return the median over ``side`` x ``side`` pixels of each plane of [N, H, W], borders replicated."""
     reach = side // 2
     padded = pad(flow[None], (reach, reach, reach, reach), mode="replicate")[0]
     windows = padded.unfold(1, side, 1).unfold(2, side, 1)

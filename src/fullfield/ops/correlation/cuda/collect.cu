@@ -1,6 +1,6 @@
 // Adds the gradient of one lookup to the patches of its pixels: the transposed bilinear blend. One block per tile and level; two
 // threads serve a pixel, each half of the columns. If a pixel's window does not fit into its patch beside what the patch holds, the
-// tile's level is left alone and marked: multiply_out writes it anew.
+// tile's level is left alone and marked: multiply_out writes it again.
 
 #define HALF (RADIUS + 1)
 #define BATCH_ROWS (RADIUS <= 4 ? KW : 3)  // rows of taps that are loaded at a time

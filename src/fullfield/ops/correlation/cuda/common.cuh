@@ -45,7 +45,7 @@ struct Params {
     int tiles_x, tiles_y, tiles, items, parts;
     int part_begin[PARTS_MOST], part_end[PARTS_MOST];  // levels of a part of a tile
     int whole;                     // so many tiles are one item each, the others are in parts
-    int crew;                      // so many teams work on items at a time
+    int active_teams;              // teams that work on items at a time
 };
 
 struct __align__(64) TensorMap { u64 opaque[16]; };

@@ -291,7 +291,7 @@ def collect_source(config: Config, grad: int, side: int) -> Source:
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
     """Return ``multiply_out``; ``config`` from :func:`gradient_config`, the last two from :func:`multiply_form`."""
-    text = _read("gradients.cuh", "anew.cuh", "multiply_out.cu")
+    text = _read("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.source(text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2)
 
 

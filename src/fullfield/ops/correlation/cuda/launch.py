@@ -202,7 +202,7 @@ class _LookupLaunch:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
             self.maps, *extra = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
-            self.params.crew = blocks * config.teams
+            self.params.active_teams = blocks * config.teams
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
         self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)

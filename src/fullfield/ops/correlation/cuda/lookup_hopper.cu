@@ -151,7 +151,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             load_coords(p, it, plan.x, plan.y);
         } else {
             if (item >= items) break;
-            if (lane == 0) following = p.crew + atomicAdd(p.queue, 1);
+            if (lane == 0) following = p.active_teams + atomicAdd(p.queue, 1);
             it = coming;
 #pragma unroll
             for (int i = 0; i < LANE_PIXELS; i++) {
@@ -223,7 +223,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     if (lane == 0) {
         messages[ring.at].packed = EXIT;
         __threadfence();           // the last planner of all leaves the queue as it found it
-        if (atomicAdd(p.queue + 1, 1) == p.crew - 1) {
+        if (atomicAdd(p.queue + 1, 1) == p.active_teams - 1) {
             p.queue[0] = 0;
             p.queue[1] = 0;
         }

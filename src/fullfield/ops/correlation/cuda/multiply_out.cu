@@ -4,7 +4,7 @@
 // The first map's gradient: an item is a tile; its operands are the positions of the second map that some pixel's sums cover, in
 // cells of 2x2. The second map's: an item is an 8x8 target tile of one level; its operands are the source pixels whose sums cover
 // part of it, found through the marks. Where there are few outputs or many operands for each, several items split the operands
-// and add their shares in order. The last items, which wait for the others, begin the marked patches anew with the lookup that did
+// and add their shares in order. The last items, which wait for the others, write the marked patches again with the lookup that did
 // not fit beside what they held.
 //
 // Macros beside common's:
@@ -29,9 +29,9 @@ struct Lists {
     union {
         struct { u32 rows[32]; u16 cells[1024]; int count; } first;
         struct { u32 place[RING], pixel[RING], covers[RING]; int tiles[THREADS], counts[2][8]; } second;
-        Anew anew;
+        Restart restart;
     };
-    int item, items, anew_items, last_block, first_items, first_splits, end[MAXLEVELS], splits[MAXLEVELS];
+    int item, items, restart_items, last_block, first_items, first_splits, end[MAXLEVELS], splits[MAXLEVELS];
 };
 
 // The thread's number, not to be computed with ahead of time: what depends on it shall not be kept in registers.
@@ -42,12 +42,6 @@ static __device__ __forceinline__ int thread_now() {
 }
 static __device__ __forceinline__ void matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-static __device__ __forceinline__ void matrices_transposed(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
 }
 // A stage's rows are those of the operands. Chunks are copied row by row: warp w the rows w, w + 8, ... of operands and weights.
 // Octets of 16-bit elements are swizzled by the row: where octet c lies in row r of 128 bytes, r known modulo 8.
@@ -520,15 +514,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) multiply_out(c
             lists.splits[level] = splits;
         }
         lists.items = lists.first_items + end;
-        lists.anew_items = q.mode == ADD ? work.levels : 0;
+        lists.restart_items = q.mode == ADD ? work.levels : 0;
     }
     while (true) {
         if (threadIdx.x == 0) lists.item = atomicAdd(&q.work->handed_out, 1);
         __syncthreads();
         int item = lists.item;
-        if (item >= lists.items + lists.anew_items) break;
+        if (item >= lists.items + lists.restart_items) break;
         if (item >= lists.items) {
-            begin_anew<THREADS / TILE_PIXELS, LINES>(q, lists.anew, (float *)(raw + (base - shared_address(raw))), lists.items, item - lists.items);
+            begin_again<THREADS / TILE_PIXELS, LINES>(q, lists.restart, (float *)(raw + (base - shared_address(raw))), lists.items, item - lists.items);
             __syncthreads();
             continue;
         }

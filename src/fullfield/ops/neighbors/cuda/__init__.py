@@ -53,7 +53,7 @@ def tree_source(k: int) -> Source:
 
 @functools.cache
 def thin_source() -> Source:
-    """Grid downsampling."""
+    """Return the source of the grid downsampling."""
     return Source(launching.read_source(launching.BATCHES, _HERE / "thin.cu"))
 
 
@@ -63,12 +63,12 @@ def _slots(count: int) -> int:
 
 
 def _offsets(offsets: Tensor, device: torch.device) -> Tensor | None:
-    """None where there is but one cloud."""
+    """Return the offsets on the device; None for a single cloud."""
     return offsets.to(device) if offsets.numel() > 2 else None
 
 
 def _parts(numbers: int) -> int:
-    """Blocks that sum so many numbers."""
+    """Return the number of blocks that sum this many numbers."""
     return -(-numbers // launching.SUMMED)
 
 
@@ -89,7 +89,7 @@ class _Tables:
         return self._numbers[key]
 
     def fill(self, kernels: Kernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
-        """On the device. What is returned must live until it has been read; the first begins with so many zeros."""
+        """Fill the tables and return their memory, which begins with ``words`` zeros and must live until it is read."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
         parts = [_parts(size) for size in slots]
@@ -162,7 +162,7 @@ class _Searches:
 
 
 def radius_searches(searches: Sequence[Search]) -> list[Neighbors]:
-    """Several at a time. Waits for the device once for every 16, for the numbers of pairs."""
+    """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
     found: list[Neighbors] = []
     for begin in range(0, len(searches), launching.MOST_PROBLEMS):
         some = _Searches(searches[begin : begin + launching.MOST_PROBLEMS])
@@ -176,7 +176,7 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
 
 
 def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) -> Tensor:
-    """Row offsets [M + 1] where every query of cloud b has ``sizes[b]`` neighbours; ``asked``: offsets of queries."""
+    """Return row offsets [M + 1] for ``sizes[b]`` neighbours of every query of cloud b, at offsets ``asked``."""
     if sizes.numel() == 1 and not total:
         return torch.zeros(int(asked[-1]) + 1, dtype=torch.int64, device=device)
     if sizes.numel() == 1:
@@ -186,7 +186,7 @@ def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) ->
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
-    """Never waits for the device."""
+    """Find the k nearest points; never waits for the device."""
     count, asked = points.shape[0], queries.shape[0]
     sizes = offsets.diff().clamp(max=k)
     total = int((sizes * query_offsets.diff()).sum())
@@ -233,7 +233,7 @@ class Thinned(NamedTuple):
 
 
 def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
-    """One after the other, each from the one before; and the largest magnitude of a coordinate, NaN where one is.
+    """Thin the cloud repeatedly; also return the largest magnitude of a coordinate, NaN if one is NaN.
 
     Waits for the device once, for all numbers of points: what is returned lies in memory for ``cloud``'s.
     """

@@ -113,7 +113,7 @@ class _Form:
         return Source.defining(text, *operands.options, **flags)
 
     def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        """Text and macros."""
+        """Return text and macros."""
         raise NotImplementedError
 
 
@@ -125,7 +125,7 @@ class _Forward(_Form):
     """Of 32 inputs; with wgmma padded to whole stages."""
 
     def vectors(self, cells: int, parts: int) -> int:
-        """16-byte vectors of a block's weights."""
+        """Return the number of 16-byte vectors of a block's weights."""
         return cells * self.slabs * parts * (self.columns // 8) * 32
 
 
@@ -222,7 +222,7 @@ def _units(request: Request, device: Device) -> int:
 
 
 def hopper_config(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
-    """None where the form with wgmma cannot be used or loses: float32 in one part, few rows."""
+    """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.hopper or not (operands.code or operands.split):
         return None
     channels = channels_of(request)
@@ -347,7 +347,7 @@ def _wgmma_shared(bf16: bool) -> str:
 
 
 def hopper_outer_config(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
-    """None where the form with wgmma cannot be used, or has too few rows or channels to fill the device with."""
+    """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.hopper or not operands.code:
         return None
     channels, form = channels_of(request), OuterHopper()

@@ -135,7 +135,7 @@ def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) ->
 
 
 def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
-    """Rows of groups of ``padded`` channels at multiples of 16 bytes: a copy where they are not."""
+    """Return rows of groups of ``padded`` channels at multiples of 16 bytes, copied if they are not."""
     rows, channels = values.shape
     if channels == groups * padded:
         return values.clone() if values.data_ptr() % 16 else values
@@ -219,7 +219,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
 def _segments(
     request: Request, columns: int, cell_blocks: int, config: Outer | OuterHopper, device: Device
 ) -> tuple[int, int, int]:
-    """Segments of rows, shares that they write, and floats of a share."""
+    """Return the segments of rows, the shares that they write, and the floats of a share."""
     share = columns * request.cells * config.inputs * config.outputs
     wanted = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
     segments = max(1, min(wanted, -(-request.rows // 32)))

@@ -369,7 +369,7 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ MultiplyParams p) {
     extern __shared__ __align__(128) uint4 shared[];
     Room &room = *(Room *)shared;
-    // From lane 0, so that it is not found anew each time.
+    // From lane 0, so that it is not computed again each time.
     int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);
     Work work(p);
     if (!work.rounds) return;

@@ -25,13 +25,6 @@ struct Shared {
     u16 *row;
 };
 
-static __device__ __forceinline__ void matrices_transposed(u32 (&r)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
 // Where octet c of row r lies in an array of CHANNELS a row: eight rows' octets of one number lie in different banks.
 template <int CHANNELS> static __device__ __forceinline__ u32 place(int r, int c) {
     constexpr int octets = CHANNELS / 8, rows = 8 / octets;  // rows of 128 bytes

@@ -26,7 +26,7 @@ def supports(features: Tensor) -> str | None:
 
 @functools.cache
 def source(dtype: torch.dtype, beside: bool) -> Source:
-    """All of them, for triplets whose cells are in or beside the words."""
+    """Return the source of all kernels; ``beside``: whether triplets keep cells apart from the words."""
     text = launching.read_source(launching.HALVES, _SOURCE)
     return Source.defining(text, IN=_CODES[dtype], BESIDE=beside)
 
@@ -49,7 +49,7 @@ def pool_sum(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
 
 
 def pool_max(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
-    """Maxima over every row and, int32, the first point that has them; 0 and −1 where there is none."""
+    """Return the maxima over every row and, int32, the first point that has each; 0 and −1 for empty rows."""
     winners = features.new_empty(triplets.rows.numel() - 1, features.shape[1], dtype=torch.int32)
     return _run("pool_max", features, winners, triplets, cells), winners
 

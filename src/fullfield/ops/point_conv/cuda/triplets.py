@@ -31,19 +31,19 @@ def builds(device: torch.device) -> str | None:
 
 @functools.cache
 def source(beside: bool, given: bool = False) -> Source:
-    """All of them; ``beside``: whether cells stand beside the words that are written, ``given``: that are read."""
+    """Return the source; ``beside``: whether written triplets keep cells apart from the words, ``given``: read ones."""
     key = "unsigned long long" if beside else "unsigned"
     text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, _SOURCE)
     return Source.defining(text, KEY=key, ROOM=_ROOM, BESIDE=beside, GIVEN=given)
 
 
 def _beside(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:
-    """Room for what stands beside the words; ``none``, which is empty, where nothing does."""
+    """Return memory for cells that are kept apart from the words; ``none``, which is empty, if they are not."""
     return none if fits(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
 
 
 def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
-    """Places of equal keys, at most as many as fit a launch."""
+    """Yield the places of equal keys, at most as many as fit a launch."""
     found: dict[object, list[int]] = {}
     for place, key in enumerate(keys):
         found.setdefault(key, []).append(place)
@@ -53,7 +53,7 @@ def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
 
 
 def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
-    """:func:`assemble` of each, in one launch as far as may be; ``reuse``: written over the neighbours' numbers."""
+    """Run :func:`assemble` for each in few launches; with ``reuse`` the result overwrites the neighbours' indices."""
     made, none = [], wanted[0].points.new_empty(0, dtype=torch.uint8)
     for one in wanted:
         rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
@@ -84,12 +84,12 @@ def assemble(
     grid: float,
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
-    """As ``protocol.py`` says."""
+    """Return the triplets of neighbours: each with its kernel cell."""
     return assemble_all([Wanted(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
 
 
 def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
-    """:func:`transpose` of each, in the same four launches as far as may be."""
+    """Run :func:`transpose` for each, in the same four launches where possible."""
     made, none = [], wanted[0].triplets.rows.new_empty(0, dtype=torch.uint8)
     for t in wanted:
         rows, entries, _ = t.triplets
@@ -123,5 +123,5 @@ def _transpose(wanted: Sequence[Transposition], made: Sequence[Triplets], kernel
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
-    """As ``protocol.py`` says."""
+    """Return the triplets by point instead of by centre."""
     return transpose_all([Transposition(triplets, columns, cells)])[0]

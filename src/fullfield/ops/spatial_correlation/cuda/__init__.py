@@ -52,7 +52,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(patch: int) -> Columns:
-    """``group`` a thread, ``groups`` a block."""
+    """Return the division of a row of ``patch`` displacements."""
     if patch <= 10:
         return Columns(patch, 1, 1)
     groups = min(-(-patch // 8), 4)
@@ -60,7 +60,7 @@ def columns_of(patch: int) -> Columns:
 
 
 def _read(columns: Columns) -> int:
-    """Floats of a row of features in shared memory, as RW of common.cuh."""
+    """Return the floats of a row of features in shared memory, as RW of common.cuh."""
     span = (_XR + columns.group - 1 + 3) // 4 * 4
     read = (_XG - 1) * _XR + (columns.groups - 1) * columns.group + span
     return read // 8 * 8 + (12 if read % 8 > 4 else 4)
@@ -81,7 +81,7 @@ def forward_source(wide: bool, columns: Columns, rows: int) -> Source:
 
 @functools.cache
 def backward_source(dtype: torch.dtype, wide: bool, columns: Columns, spread: tuple[int, int]) -> Source:
-    """``spread``: channels of a block, of a thread."""
+    """Return the source of the backward kernel; ``spread``: channels of a block, of a thread."""
     macros = {"CB": spread[0], "CR": spread[1], "THREADS": backward_threads(spread)}
     return _source("backward.cu", dtype, wide, columns, **macros)
 
@@ -135,14 +135,14 @@ def forward_threads(columns: Columns, rows: int) -> int:
 
 
 def forward_shared(columns: Columns, rows: int) -> int:
-    """Bytes of a block."""
+    """Return the bytes of shared memory of a block."""
     chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _read(columns) + _TILE[0] * _TILE[1])
     stage = forward_threads(columns, rows) // 32 * (32 // _XG * _PITCH)
     return 4 * max(2 * chunk, stage)
 
 
 def backward_shared(columns: Columns, spread: tuple[int, int]) -> int:
-    """Bytes of a block."""
+    """Return the bytes of shared memory of a block."""
     weights = columns.groups * columns.group * _TILE[0] * _PITCH
     ring = spread[0] * (_TILE[0] + 1) * _read(columns)
     return 4 * max(2 * weights + ring, backward_threads(spread) // 32 * (32 // _XG * _PITCH))

@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) spatial_backward(const __g
                     for (int k = 0; k < XR; k++) sums[c][k] += g[k] * f[c][k + j];
             }
         }
-        if (!next.i && next.block < p.column_blocks) {  // the ring begins anew
+        if (!next.i && next.block < p.column_blocks) {  // the ring begins again
             __syncthreads();
             fill(p, y, x, shared + (turn ^ 1) * WEIGHTS, ring, next, map, grads, first);
         }

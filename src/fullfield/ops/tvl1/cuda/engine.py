@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fullfield.ops import launching
 from fullfield.ops.launching import Launch, raw_stream
-from fullfield.ops.tvl1._pyramid import level_sizes, progress_after
 from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
 from fullfield.ops.tvl1.cuda import fused
 from fullfield.ops.tvl1.cuda.passes import Passes, Planes, dual_of, planes_of
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
+from fullfield.ops.tvl1.frames import level_sizes, progress_after
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -94,7 +94,7 @@ class Engine:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything of this object's in the device's memory; the first start from a flow adds two tables."""
+        """Yield all tensors of this object on the device; the first start from a flow adds two tables."""
         yield from (*self._images, *self._flows[:2], *self._states, self.start, self._strip)
         yield from (self.flags, self._flow_at)
         yield from self._passes.tables()

@@ -146,7 +146,7 @@ def _cut(size: int, held: int, again: int, step: int) -> tuple[int, int] | None:
 
 
 def tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
-    """None where iterations and median reach too far for the shape."""
+    """Return the tiling; None if iterations and median reach too far for the shape."""
     reach = config.median // 2
     lead = -(-(config.iterations + reach) // shape.step) * shape.step
     again = lead + config.iterations - 1 + max(reach, 1)
@@ -158,12 +158,12 @@ def tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling 
 
 
 def source(config: TVL1Config, cut: Tiling, dtype: torch.dtype) -> Source:
-    """``fused_warp`` for levels that ``cut`` is of."""
+    """Return the source of ``fused_warp`` for levels of this tiling."""
     return _source(cut.shape, cut.small, config.borders == "clamp", config.median // 2, dtype == torch.float16)
 
 
 def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
-    """Compiled, all at once."""
+    """Return the kernels, compiled together."""
     return several(passes.LIBRARIES, [source(config, cut, dtype) for cut, config, dtype in kernels], device.index)
 
 
@@ -226,7 +226,7 @@ class Warp(NamedTuple):
 
 
 def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: Warp) -> Launch:
-    """One warp. The dual variable goes from ``level.front`` to the other set, which the caller makes the front."""
+    """Return the launch of one warp; it writes the dual variable to the set that is not ``level.front``."""
     params = _Fused()
     params.first, params.second, params.from_ = warp.first.data_ptr(), warp.second.data_ptr(), warp.flow.data_ptr()
     params.target, params.target_plane, params.target_pitch = warp.target[0], warp.target.plane_step, warp.target.pitch

@@ -1,4 +1,4 @@
-// Arithmetic of one inner iteration on words: a float, or two half-precision numbers. The scheme: see the README beside.
+// Arithmetic of one inner iteration on words: a float, or two half-precision numbers. The scheme is in README.md.
 // Follows halves.cuh.
 #if HALF
 typedef u32 word;  // two pixels: the low half and the high half

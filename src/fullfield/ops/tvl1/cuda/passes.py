@@ -13,10 +13,9 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import FRAMES, HALVES, Launch, address, read_source, structures
-from fullfield.ops.tvl1._pyramid import Window, gaussian_window, linear_window
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
-from fullfield.ops.tvl1.frames import BRIGHTEST
+from fullfield.ops.tvl1.frames import BRIGHTEST, Window, gaussian_window, linear_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,18 +40,18 @@ def _read(*names: str) -> str:
 
 
 def pyramid_source() -> Source:
-    """``grey`` and ``resample``."""
+    """Return the source of ``grey`` and ``resample``."""
     return Source(_read("pyramid.cu"))
 
 
 def warp_source(dtype: torch.dtype) -> Source:
-    """``linearise`` for levels of ``dtype``."""
+    """Return the source of ``linearise`` for levels of ``dtype``."""
     text = _read("sampling.cuh", "warp.cu")
     return Source.defining(text, HALF=dtype == torch.float16, FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
 def median_source(dtype: torch.dtype) -> Source:
-    """``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
+    """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
     return Source.defining(_read("medians.cuh", "median.cu"), HALF=dtype == torch.float16)
 
 
@@ -206,7 +205,7 @@ class Passes:
         return Launch(self._pyramid, "resample", blocks, _THREADS, params, shared)
 
     def linearise(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
-        """Images [B, H, pitch], flow [B, 2, H, pitch] -> flow, data and origin of ``level``."""
+        """Return the launch that fills ``level`` from images [B, H, pitch] and flow [B, 2, H, pitch]."""
         params = _DECLARED["WarpParams"]()
         params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
         params.flow = level.address(level.flow_plane(level.front))
@@ -236,7 +235,7 @@ class Passes:
 
 
 def _tile(across: _Table) -> tuple[int, int, int]:
-    """Rows and columns of a block's tile, and the inputs that its columns need."""
+    """Return rows and columns of a block's tile, and the inputs that its columns need."""
     rows, columns = 2 * _WARPS, 4 if across.taps > 32 else 32
     while columns > 1 and _WARPS * across.span(columns) > _SUMS:
         columns //= 2

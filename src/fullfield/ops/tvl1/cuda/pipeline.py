@@ -54,7 +54,7 @@ def plan(iterations: int, depth: int) -> list[int]:
 
 
 def strip_rows(height: int, rows: int, columns: int, at_once: int) -> int:
-    """Rows of a strip: as asked, or so that all strips, ``columns`` in a row of them, run at once."""
+    """Return the rows of a strip: ``rows``, or so many that all strips, ``columns`` side by side, run at once."""
     if rows:
         return rows
     strips = max(1, at_once // columns)
@@ -78,7 +78,7 @@ def _source(half: bool, **options: int) -> Source:
 
 
 def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
-    """``depth`` iterations on ``level``."""
+    """Return the pass of ``depth`` iterations on ``level``."""
     half = level.dtype == torch.float16
     groups = shape.threads // 32
     while depth - (groups - 1) * -(-depth // groups) < 1:

@@ -12,18 +12,18 @@ FLOW, DUAL, DATA, ORIGIN = 2, 4, 3, 2  # planes of each kind
 
 
 def pitch_of(width: int, dtype: torch.dtype) -> int:
-    """Elements from one row of a plane to the next."""
+    """Return the number of elements from one row of a plane to the next."""
     step = ROW // dtype.itemsize
     return -(-width // step) * step
 
 
 def planes_of(dtype: torch.dtype) -> int:
-    """Planes of an item: flow and dual twice, data, and in float16 the origin."""
+    """Return the number of planes of an item: flow and dual twice, data, and in float16 the origin."""
     return 2 * (FLOW + DUAL) + DATA + (ORIGIN if dtype == torch.float16 else 0)
 
 
 def elements_of(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
-    """Elements that a level takes."""
+    """Return the number of elements of a level."""
     return batch * planes_of(dtype) * height * pitch_of(width, dtype)
 
 
@@ -53,7 +53,7 @@ class Level:
         device: torch.device,
         memory: Tensor | None = None,
     ) -> None:
-        """``memory``: at least ``elements_of(...)`` elements of ``dtype``, aligned to 128 bytes; allocated if None."""
+        """Allocate the planes, or use ``memory``: at least ``elements_of(...)`` elements, aligned to 128 bytes."""
         if dtype not in DTYPES:
             raise ValueError(f"expected float32 or float16, got {dtype}")
         if batch < 1 or height < 1 or width < 1:

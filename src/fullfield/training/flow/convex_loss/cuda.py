@@ -32,7 +32,7 @@ def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for weights of a dtype."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    text = launching.read_source(launching.HALVES, launching.VALUES, launching.WARPS, _SOURCE)
     return Source.defining(text, IN=CODES[dtype])
 
 

@@ -112,16 +112,7 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ L
 #pragma unroll
         for (int k = 0; k < 9; ++k) p.grad_mask[mask + k * FINE * p.mask_c] = rounded(w[k] * (dot[k] - mean));
     }
-    // Sums over the warp: each step a lane keeps one half of its values and gives the other away.
-#pragma unroll
-    for (int step = 16, count = KEPT / 2; step; step >>= 1, count >>= 1) {
-        const bool upper = lane & step;
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            const float gone = upper ? v[i] : v[i + count], own = upper ? v[i + count] : v[i];
-            v[i] = own + __shfl_xor_sync(0xffffffffu, gone, step);
-        }
-    }
+    sums_apart(v, lane);
     halves[thread / 32][2 * lane] = v[0];
     halves[thread / 32][2 * lane + 1] = v[1];
     surprise = together(surprise);

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.backends import usable
 from fullfield.ops.launching import is_eager
-from fullfield.ops.operators import gradients_again, wants_gradient
+from fullfield.ops.operators import direct_apply, gradients_again, wants_gradient
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.protocol import Running
 from fullfield.ops.point_norm.reference import normalised
@@ -72,8 +72,7 @@ def point_norm(
     features = features.contiguous()
     residual = None if residual is None else residual.contiguous()
     if wants_gradient(features, weight, bias, residual):
-        out: Tensor = _apply(features, weight, bias, residual, made, running)
-        return out
+        return _apply(features, weight, bias, residual, made, running)
     return made.forward(features, weight, bias, residual, running)
 
 
@@ -140,5 +139,4 @@ class _Norm(torch.autograd.Function):
         return one, three, four, two, None, None
 
 
-# ``_Norm.apply`` without what it does for functorch's transforms and for ``setup_context``.
-_apply: Any = super(torch.autograd.Function, _Norm).apply
+_apply = direct_apply(_Norm)

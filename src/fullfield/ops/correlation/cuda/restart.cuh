@@ -1,7 +1,7 @@
-// The last items of multiply_out: patches are written anew with the lookup that did not fit beside what they held.
+// The last items of multiply_out: patches are written again with the lookup that did not fit together with what they held.
 
 // What the threads of a block find together.
-struct Anew { int box[4]; u32 largest; };
+struct Restart { int box[4]; u32 largest; };
 
 static __device__ __forceinline__ float gradient(const GradientParams &q, i64 at) {
     if (q.grad_type == 0) return ((const float *)q.grad)[at];
@@ -12,7 +12,7 @@ static __device__ __forceinline__ float gradient(const GradientParams &q, i64 at
 // Writes the patches of a marked tile's level as if there had been no lookup before, when so many items are `finished`. COUNT threads
 // serve a pixel, each every COUNT-th column; LINES lines of the patches are worked on at a time, in shared memory.
 template <int COUNT, int LINES>
-static __device__ __forceinline__ void begin_anew(const GradientParams &q, Anew &common, float *patch, int items, int item) {
+static __device__ __forceinline__ void begin_again(const GradientParams &q, Restart &common, float *patch, int items, int item) {
     constexpr int threads = COUNT * TILE_PIXELS;
     const Params &p = q.p;
     if (threadIdx.x == 0) {        // its patches are read until all items before are finished

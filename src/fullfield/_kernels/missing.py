@@ -1,9 +1,0 @@
-"""Reasons against a kernel that lie in the machine."""
-
-from __future__ import annotations
-
-
-class Missing(str):
-    """Reason why a kernel cannot run on this machine for any request: a missing package, or a GPU that is too old."""
-
-    __slots__ = ()
