@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -195,7 +196,7 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             stored = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError):  # the second: nested too deeply
             raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
-        if changed := differences(stored, content):
+        if changed := differences(_renamed(stored), _renamed(content)):
             advice = "use another folder"
             if "after" in content and all(text.startswith(_LIMITS) for text in changed):
                 advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
@@ -207,6 +208,16 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             found = "a run begun by an earlier version, which does not continue"
         raise InputError(f"{path.parent}: holds {found}; use another folder")
     write_json(path, content)
+
+
+def _renamed(recipe: Any) -> Any:
+    """Return the recipe with synthetic pairs by their present name; runs begun by earlier versions say ``made``."""
+    if not isinstance(recipe, dict):
+        return recipe
+    sets = {name: recipe[name] for name in ("data", "validate") if isinstance(recipe.get(name), list)}
+    return recipe | {
+        name: [re.sub(r"^made(?=[-:=]|$)", "synthetic", str(word)) for word in words] for name, words in sets.items()
+    }
 
 
 def write_json(path: Path, content: Any) -> None:
