@@ -18,7 +18,7 @@ from fullfield.datasets import layout
 from fullfield.datasets.base import Listed
 from fullfield.datasets.own import LIST
 from fullfield.io import PointCloud, read_point_cloud
-from fullfield.io.pose import read_pose
+from fullfield.io.pointcloud import read_pose
 
 _ROUNDED = 1e-2
 

@@ -1,6 +1,6 @@
 """Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, and a verdict on the pose."""
 
-from fullfield.io.pose import read_pose, rigid
+from fullfield.io.pointcloud import read_pose, rigid
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig
 from fullfield.registration.register import (

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield.io.pointcloud import as_point_cloud
-from fullfield.io.pose import rigid
+from fullfield.io.pointcloud import as_point_cloud, rigid
 from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import around, nearest
 from fullfield.registration.learned import LearnedDescriptor

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield.io.pose import rigid
+from fullfield.io.pointcloud import rigid
 from fullfield.registration.arrays import Floats
 from fullfield.registration.descriptors import nearest
 from fullfield.registration.ransac import apply
