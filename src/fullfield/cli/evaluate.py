@@ -113,7 +113,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         score,
         write_submission,
     )
-    from fullfield.evaluation.leaderboards import check_submission
+    from fullfield.evaluation.evaluation import check_submission
     from fullfield.evaluation.scale import reduced
     from fullfield.evaluation.sharing import wait_for_all
 

@@ -18,10 +18,9 @@ from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, requested_backend_of
-from fullfield.evaluation.finishing import Finisher
+from fullfield.evaluation.finishing import Finisher, Scorer
 from fullfield.evaluation.loading import OnDevice, read_ahead
 from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described, source_of
-from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
 from fullfield.ops.splatting import moved_forward
 
