@@ -292,7 +292,8 @@ def _report(
         "picture": picture,
         **{name: getattr(args, name) or None for name in MAPS},
         "method": flow.method,
-        "asked_method": chosen.method,
+        "requested_method": chosen.method,
+        "asked_method": chosen.method,  # the key of earlier versions
         "refined": refined,
         "preset": chosen.preset,
         "parameters": dict(flow.parameters),

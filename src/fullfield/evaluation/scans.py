@@ -318,7 +318,7 @@ def _registered(method: RegistrationMethod, sample: ScanSample) -> Registration:
 
 
 def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
-    from fullfield.registration.truth import true_overlap
+    from fullfield.registration.refinement import true_overlap
 
     clouds = sample.source, sample.target
     overlap = true_overlap(*clouds, sample.truth.numpy(), reach=dataset.reach, refine=dataset.coarse)

@@ -13,7 +13,7 @@ from fullfield.registration.register import (
     register,
     register_by_ransac,
 )
-from fullfield.registration.resolution import choose_voxel
+from fullfield.registration.scan import choose_voxel
 
 __all__ = [
     "AcceptedRegistration",

@@ -11,14 +11,11 @@ import numpy as np
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud, rigid
-from fullfield.registration.arrays import Floats, Ints
-from fullfield.registration.descriptors import around, nearest
+from fullfield.registration.descriptors import Floats, Ints, around, mutual_matches, nearest
 from fullfield.registration.learned import LearnedDescriptor
-from fullfield.registration.matching import mutual_matches
 from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
-from fullfield.registration.resolution import choose_voxel
-from fullfield.registration.scan import Scan, finite_points, prepare, thin
+from fullfield.registration.scan import Scan, choose_voxel, finite_points, prepare, thin
 from fullfield.registration.verdict import (
     FPFH_LIMITS,
     LEARNED_LIMITS,

@@ -155,7 +155,7 @@ class ListedPlates(Plates):
     """Frames from a list."""
 
     def __init__(self, frames: Sequence[Frame], numbers: str | Sequence[int] | None, **reading: Any) -> None:
-        from fullfield.sequences.ranges import parse_frames
+        from fullfield.sequences.names import parse_frames
 
         self._frames, self._reading = frames, {k: v for k, v in reading.items() if v is not None}
         if not set(self._reading) <= {"transfer"}:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 
 from fullfield._check import InputError
 from fullfield.sequences.engine import Problem
-from fullfield.sequences.ranges import format_frames
+from fullfield.sequences.names import format_frames
 from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _LEAST = 8

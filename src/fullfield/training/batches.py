@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.registration.arrays import Floats
+from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import NetworkInput, network_input
 from fullfield.registration.learned_network import DescriptorNetwork, surroundings
 from fullfield.training.config import DescriptorTraining

@@ -15,7 +15,7 @@ import torch
 
 from fullfield import _check
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
-from fullfield.registration.arrays import Floats
+from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points

@@ -7,11 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.registration.arrays import Floats, Ints
-from fullfield.registration.descriptors import nearest
+from fullfield.registration.descriptors import Floats, Ints, nearest
 from fullfield.registration.ransac import apply
-from fullfield.registration.resolution import CELLS, choose_voxel
-from fullfield.registration.scan import kept
+from fullfield.registration.scan import CELLS, choose_voxel, kept
 
 Draw = np.random.Generator
 

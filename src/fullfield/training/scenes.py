@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.arrays import Floats
+from fullfield.registration.descriptors import Floats
 
 Draw = np.random.Generator
 Relief = Callable[[Floats, Floats], Floats]  # heights over two coordinates along the surface, metres
