@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.cli.score import gate, table
 from fullfield.estimators.registry import DEFAULT_PRESET
 

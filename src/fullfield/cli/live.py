@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check as check
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
-from fullfield.cli.errors import naming
-from fullfield.cli.report import say
+from fullfield.cli.report import naming, say
 from fullfield.estimators.registry import method_of
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 

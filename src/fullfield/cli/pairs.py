@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 
 HELP = "write synthetic pairs with exact flow"
 DESCRIPTION = (

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_sequence
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
-from fullfield.cli.errors import size
+from fullfield.cli.report import size
 from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_sequence
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._lazy import renamed, renamed_property
 from fullfield._switch import Switch
-from fullfield.estimators.forks import check_fork
+from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, Progress
-from fullfield.estimators.registry import canonical, method_of
+from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.registry import AUTO_NETWORK, canonical, method_of
 from fullfield.models.cascade import cascade_pairs, cascade_sizes
 from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
@@ -29,6 +30,7 @@ from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
 from fullfield.ops.correlation import BACKENDS
 from fullfield.ops.correlation.protocol import LOOKUPS
+from fullfield.ops.tvl1 import RefinementConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -375,3 +377,26 @@ class _Report:
             hook.remove()
         self._done = done + updates * size.pixels
         progress(self._done / self._work, where)
+
+
+class AutoEstimator(RefinedEstimator):
+    """Network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
+
+    Only changes that reduce the image mismatch are kept. With ``precision`` "fast" or "bfloat16" the refinement is one
+    pass of two rounds, and on the CPU the network runs alone.
+
+    ``method`` is the network's, so that results name what computed them; ``parameters`` describe the refinement.
+
+    Args:
+        config: configuration of the network.
+        backend: backend of the correlation lookup.
+    """
+
+    def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
+        self._is_fast = config is not None and config.precision not in ("auto", "exact")
+        refinement = RefinementConfig() if self._is_fast else RefinementConfig(passes=3, rounds=1)
+        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), refinement)
+
+    def refines(self, device: torch.device) -> bool:
+        """Return whether frames on the device are refined."""
+        return not (self._is_fast and device.type == "cpu")

@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._lazy import renamed_property
-from fullfield.estimators.forks import check_fork
+from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.estimators.protocol import Progress

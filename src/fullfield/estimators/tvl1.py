@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._lazy import renamed_property
-from fullfield.estimators.forks import check_fork
+from fullfield.estimators.devices import check_fork
 from fullfield.estimators.protocol import Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
 

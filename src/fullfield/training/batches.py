@@ -19,8 +19,7 @@ from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import NetworkInput, network_input
 from fullfield.registration.learned_network import DescriptorNetwork, surroundings
 from fullfield.training.config import DescriptorTraining
-from fullfield.training.pairs import cut_pair
-from fullfield.training.scenes import synthetic_scene
+from fullfield.training.pairs import cut_pair, synthetic_scene
 from fullfield.training.workers import end_with_the_parent, worker_context
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
