@@ -103,6 +103,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, share, weights)
     evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
+    from fullfield.estimators.cascaded import reduced
     from fullfield.evaluation import (
         AtScale,
         Run,
@@ -114,7 +115,6 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         write_submission,
     )
     from fullfield.evaluation.evaluation import check_submission
-    from fullfield.evaluation.scale import reduced
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")

@@ -226,12 +226,12 @@ def write_json(path: Path, content: Any) -> None:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def write_tensors(path: Path, named: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically."""
     from safetensors.torch import save
 
     own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
-    content = save(own, metadata)
+    content = save(own)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
