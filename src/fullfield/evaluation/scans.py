@@ -171,11 +171,9 @@ class Registrar:
         weights: str | os.PathLike[str] | None = None,
         ransac_only: bool = False,
     ) -> None:
-        if voxel is not None:
-            _check.number(voxel, "voxel", above=0.0)
-        _check.number(seed, "seed", integer=True, low=0)
-        _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
-        _check.number(samples, "samples", integer=True, low=3)
+        from fullfield.registration.register import Settings
+
+        Settings(voxel, None, seed, iterations, samples).check()
         self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
         self.ransac_only = ransac_only
         self._descriptor, self._checksum = None, None

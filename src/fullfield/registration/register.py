@@ -159,17 +159,21 @@ class Settings(NamedTuple):
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None
     plain: bool = False
 
+    def check(self) -> None:
+        """Raise InputError naming the number that makes no sense."""
+        if self.voxel is not None:
+            _check.number(self.voxel, "voxel", above=0.0)
+        _check.number(self.seed, "seed", integer=True, low=0)
+        _check.number(self.iterations, "iterations", integer=True, low=1, high=10_000_000)
+        _check.number(self.samples, "samples", integer=True, low=3)
+
 
 def registered(
     source: Any, target: Any, settings: Settings, progress: Progress | None = None
 ) -> AcceptedRegistration | RefusedRegistration:
     """Run :func:`register`; ``progress`` receives the fraction done and the next step."""
+    settings.check()
     voxel, init, seed, iterations, samples, descriptor, plain = settings
-    if voxel is not None:
-        _check.number(voxel, "voxel", above=0.0)
-    _check.number(seed, "seed", integer=True, low=0)
-    _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
-    _check.number(samples, "samples", integer=True, low=3)
     if descriptor == "fpfh":
         descriptor = None
     elif descriptor is not None and not isinstance(descriptor, LearnedDescriptor):
