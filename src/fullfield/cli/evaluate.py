@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         score,
         write_submission,
     )
-    from fullfield.evaluation.evaluation import check_submission
+    from fullfield.evaluation.predict import check_submission
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")

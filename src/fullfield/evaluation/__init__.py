@@ -8,8 +8,7 @@
 """
 
 from fullfield.estimators.cascaded import AtScale, read_scale
-from fullfield.evaluation.evaluation import evaluate, score, write_submission
-from fullfield.evaluation.predict import Setting, noting_shortage, predict
+from fullfield.evaluation.predict import Setting, evaluate, noting_shortage, predict, score, write_submission
 from fullfield.evaluation.run import Run, ScanRun
 from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, Registrar, ScanProtocol, evaluate_scans, score_scans
 
