@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._lazy import renamed, renamed_property
+from fullfield._lazy import renamed
 from fullfield._switch import Switch
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
-from fullfield.estimators.protocol import Bidirectional, Progress
+from fullfield.estimators.protocol import BackendRequest, Bidirectional, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import AUTO_NETWORK, canonical, method_of
 from fullfield.models.cascade import cascade_pairs, cascade_sizes
@@ -58,7 +58,7 @@ class _Found(NamedTuple):
     log_scale: Tensor | None = None
 
 
-class NetworkEstimator:
+class NetworkEstimator(BackendRequest):
     """Estimator of RAFT or SEA-RAFT flow for frames of any size. The network is loaded at the first call and kept.
 
     Weights that are not on this machine are downloaded then; a file that has changed is loaded again. The fast form is
@@ -129,13 +129,6 @@ class NetworkEstimator:
         if not self.config.double:
             del parameters["double"]  # absent from the notes of shots that older versions began
         return parameters
-
-    @property
-    def requested_backend(self) -> str | None:
-        """Backend that was requested; None if it is chosen."""
-        return self._requested
-
-    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:
