@@ -165,7 +165,7 @@ class Source:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
 
-        ``form`` is the element type asked for: ``uint8``, ``uint16``, ``half`` or ``float``.
+        ``form`` is the requested element type: ``uint8``, ``uint16``, ``half`` or ``float``.
         """
         spec = part.spec
         if spec.get_string_attribute("compression").startswith("htj2k"):

@@ -30,7 +30,7 @@ from fullfield.sequences.stages import Stages
 DIRECTIONS = ("forward", "backward", "both")
 _AHEAD_BYTES = 1 << 30
 _FEWEST = 2
-_MORE_AT = 8  # frames left at which more are asked for
+_MORE_AT = 8  # frames left at which more are requested
 
 
 @dataclass(frozen=True)
@@ -413,8 +413,8 @@ class Engine:
     def _together(self, together: Any, first: int, second: int, grid: int, start: Tensor | None) -> Tensor | None:
         """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
 
-        The earlier frame comes first whichever is asked for, so that a run that goes on from files gives the same; but
-        with a warm start, which belongs to the way asked for.
+        The earlier frame comes first whichever is requested, so that a run that continues from files gives the same. A
+        warm start belongs to the requested direction, so with one the requested order stays.
         """
         order = (first, second) if self._setting.warm_start else (min(first, second), max(first, second))
         one, two = self._alike(*order, grid)

@@ -147,7 +147,7 @@ class Pattern:
 class Found:
     """Sequence of frames that was found by name.
 
-    ``files`` are the frames that are there by number (none of a video); ``asked`` those that the text itself names
+    ``files`` are the frames that are there by number (none of a video); ``requested`` those that the text itself names
     (``plate.1001-1100####.exr``), or None.
     """
 
@@ -155,7 +155,7 @@ class Found:
     files: dict[int, Path]
     pattern: Pattern | None = None
     video: str | None = None
-    asked: list[int] | None = None
+    requested: list[int] | None = None
 
     def path(self, number: int) -> str:
         """Return the file name of a frame, whether it exists or not."""
@@ -197,21 +197,21 @@ def find_frames(text: str) -> Found:
     if where.is_dir():
         named = [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
         return _grouped(text, [p for p in named if p.is_file()])
-    spelled, asked = text, None
+    spelled, requested = text, None
     behind = _OUTER.fullmatch(text)
     if behind is not None and is_pattern(behind[1]):
-        spelled, asked = behind[1], parse_frames(behind[2], text)
+        spelled, requested = behind[1], parse_frames(behind[2], text)
     name = os.path.split(spelled)[1]
     inside = _INNER.search(name)
     if inside is not None:
-        asked = parse_frames(inside[1], text)
+        requested = parse_frames(inside[1], text)
         spelled = spelled[: len(spelled) - len(name)] + name[: inside.start()] + name[inside.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
         pattern = Pattern.parse(spelled)
         files = pattern.found()
         if not files:
             raise InputError(f"{text}: no such file{_nearest(pattern)}")
-        return Found(text, files, pattern, asked=asked)
+        return Found(text, files, pattern, requested=requested)
     if glob.has_magic(text):
         matches = [Path(name) for name in glob.glob(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
         return _grouped(text, [p for p in matches if p.is_file()])
@@ -263,10 +263,10 @@ def choose(found: Found, text: str | None, name: str = "--frames") -> list[int]:
     They are those of the range ``text``, else those of the sequence's own spelling, else all that are there. Raise
     InputError where none of them is there.
     """
-    asked = found.asked if text is None else parse_frames(text, name)
-    if found.video is not None or asked is None:
-        return list(found.files) if asked is None else asked
-    if not any(number in found.files for number in asked):
+    requested = found.requested if text is None else parse_frames(text, name)
+    if found.video is not None or requested is None:
+        return list(found.files) if requested is None else requested
+    if not any(number in found.files for number in requested):
         there = format_frames(found.files)
-        raise InputError(f"{name}: none of the frames {format_frames(asked)} is there; {found.text} has {there}")
-    return asked
+        raise InputError(f"{name}: none of the frames {format_frames(requested)} is there; {found.text} has {there}")
+    return requested

@@ -135,7 +135,7 @@ class Announced(Generic[T]):
         from torch.utils.data import DataLoader
 
         return DataLoader(
-            _Made(self._make),  # type: ignore[arg-type]  # one without a base class
+            _Batches(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
             sampler=requests,  # without an end, and used once
             num_workers=self._workers,
@@ -147,7 +147,7 @@ class Announced(Generic[T]):
         )
 
 
-class _Made(Generic[T]):
+class _Batches(Generic[T]):
     """Map-style data set of batches for a DataLoader's workers."""
 
     def __init__(self, make: Callable[[int, int], T]) -> None:
