@@ -435,7 +435,7 @@ def _small(path: Path) -> Any:
 def _() -> Any:
     from fractions import Fraction
 
-    from fullfield.evaluation.scale import AtScale
+    from fullfield.estimators.cascaded import AtScale
 
     halved = AtScale(TVL1Estimator(), Fraction(1, 2))
     return moved_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))

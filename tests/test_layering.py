@@ -82,7 +82,6 @@ LIGHT = {
     "fullfield.models.weights",
     "fullfield.training.flow.config",
     "fullfield.sequences.names",
-    "fullfield.sequences.ranges",
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 

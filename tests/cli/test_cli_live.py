@@ -40,7 +40,7 @@ def test_every_pair_has_a_flow_where_nothing_hurries(cli: Any, film: str) -> Non
     told = ran.json
     assert ran.err == ""
     assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (8, 7, 7, 0)
-    assert told["rate"] == {"source": 10.0, "asked": "max"}
+    assert told["rate"] == {"source": 10.0, "requested": "max", "asked": "max"}
     assert told["size"] == {"width": 64, "height": 48}
     assert told["latency_s"]["median"] >= told["computing_s"]["median"] > 0
     assert told["latency_s"]["p99"] <= told["latency_s"]["max"]

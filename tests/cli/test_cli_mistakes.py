@@ -290,7 +290,7 @@ def test_terminated_while_writing_leaves_no_temporary_file(cli: Any, scene: Path
     before = signal.getsignal(signal.SIGTERM)
     names = {path.name for path in scene.iterdir()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fullfield.io.flow_formats.flo.write", killed)
+        patch.setattr("fullfield.io.flow_formats.plain.write_flo", killed)
         with pytest.raises(SystemExit) as ended:
             cli("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
     assert ended.value.code == 128 + signal.SIGTERM

@@ -23,7 +23,7 @@ from fullfield.evaluation.sharing import Share
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, Registration
 from fullfield.registration.learned_network import DescriptorNetwork
-from fullfield.registration.truth import true_overlap
+from fullfield.registration.refinement import true_overlap
 from fullfield.testing import room_scan
 
 pytest.importorskip("small_gicp")

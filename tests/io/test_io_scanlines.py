@@ -12,8 +12,7 @@ import torch
 
 from fullfield.io import FrameWindow, read_frame, read_vectors, write_vectors
 from fullfield.io.flow_formats import FlowRangeError, exr
-from fullfield.io.metadata import read_metadata
-from fullfield.io.oiio import Header, one_thread_a_file, opened, write_picture, write_scanlines
+from fullfield.io.oiio import Header, one_thread_a_file, opened, read_metadata, write_picture, write_scanlines
 from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
 from fullfield.io.transfer import encode_srgb
 from fullfield.io.vectors import vector_lines, vector_lines_there

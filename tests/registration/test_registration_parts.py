@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fullfield.registration.descriptors import BINS, around, histograms, nearest_within, plane_normals
-from fullfield.registration.matching import mutual_matches
+from fullfield.registration.descriptors import BINS, around, histograms, mutual_matches, nearest_within, plane_normals
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
 from fullfield.registration.refinement import Refiner, library
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullfield import InputError
-from fullfield.sequences.ranges import format_frames, parse_frames
+from fullfield.sequences.names import format_frames, parse_frames
 
 
 @pytest.mark.parametrize(

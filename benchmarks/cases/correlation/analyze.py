@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     from benchmarks.cases.correlation.analysis import read_shares, recorded_positions, window_statistics
     from benchmarks.cases.correlation.recorded import between, load_recorded
-    from fullfield.cli.errors import naming
+    from fullfield.cli.report import naming
 
     blocks = sorted(set(args.blocks))
     layouts = [layout for layout in LAYOUTS if layout in args.layouts]

@@ -18,7 +18,7 @@ from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import Candidate, CheckFailed, Timing, Unsupported, given_up, interleaved, wall_clock
 from fullfield import Flow, estimate, estimate_batch
 from fullfield._check import InputError
-from fullfield.estimators.copies import to_device
+from fullfield.estimators.devices import to_device
 from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
 from fullfield.models import Cascade, PreparedSizes, load_weights

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.cli.errors import naming, size
 from fullfield.cli.options import add_packing_options, packing_arguments
+from fullfield.cli.report import naming, size
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:

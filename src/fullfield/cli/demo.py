@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.cli.score import table
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.cli.score import gate, table
 from fullfield.estimators.registry import DEFAULT_PRESET
 
@@ -103,6 +103,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, share, weights)
     evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
+    from fullfield.estimators.cascaded import reduced
     from fullfield.evaluation import (
         AtScale,
         Run,
@@ -113,8 +114,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         score,
         write_submission,
     )
-    from fullfield.evaluation.leaderboards import check_submission
-    from fullfield.evaluation.scale import reduced
+    from fullfield.evaluation.predict import check_submission
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")
@@ -175,9 +175,10 @@ def _flow_options(args: argparse.Namespace) -> list[str]:
 
 def opened(word: str, option: str) -> FlowDataset:
     """Open the data set ``NAME:FOLDER``."""
-    from fullfield.datasets import DATASETS, SCANS, open_dataset
+    from fullfield.datasets import DATASETS, SCANS, open_dataset, present_name
 
-    name, colon, folder = word.partition(":")
+    given, colon, folder = word.partition(":")
+    name = present_name(given)
     if name in SCANS and name not in DATASETS:
         models = " or ".join(evaluate_scans.METHODS)
         raise InputError(
@@ -186,7 +187,9 @@ def opened(word: str, option: str) -> FlowDataset:
     if not (colon and folder and name in DATASETS):
         hint = nearest(name, [*DATASETS])
         raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}{hint}")
-    return open_dataset(name, Path(folder).expanduser())
+    dataset = open_dataset(name, Path(folder).expanduser())
+    report.warn_renamed(given, name, option)
+    return dataset
 
 
 def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:

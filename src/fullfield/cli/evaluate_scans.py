@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,7 +93,8 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
 
     ``weights`` is the file of MODEL learned; None for the one in the package.
     """
-    from fullfield.evaluation import Registrar, Setting, evaluate_scans, protocols, score_scans
+    from fullfield.evaluation import PROTOCOLS as KNOWN
+    from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
 
     dataset = _opened(args.dataset)
     if args.device != "cpu":
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     elif weights is not None:
         paths.check_input(weights, "--weights")
     protocol = options.get("protocol")
-    usual = dataset.criteria if protocol is None else protocols.PROTOCOLS[protocol].criteria(dataset)
+    usual = dataset.criteria if protocol is None else KNOWN[protocol].criteria(dataset)
     criteria = _criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
             counts = settings.pop("samples", (_SAMPLES,))
             registrars = [Registrar(samples=samples, weights=weights, **settings) for samples in counts]
         else:
-            registrars = protocols.PROTOCOLS[protocol].registrars(weights=weights, **settings)
+            registrars = KNOWN[protocol].registrars(weights=weights, **settings)
         for at, method in enumerate(registrars):
             setting = Setting(share=share, progress=progress.part(at / len(registrars), (at + 1) / len(registrars)))
             place = folder / method.run_name

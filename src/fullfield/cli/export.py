@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.methods import fetching
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.estimators.registry import ALIASES, AUTO_NETWORK
 from fullfield.models.weights import DEFAULTS
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, pictures, report, sequence
-from fullfield.cli.errors import naming, same_size, size
 from fullfield.cli.options import (
     READING_WORDS,
     add_flow_choice,
@@ -18,6 +17,7 @@ from fullfield.cli.options import (
     packing_arguments,
 )
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming, same_size, size
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     sequence.check_absent(args)
     _check_files(args)
 
-    from fullfield.cli.frames import read_frames
+    from fullfield.cli.options import read_frames
 
     methods.use_threads(args.threads)
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
@@ -292,7 +292,8 @@ def _report(
         "picture": picture,
         **{name: getattr(args, name) or None for name in MAPS},
         "method": flow.method,
-        "asked_method": chosen.method,
+        "requested_method": chosen.method,
+        "asked_method": chosen.method,  # the key of earlier versions
         "refined": refined,
         "preset": chosen.preset,
         "parameters": dict(flow.parameters),

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check as check
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
-from fullfield.cli.errors import naming
-from fullfield.cli.report import say
+from fullfield.cli.report import naming, say
 from fullfield.estimators.registry import method_of
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
@@ -346,10 +345,15 @@ def _report(
     if args.viz is not None and picture is not None:
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
         text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, there was no flow'}"
+    requested = "source" if args.rate is None else args.rate
     facts = {
         "source": args.source,
         "size": {"width": source.width, "height": source.height},
-        "rate": {"source": source.rate, "asked": "source" if args.rate is None else args.rate},
+        "rate": {
+            "source": source.rate,
+            "requested": requested,
+            "asked": requested,
+        },  # asked: the key of earlier versions
         **counts,
         "interrupted": interrupted,
         "picture": picture,

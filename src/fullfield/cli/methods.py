@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.cli import argtypes
-from fullfield.cli.errors import naming
-from fullfield.cli.report import note
+from fullfield.cli.report import naming, note
 from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import (
     DEFAULT_METHOD,
@@ -226,7 +225,7 @@ def _origin(method: str, config: Any) -> Origin | None:
 
 
 def words(method: str) -> dict[str, str]:
-    """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.errors.naming`."""
+    """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.report.naming`."""
     own = {parameter.field: option for option, parameter in parameters(method).items()}
     general = {"method": "--method", "backend": "--backend", "device": "--device", "initial_flow": "--initial-flow"}
     return {**own, **general}

@@ -6,21 +6,21 @@ import argparse
 from pathlib import Path
 
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 
 HELP = "write synthetic pairs with exact flow"
 DESCRIPTION = (
     "Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, "
-    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'made'. A GPU makes "
+    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A GPU makes "
     "thousands of pairs a second; a CPU needs seconds for each."
 )
 EPILOG = """\
 examples:
-  fullfield pairs -o made --count 10 --size 320x240
-  fullfield pairs -o made-photos --count 1000 --textures pack.zip --device cuda
-  fullfield pairs -o made-figures --style figures --device cuda
-  fullfield evaluate tvl1 made:made
+  fullfield pairs -o synthetic --count 10 --size 320x240
+  fullfield pairs -o synthetic-photos --count 1000 --textures pack.zip --device cuda
+  fullfield pairs -o synthetic-figures --style figures --device cuda
+  fullfield evaluate tvl1 synthetic:synthetic
 
 The same command continues a run that was stopped; with a larger --count it adds pairs.
 """

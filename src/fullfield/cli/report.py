@@ -1,4 +1,4 @@
-"""Reports of verbs: one JSON object or lines on stdout, and notes on stderr."""
+"""Reports of verbs: one JSON object or lines on stdout, notes on stderr, and errors that name files and options."""
 
 from __future__ import annotations
 
@@ -11,14 +11,47 @@ import sys
 import time
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield import __version__
+from fullfield._check import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
     from fullfield.sequences.outputs import Plan
+
+
+@contextmanager
+def naming(**words: str) -> Iterator[None]:
+    """Turn an InputError ``argument: ...`` inside into ``word: ...``, for every ``argument=word``."""
+    try:
+        yield
+    except InputError as error:
+        argument, colon, rest = str(error).partition(":")
+        word = words.get(argument)
+        if not word:
+            raise
+        raise type(error)(f"{word}{colon}{rest}") from error
+
+
+def size(image: Tensor) -> str:
+    """Return the size of ``[..., H, W]`` as text, width x height."""
+    return f"{image.shape[-1]}x{image.shape[-2]}"
+
+
+def same_size(first: Tensor, first_path: str, second: Tensor, second_path: str) -> None:
+    """Check that both ``[..., H, W]`` have one size; the InputError names both files."""
+    if first.shape[-2:] != second.shape[-2:]:
+        raise InputError(
+            f"{second_path}: is {size(second)}, but {first_path} is {size(first)}; they must have the same size"
+        )
+
 
 _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they reorder the text that follows
 
@@ -26,6 +59,12 @@ _BIDIRECTIONAL = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 def note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
     say(f"fullfield: {kind}: {printable(' '.join(text.split()))}")
+
+
+def warn_renamed(old: str, new: str, option: str) -> None:
+    """Print a warning if a name on the command line is a deprecated one."""
+    if old != new:
+        note(f"{option}: {old} is deprecated, use {new}", kind="warning")
 
 
 def note_plan(numbers: Sequence[int], plan: Plan) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import positive
-from fullfield.cli.errors import naming, size
-from fullfield.cli.frames import FOUR_VALUES, add_four_values, read_truth, truth_values
-from fullfield.cli.options import add_flow_choice, flow_choice
+from fullfield.cli.options import FOUR_VALUES, add_flow_choice, add_four_values, flow_choice, read_truth, truth_values
+from fullfield.cli.report import naming, size
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
-from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_sequence
-from fullfield.sequences.ranges import format_frames
+from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -298,7 +297,8 @@ def _report(
         "direction": work.setting.direction,
         "step": work.setting.step,
         "method": chosen.estimator.method,
-        "asked_method": chosen.method,
+        "requested_method": chosen.method,
+        "asked_method": chosen.method,  # the key of earlier versions
         "refined": refined,
         "preset": chosen.preset,
         "parameters": dict(chosen.estimator.parameters),

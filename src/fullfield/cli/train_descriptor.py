@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 from fullfield.io.names import POINT_SUFFIXES
 
 HELP = "a descriptor of points, for fullfield register"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.errors import naming
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.pictures import PicturePack
     from fullfield.training.flow.scene import SceneStyle
 
-_MADE = "made"
+_SYNTHETIC = "synthetic"
 _AUGMENTATIONS = ("usual", "colour", "none")
 _HELD_OUT = 1_000_003  # added to the seed of pairs that validate
 _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
@@ -39,8 +39,8 @@ DESCRIPTION = "Train a network of optical flow on synthetic pairs, on data sets,
 EPILOG = """\
 examples:
   fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda
-  fullfield train flow -o runs/tuned --network raft --init raft-things --data sintel-final:/data/sintel made=0.3
-  fullfield train flow -o runs/limbs --network fullfield-s --init fullfield-s --data made=0.5 made-figures=0.5
+  fullfield train flow -o runs/tuned --network raft --init raft-things --data sintel-final:/data/sintel synthetic=0.3
+  fullfield train flow -o runs/limbs --network fullfield-s --init fullfield-s --data synthetic=0.5 synthetic-figures=0.5
   fullfield train flow -o runs/large --network fullfield-s --after runs/mine --size 960x432 --minutes 30 --device cuda
   torchrun --nproc-per-node 4 -m fullfield train flow -o runs/four --network raft-small --batch 64 --device cuda
   fullfield flow a.png b.png -o flow.flo --method fullfield-s --weights runs/mine/weights.safetensors
@@ -78,10 +78,10 @@ def _add_data_options(group: Any) -> None:
     group.add_argument(
         "--data",
         nargs="+",
-        default=[_MADE],
+        default=[_SYNTHETIC],
         metavar="NAME[:FOLDER][=WEIGHT]",
-        help="made (synthetic pairs), made-STYLE (small, large, bars, figures, bodies), or a data set and its folder: "
-        "made=0.4 made-figures=0.3 chairs:/data/chairs=0.3 [made]",
+        help="synthetic (generated pairs), synthetic-STYLE (small, large, bars, figures, bodies), or a data set and "
+        "its folder: synthetic=0.4 synthetic-figures=0.3 chairs:/data/chairs=0.3 [synthetic]",
     )
     group.add_argument("--size", type=argtypes.size, default=(368, 496), help="size of the frames [496x368]")
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the synthetic pairs [procedural pictures]")
@@ -96,7 +96,7 @@ def _add_data_options(group: Any) -> None:
         nargs="+",
         default=[],
         metavar="NAME[:FOLDER]",
-        help="validation: made or made-STYLE (synthetic pairs of another seed), or data sets and their folders",
+        help="validation: synthetic or synthetic-STYLE (with another seed), or data sets and their folders",
     )
     group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="highest number of pairs of each")
 
@@ -259,7 +259,7 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
     match = _PART.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
         form = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
-        raise InputError(f"{option} {text}: expected {form}, such as made or chairs:/data/chairs")
+        raise InputError(f"{option} {text}: expected {form}, such as synthetic or chairs:/data/chairs")
     weight = 1.0
     if match["weight"] is not None:
         try:
@@ -268,26 +268,32 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
             weight = 0.0
         if not 0 < weight < float("inf"):
             raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}")
-    if match["folder"] is None and match["name"].partition("-")[0] != _MADE:
+    if match["folder"] is None and match["name"].partition("-")[0] not in (_SYNTHETIC, "made"):
         raise InputError(f"{option} {text}: a data set needs its folder, NAME:FOLDER")
     return match["name"], match["folder"], weight
 
 
 def _style(name: str, option: str) -> SceneStyle:
-    """Return the style of ``made`` or ``made-STYLE``."""
+    """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
+    from fullfield.datasets import present_name
     from fullfield.training.flow.scene import SceneStyle
 
     with naming(style=f"{option} {name}"):
-        return SceneStyle.preset("usual" if name == _MADE else name.removeprefix(f"{_MADE}-"))
+        style = SceneStyle.preset(name.partition("-")[2] if "-" in name else "usual")
+    report.warn_renamed(name, present_name(name), option)
+    return style
 
 
 def _opened(name: str, folder: str, option: str) -> Any:
-    from fullfield.datasets import DATASETS, open_dataset
+    from fullfield.datasets import DATASETS, open_dataset, present_name
 
+    given, name = name, present_name(name)
     if name not in DATASETS:
         hint = nearest(name, [*DATASETS])
         raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}{hint}")
-    return open_dataset(name, folder)
+    dataset = open_dataset(name, folder)
+    report.warn_renamed(given, name, option)
+    return dataset
 
 
 def _source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:

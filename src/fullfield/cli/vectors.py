@@ -11,8 +11,7 @@ from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
-from fullfield.sequences.names import Found, find_frames, is_pattern
-from fullfield.sequences.ranges import format_frames
+from fullfield.sequences.names import Found, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES
-from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_pattern
-from fullfield.sequences.ranges import format_frames
+from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError
 from fullfield.cli import paths, pictures, report
 from fullfield.cli.argtypes import positive
-from fullfield.cli.errors import naming, same_size
-from fullfield.cli.frames import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.cli.options import (
+    FOUR_VALUES,
     READING_WORDS,
     add_flow_choice,
+    add_four_values,
     add_reading_options,
     check_flow_choice,
     flow_choice,
+    read_truth,
+    truth_values,
     unused_reading_options,
 )
+from fullfield.cli.report import naming, same_size
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
@@ -123,7 +126,7 @@ def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Te
 
 def _frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and the second frame on the grid of the flow; ``area`` is its data window, if it has one."""
-    from fullfield.cli.frames import read_frames
+    from fullfield.cli.options import read_frames
 
     given = [path for path in (args.frame1, args.frame2) if path is not None]
     if not given:

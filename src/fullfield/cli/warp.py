@@ -10,9 +10,8 @@ from weakref import WeakKeyDictionary
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
-from fullfield.cli.errors import size
-from fullfield.sequences.names import Found, choose, find_frames, is_sequence
-from fullfield.sequences.ranges import format_frames
+from fullfield.cli.report import size
+from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -8,27 +8,27 @@
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
 from fullfield import _check
-from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.chairs import FlyingChairs
-from fullfield.datasets.hd1k import HD1K
-from fullfield.datasets.kitti import KITTI2012, KITTI2015
-from fullfield.datasets.kitti_odometry import KITTIOdometry
-from fullfield.datasets.kubric import KubricNK
-from fullfield.datasets.made import Made
-from fullfield.datasets.middlebury import Middlebury
-from fullfield.datasets.pairs import Pairs
-from fullfield.datasets.rendered import CHARGE_SHOTS, Charge8K, Rendered
-from fullfield.datasets.sample import FlowSample, Record, Truth
-from fullfield.datasets.scan_pairs import ScanPairs
-from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord, ScanSample
-from fullfield.datasets.sintel import Sintel
-from fullfield.datasets.spring import Spring
-from fullfield.datasets.things import FlyingThings3D
+from fullfield.datasets.base import FlowDataset, FlowSample, Record, Truth
+from fullfield.datasets.benchmarks import (
+    HD1K,
+    KITTI2012,
+    KITTI2015,
+    FlyingChairs,
+    FlyingThings3D,
+    KubricNK,
+    Middlebury,
+    Sintel,
+    Spring,
+)
+from fullfield.datasets.own import CHARGE_SHOTS, Charge8K, Pairs, Rendered, SyntheticPairs
+from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanPairs, ScanRecord, ScanSample
 from fullfield.datasets.three_d_match import ThreeDMatch
 
 DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = MappingProxyType(
@@ -61,7 +61,7 @@ DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = Mappin
         "kubric-8k": partial(KubricNK, resolution="8k"),
         "charge-8k": Charge8K,
         "rendered": Rendered,
-        "made": Made,
+        "synthetic": SyntheticPairs,
         "pairs": Pairs,
     }
 )
@@ -96,8 +96,24 @@ def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
 
     Raises InputError naming the folder that is missing; nothing but names of files is read.
     """
-    _check.choice(name, "dataset", DATASETS)
-    return DATASETS[name](root)
+    present = present_name(name)
+    if present != name:
+        warnings.warn(f"the data set {name} is deprecated, use {present}", DeprecationWarning, stacklevel=2)
+    _check.choice(present, "dataset", DATASETS)
+    return DATASETS[present](root)
+
+
+def present_name(name: str) -> str:
+    """Return ``synthetic`` for the deprecated name ``made``, also before a style (``made-bars``); else ``name``."""
+    return re.sub(r"^made(?=-|$)", "synthetic", name)
+
+
+def __getattr__(name: str) -> type[SyntheticPairs]:
+    """Return the class by its old name, which is deprecated."""
+    if name != "Made":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Made is deprecated, use SyntheticPairs", DeprecationWarning, stacklevel=2)
+    return SyntheticPairs
 
 
 __all__ = [
@@ -115,7 +131,6 @@ __all__ = [
     "FlyingThings3D",
     "KITTIOdometry",
     "KubricNK",
-    "Made",
     "Middlebury",
     "Pairs",
     "Record",
@@ -126,6 +141,7 @@ __all__ = [
     "ScanSample",
     "Sintel",
     "Spring",
+    "SyntheticPairs",
     "ThreeDMatch",
     "Truth",
     "open_dataset",

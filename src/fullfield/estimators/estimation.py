@@ -16,9 +16,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.copies import to_device
+from fullfield.estimators.devices import check_fork, to_device
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import Frame, as_batches
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import RefinedEstimator, refiner_of

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._lazy import renamed, renamed_property
+from fullfield._lazy import renamed
 from fullfield._switch import Switch
-from fullfield.estimators.forks import check_fork
+from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
-from fullfield.estimators.protocol import Bidirectional, Progress
-from fullfield.estimators.registry import canonical, method_of
+from fullfield.estimators.protocol import BackendRequest, Bidirectional, Progress
+from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.registry import AUTO_NETWORK, canonical, method_of
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.lookups import PairSize, dense_fits, lookup_request
@@ -28,6 +29,7 @@ from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
 from fullfield.ops.correlation import BACKENDS
 from fullfield.ops.correlation.protocol import LOOKUPS
+from fullfield.ops.tvl1 import RefinementConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +57,7 @@ class _Found(NamedTuple):
     log_scale: Tensor | None = None
 
 
-class NetworkEstimator:
+class NetworkEstimator(BackendRequest):
     """Estimator of RAFT or SEA-RAFT flow for frames of any size. The network is loaded at the first call and kept.
 
     Weights that are not on this machine are downloaded then; a file that has changed is loaded again. The fast form is
@@ -126,13 +128,6 @@ class NetworkEstimator:
         if not self.config.double:
             del parameters["double"]  # absent from the notes of shots that older versions began
         return parameters
-
-    @property
-    def requested_backend(self) -> str | None:
-        """Backend that was requested; None if it is chosen."""
-        return self._requested
-
-    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:
@@ -374,3 +369,26 @@ class _Report:
             hook.remove()
         self._done = done + updates * size.pixels
         progress(self._done / self._work, where)
+
+
+class AutoEstimator(RefinedEstimator):
+    """Network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
+
+    Only changes that reduce the image mismatch are kept. With ``precision`` "fast" or "bfloat16" the refinement is one
+    pass of two rounds, and on the CPU the network runs alone.
+
+    ``method`` is the network's, so that results name what computed them; ``parameters`` describe the refinement.
+
+    Args:
+        config: configuration of the network.
+        backend: backend of the correlation lookup.
+    """
+
+    def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
+        self._is_fast = config is not None and config.precision not in ("auto", "exact")
+        refinement = RefinementConfig() if self._is_fast else RefinementConfig(passes=3, rounds=1)
+        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), refinement)
+
+    def refines(self, device: torch.device) -> bool:
+        """Return whether frames on the device are refined."""
+        return not (self._is_fast and device.type == "cpu")

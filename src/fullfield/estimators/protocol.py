@@ -96,7 +96,20 @@ def prepare_estimator(
         prepare(device, *(() if size is None else (size,)), **more)
 
 
-class WrappingEstimator:
+class BackendRequest:
+    """Base of estimators whose backend can be requested."""
+
+    _requested: str | None
+
+    @property
+    def requested_backend(self) -> str | None:
+        """Backend that was requested; None if it is chosen."""
+        return self._requested
+
+    asked_backend = renamed_property("asked_backend", "requested_backend")
+
+
+class WrappingEstimator(BackendRequest):
     """Base of estimators that wrap ``estimator`` and report its names as their own."""
 
     def __init__(self, estimator: Estimator) -> None:
@@ -112,8 +125,6 @@ class WrappingEstimator:
     def requested_backend(self) -> str | None:
         """Backend that was requested of the wrapped estimator; None if it chooses."""
         return requested_backend_of(self.estimator)
-
-    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._lazy import renamed_property
-from fullfield.estimators.forks import check_fork
+from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
-from fullfield.estimators.protocol import Progress
+from fullfield.estimators.protocol import BackendRequest, Progress
 from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download
 from fullfield.models.state import fit, read_state
 from fullfield.models.weights import weights_folder
@@ -42,7 +41,7 @@ _DIGEST = re.compile(r"-([0-9a-f]{8,})\.\w+$")
 _UPDATES = ("iters", "decoder_depth", "num_reg_refine")
 
 
-class PtlflowEstimator:
+class PtlflowEstimator(BackendRequest):
     """Estimator of a ptlflow model for frames of any size. The model is built and loaded at the first call, and kept.
 
     Checkpoints that ptlflow publishes are downloaded then, into our cache. Calls from several threads wait for each
@@ -96,13 +95,6 @@ class PtlflowEstimator:
         patched, and ptlflow's version.
         """
         return {**self.config.as_dict(), **self._origin}
-
-    @property
-    def requested_backend(self) -> str | None:
-        """Backend that was requested; None if it is chosen."""
-        return self._requested
-
-    asked_backend = renamed_property("asked_backend", "requested_backend")
 
     @property
     def backend(self) -> str:

@@ -93,7 +93,7 @@ METHODS = {
         "auto",
         _CONFIGS,
         "NetworkConfig",
-        estimator="fullfield.estimators.auto:AutoEstimator",
+        estimator="fullfield.estimators.network:AutoEstimator",
         network="fullfield-s",
         cascades=True,
     ),

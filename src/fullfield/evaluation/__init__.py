@@ -7,13 +7,10 @@
 >>> result["scores"]["epe"], result["runtime"]["median_s"]  # doctest: +SKIP
 """
 
-from fullfield.evaluation.evaluation import evaluate, score
-from fullfield.evaluation.leaderboards import write_submission
-from fullfield.evaluation.predict import Setting, noting_shortage, predict
-from fullfield.evaluation.protocols import POINTCNNPP, PROTOCOLS, ScanProtocol
+from fullfield.estimators.cascaded import AtScale, read_scale
+from fullfield.evaluation.predict import Setting, evaluate, noting_shortage, predict, score, write_submission
 from fullfield.evaluation.run import Run, ScanRun
-from fullfield.evaluation.scale import AtScale, read_scale
-from fullfield.evaluation.scans import Registrar, evaluate_scans, score_scans
+from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, Registrar, ScanProtocol, evaluate_scans, score_scans
 
 __all__ = [
     "POINTCNNPP",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError, differences
-from fullfield.datasets.listed import Listed
+from fullfield.datasets.base import Listed
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import atomic_path, read_flow, write_flow
 from fullfield.io.arrays import read_npy

@@ -10,28 +10,126 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.datasets import Criteria, ScanDataset, ScanSample
+from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import Setting
 from fullfield.evaluation.run import RESULT, ScanRun, described, runtime, source_of
-from fullfield.evaluation.scan_scores import row, totals
 from fullfield.evaluation.sharing import wait_for_all
-from fullfield.metrics import second_moment
+from fullfield.metrics import (
+    feature_matching_recall,
+    inlier_ratio,
+    relative_rotation_error,
+    relative_translation_error,
+    rmse_by_information,
+    rmse_by_moment,
+    second_moment,
+)
 
 if TYPE_CHECKING:
     from fullfield.io import PointCloud
     from fullfield.registration import Registration
+
+
+def row(
+    record: ScanRecord,
+    facts: Mapping[str, Any],
+    truth: Mapping[str, Any],
+    matched: NDArray[np.float64],
+    criteria: Criteria,
+) -> dict[str, Any]:
+    """Return the scores of one pair.
+
+    ``rre`` (degrees), ``rte``, ``rmse`` (NaN where refused), ``ir``, ``matches``, ``overlap``; whether the method
+    ``accepted`` its pose, whether that ``passed`` the criteria, and whether the ``features`` match.
+    """
+    pose = torch.tensor(truth["pose"], dtype=torch.float64)
+    errors = dict.fromkeys(("rre", "rte", "rmse"), math.nan)
+    if facts["success"]:
+        found = torch.tensor(facts["transform"], dtype=torch.float64)
+        if record.information is not None:
+            rmse = rmse_by_information(found, pose, record.information)
+        else:
+            moment = [[math.nan if entry is None else entry for entry in line] for line in truth["moment"]]
+            rmse = rmse_by_moment(found, pose, torch.tensor(moment, dtype=torch.float64))
+        angle, shift = relative_rotation_error(found, pose), relative_translation_error(found, pose)
+        errors = {"rre": float(angle), "rte": float(shift), "rmse": float(rmse)}
+    points = torch.from_numpy(matched)
+    ratio = inlier_ratio(points[:, 0], points[:, 1], pose, threshold=criteria.inlier_distance)
+    features = feature_matching_recall(torch.tensor([ratio], dtype=torch.float32), threshold=criteria.inlier_ratio)
+    return {
+        **errors,
+        "ir": ratio,
+        "matches": len(matched),
+        "overlap": truth["overlap"],
+        "accepted": bool(facts["success"]),
+        "passed": bool(facts["success"]) and _passes(errors, criteria),
+        "features": bool(features),
+        "reason": facts["reason"],
+    }
+
+
+def _passes(errors: Mapping[str, float], criteria: Criteria) -> bool:
+    limits = {"rre": criteria.max_rre, "rte": criteria.max_rte, "rmse": criteria.max_rmse}
+    return all(errors[name] < limit for name, limit in limits.items() if limit is not None)
+
+
+def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return ``scores`` over the list and ``scenes``, the same for each scene.
+
+    ``rr`` registration recall and ``fmr`` feature matching recall, each the mean over scenes; ``rr_pairs``,
+    ``fmr_pairs`` over pairs; ``ir`` mean over pairs, one without matches counts 0; ``rre``, ``rte`` mean over the
+    pairs that passed, ``rre_median``, ``rte_median``; ``accepted`` share of pairs whose pose the method accepts,
+    ``wrong`` the share of those that did not pass; ``pairs`` all, and ``counted`` those that count for the recall and
+    the errors. A pair that was refused is one that is missed. NaN over no pairs.
+    """
+    scenes: dict[str, list[ScanRecord]] = {}
+    for record in records:
+        scenes.setdefault(record.scene, []).append(record)
+    by_scene = {scene: _over(some, rows) for scene, some in scenes.items()}
+    scores = _over(records, rows)
+    for name in ("rr", "fmr"):
+        scores[f"{name}_pairs"] = scores[name]
+        scores[name] = _mean([one[name] for one in by_scene.values() if not math.isnan(one[name])])
+    return {"scores": scores, "scenes": by_scene}
+
+
+def _over(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    mine = [rows[record.name] for record in records]
+    counted = [rows[record.name] for record in records if record.counted]
+    passed = [one for one in counted if one["passed"]]
+    accepted = [one for one in counted if one["accepted"]]
+    errors = {name: [one[name] for one in passed] for name in ("rre", "rte")}
+    return {
+        "rr": _mean([one["passed"] for one in counted]),
+        "fmr": _mean([one["features"] for one in mine]),
+        "ir": _mean([0.0 if math.isnan(one["ir"]) else one["ir"] for one in mine]),
+        **{name: _mean(values) for name, values in errors.items()},
+        **{f"{name}_median": statistics.median(values) if values else math.nan for name, values in errors.items()},
+        "accepted": _mean([one["accepted"] for one in counted]),
+        "wrong": _mean([not one["passed"] for one in accepted]),
+        "pairs": len(mine),
+        "counted": len(counted),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
 
 SAMPLES = 5000
 
@@ -73,11 +171,9 @@ class Registrar:
         weights: str | os.PathLike[str] | None = None,
         ransac_only: bool = False,
     ) -> None:
-        if voxel is not None:
-            _check.number(voxel, "voxel", above=0.0)
-        _check.number(seed, "seed", integer=True, low=0)
-        _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
-        _check.number(samples, "samples", integer=True, low=3)
+        from fullfield.registration.register import Settings
+
+        Settings(voxel, None, seed, iterations, samples).check()
         self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
         self.ransac_only = ransac_only
         self._descriptor, self._checksum = None, None
@@ -126,7 +222,7 @@ def evaluate_scans(
 
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
-        (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scan_scores.totals` has
+        (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.totals` has
         the scores.
 
     Raises:
@@ -220,7 +316,7 @@ def _registered(method: RegistrationMethod, sample: ScanSample) -> Registration:
 
 
 def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
-    from fullfield.registration.truth import true_overlap
+    from fullfield.registration.refinement import true_overlap
 
     clouds = sample.source, sample.target
     overlap = true_overlap(*clouds, sample.truth.numpy(), reach=dataset.reach, refine=dataset.coarse)
@@ -246,3 +342,64 @@ def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
             present = following or reader.submit(dataset.__getitem__, indices[at])
             following = reader.submit(dataset.__getitem__, indices[at + 1]) if at + 1 < len(indices) else None
             yield present.result()
+
+
+@dataclass(frozen=True)
+class ScanProtocol:
+    """Numbers of matches, RANSAC trials and limits by which a paper compares descriptors.
+
+    >>> for method in POINTCNNPP.registrars():  # doctest: +SKIP
+    ...     evaluate_scans(method, pairs, f"runs/{method.run_name}", criteria=POINTCNNPP.criteria(pairs))
+    """
+
+    samples: tuple[int, ...]  # matches at most, one run for each
+    trials: int  # triples that RANSAC draws
+    indoor: Criteria
+    lidar: Criteria  # for KITTI
+
+    def criteria(self, dataset: ScanDataset) -> Criteria:
+        """Return the limits for ``dataset``."""
+        return self.lidar if isinstance(dataset, KITTIOdometry) else self.indoor
+
+    def registrars(
+        self,
+        *,
+        samples: Sequence[int] | None = None,
+        voxel: float | None = None,
+        seed: int = 0,
+        iterations: int | None = None,
+        weights: str | os.PathLike[str] | None = None,
+    ) -> list[Registrar]:
+        """Return RANSAC alone and the whole pipeline for each number of matches, to be compared in one table.
+
+        Args:
+            samples: numbers of matches; None for the protocol's.
+            voxel: as for :class:`Registrar`.
+            seed: as for :class:`Registrar`.
+            iterations: RANSAC's trials; None for the protocol's.
+            weights: as for :class:`Registrar`.
+        """
+        trials = self.trials if iterations is None else iterations
+        return [
+            Registrar(
+                voxel=voxel, seed=seed, iterations=trials, samples=count, weights=weights, ransac_only=ransac_only
+            )
+            for count in samples or self.samples
+            for ransac_only in (True, False)
+        ]
+
+
+POINTCNNPP = ScanProtocol(
+    samples=(5000, 2500, 1000, 500, 250),
+    trials=50_000,
+    indoor=Criteria(max_rmse=0.2),
+    lidar=Criteria(max_rre=1.0, max_rmse=0.2, inlier_distance=KITTIOdometry.criteria.inlier_distance),
+)
+"""Protocol of the supplement of PointCNN++ (arXiv 2511.23227, C.1): plain RANSAC on up to 5000 mutual matches.
+
+3DMatch: RMSE below 0.2 m, matches within 0.1 m, inlier ratio above 5 %. KITTI: RRE below 1° and RMSE below 0.2 m; the
+supplement counts no matches there, so the inlier distance stays the data set's.
+"""
+
+PROTOCOLS = {"pointcnnpp": POINTCNNPP}
+"""Protocols by name."""

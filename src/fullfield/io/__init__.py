@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fullfield.io.image import frame_window as frame_window
     from fullfield.io.image import read_frame as read_frame
     from fullfield.io.image import write_image as write_image
-    from fullfield.io.metadata import read_metadata as read_metadata
     from fullfield.io.names import EXR_COMPRESSIONS as EXR_COMPRESSIONS
     from fullfield.io.names import FLOW_SUFFIXES as FLOW_SUFFIXES
     from fullfield.io.names import FLOW_WRITE_SUFFIXES as FLOW_WRITE_SUFFIXES
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from fullfield.io.names import POINT_WRITE_SUFFIXES as POINT_WRITE_SUFFIXES
     from fullfield.io.names import TRANSFERS as TRANSFERS
     from fullfield.io.names import VIDEO_WRITE_SUFFIXES as VIDEO_WRITE_SUFFIXES
+    from fullfield.io.oiio import read_metadata as read_metadata
     from fullfield.io.point_formats import PointCloud as PointCloud
     from fullfield.io.pointcloud import as_point_cloud as as_point_cloud
     from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
@@ -47,9 +47,9 @@ __all__, __getattr__, __dir__ = lazy(
         "files": "atomic_path",
         "flow": "FlowData FlowRangeError flow_window read_flow write_flow write_st_map",
         "image": "frame_window read_frame write_image",
-        "metadata": "read_metadata",
         "names": "EXR_COMPRESSIONS FLOW_SUFFIXES FLOW_WRITE_SUFFIXES FRAME_SUFFIXES IMAGE_WRITE_SUFFIXES "
         "POINT_SUFFIXES POINT_WRITE_SUFFIXES TRANSFERS VIDEO_WRITE_SUFFIXES",
+        "oiio": "read_metadata",
         "point_formats": "PointCloud",
         "pointcloud": "as_point_cloud read_point_cloud transformed write_point_cloud",
         "vectors": "read_vectors write_vectors",

@@ -22,6 +22,8 @@ from fullfield.io.windows import FrameWindow, Window, check_window_choice
 
 Precision: TypeAlias = Literal["float", "half"]
 
+_FORMATS = {".flo": "flo", ".png": "kitti", ".flo5": "flo5", ".pfm": "pfm", ".npy": "array", ".npz": "viper"}
+"""Formats by suffix: the ends of the names of their readers and writers in ``flow_formats/plain.py``."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -54,7 +56,7 @@ def read_flow(
         InputError: an unknown suffix, or a file that is corrupt, truncated or holds something else.
         OSError: a missing file, a folder, or no permission.
     """
-    from fullfield.io.flow_formats import exr, flo, flo5, kitti, npy, pfm
+    from fullfield.io.flow_formats import exr, plain
 
     where = Path(path)
     suffix = _suffix(where, FLOW_SUFFIXES, "read")
@@ -67,15 +69,7 @@ def read_flow(
         for name, value in (("layer", layer), ("part", part)):
             if value is not None:
                 raise InputError(f"{where}: only OpenEXR files have a {name}, got {name}={value!r}")
-        readers = {
-            ".flo": flo.read,
-            ".png": kitti.read,
-            ".flo5": flo5.read,
-            ".pfm": pfm.read,
-            ".npy": npy.read,
-            ".npz": npy.read_viper,
-        }
-        flow, valid = readers[suffix](where)
+        flow, valid = getattr(plain, f"read_{_FORMATS[suffix]}")(where)
         np.copyto(flow, np.float32(0), where=~valid)
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
@@ -123,7 +117,7 @@ def write_flow(
             beyond what it can hold (KITTI: −512 to 511.98 px; half: 65504 px; ``.flo``: 10⁹ px). Nothing is written.
         OSError: the file cannot be written; what stood there before stays.
     """
-    from fullfield.io.flow_formats import exr, flo, flo5, kitti, npy, pfm
+    from fullfield.io.flow_formats import exr, plain
 
     where = Path(path)
     suffix = _suffix(where, FLOW_WRITE_SUFFIXES, "written")
@@ -134,7 +128,6 @@ def write_flow(
         raise InputError(f"{where}: only .exr holds further planes beside the flow, got {', '.join(planes)}")
     if suffix in (".exr", ".png"):
         check_name(where)
-    writers = {".flo": flo.write, ".png": kitti.write, ".pfm": pfm.write, ".npy": npy.write}
     with atomic_path(where) as temporary:
         if suffix == ".exr":
             channels = exr.vectors("forward", or_nan(values, known))
@@ -143,10 +136,9 @@ def write_flow(
                 channels += exr.vectors("backward", or_nan(back, finite(back)))
             channels += [Channel(name, _values(p, name, values.shape[1:])) for name, p in (planes or {}).items()]
             exr.save(temporary, exr.as_stored(channels, dtype), compression, Header(window=window))
-        elif suffix == ".flo5":
-            flo5.write(temporary, values, known, compression)
         else:
-            writers[suffix](temporary, values, known)
+            packing = {"compression": compression} if suffix == ".flo5" else {}
+            getattr(plain, f"write_{_FORMATS[suffix]}")(temporary, values, known, **packing)
 
 
 def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = None) -> None:
@@ -219,14 +211,14 @@ def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size:
 def _check_options(
     path: Path, suffix: str, backward: Tensor | None, compression: str | None, dtype: Precision | None
 ) -> None:
-    from fullfield.io.flow_formats import flo5
+    from fullfield.io.flow_formats.plain import FLO5_COMPRESSIONS
 
     if suffix == ".exr":
         choice(compression, "compression", (None, *EXR_COMPRESSIONS))
         choice(dtype, "dtype", (None, "float", "half"))
         return
     if suffix == ".flo5":
-        choice(compression, "compression", (None, *flo5.COMPRESSIONS))
+        choice(compression, "compression", (None, *FLO5_COMPRESSIONS))
     elif compression is not None:
         raise InputError(f"{path}: only .exr and .flo5 take a compression, got compression={compression!r}")
     if dtype is not None:

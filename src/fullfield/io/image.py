@@ -16,7 +16,6 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.metadata import metadata_of
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import (
     Attribute,
@@ -26,6 +25,7 @@ from fullfield.io.oiio import (
     check_name,
     describe_parts,
     layers,
+    metadata_of,
     opened,
     sniff,
     write_picture,
@@ -142,10 +142,10 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     where = Path(path)
     kind, _ = sniff(where)
     if kind == "pfm":
-        from fullfield.io.flow_formats import pfm
+        from fullfield.io.flow_formats import plain
 
         _check_pfm(where, part, layer)
-        whole = (0, 0, *pfm.read_size(where))
+        whole = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(whole, whole)
     with opened(where) as source:
         chosen, _ = _find_colour(source, part, layer)
@@ -177,10 +177,10 @@ def _check_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
 
 
 def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | None) -> Planes:
-    from fullfield.io.flow_formats import pfm
+    from fullfield.io.flow_formats import plain
 
     _check_pfm(path, part, layer)
-    planes = pfm.read_planes(path)
+    planes = plain.read_pfm_planes(path)
     if not np.isfinite(planes).all():
         raise _not_finite(path, planes)
     _display(path, curve(transfer, "linear"), planes)

@@ -1,4 +1,4 @@
-"""Access to OpenImageIO for the other modules: opening by content, parts, layers, bands of rows, writing."""
+"""Access to OpenImageIO: opening by content, parts, layers, metadata, bands of rows, writing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield._switch import Switch
-from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
+from fullfield.io.files import PathLike, check_inflated, check_pixels, check_readable, one_line
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
 
@@ -165,7 +165,7 @@ class Source:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
 
-        ``form`` is the element type asked for: ``uint8``, ``uint16``, ``half`` or ``float``.
+        ``form`` is the requested element type: ``uint8``, ``uint16``, ``half`` or ``float``.
         """
         spec = part.spec
         if spec.get_string_attribute("compression").startswith("htj2k"):
@@ -466,3 +466,50 @@ def _check_written(path: Path, kind: str, size: int, lines: Scanlines | None = N
         row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
         if not np.array_equal(found, row, equal_nan=True):
             raise OSError(errno.EIO, "the file holds something else than was written", str(path))
+
+
+# How pixels are stored, which another file with other pixels says for itself; and claims about them.
+_OWN = {
+    "compression", "pixelaspectratio", "name", "type", "view", "multiview", "chunkcount", "tiles", "orientation",
+    "acesimagecontainerflag", "envmap", "textureformat", "wrapmodes", "averagecolor", "constantcolor", "sha-1",
+    "iccprofile", "planarconfiguration", "resolutionunit", "xresolution", "yresolution", "version",
+}  # fmt: skip
+# How colour is to be shown: it holds for pictures made from the frame, not for vectors, which are data.
+_COLOUR = {
+    "chromaticities", "whiteluminance", "adoptedneutral", "colorinteropid", "colorspace", "inputcolorspace",
+    "renderingtransform", "lookmodtransform",
+}  # fmt: skip
+_OWN_PREFIXES = ("oiio:", "openexr:", "dpx:", "tiff:", "png:", "exif:", "iptc:", "fullfield/")
+_KINDS = ("openexr", "dpx")
+
+
+def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Attribute, ...]:
+    """Return the entries of an OpenEXR or DPX header that hold for other files made from the frame.
+
+    Time code, key code, frame rate, camera, ``nuke/*`` and other notes; not how its pixels are stored, and not their
+    colour space, which does not hold for vectors. Empty for other formats. Errors are those of
+    :func:`fullfield.io.read_frame`.
+    """
+    where = Path(path)
+    if sniff(where)[0] not in _KINDS:
+        return ()
+    with opened(where) as source:
+        return metadata_of(source, part)
+
+
+def metadata_of(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
+    """Return the entries of :func:`read_metadata` from an open file."""
+    if source.kind not in _KINDS:
+        return ()
+    entries = carried((source.first_part() if part is None else source.part(part)).spec)
+    return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
+
+
+def carried(spec: Any) -> tuple[Attribute, ...]:
+    """Return the entries that pictures made from this part keep, colour space included."""
+    kept = []
+    for entry in spec.extra_attribs:
+        name = entry.name.lower()
+        if name not in _OWN and not name.startswith(_OWN_PREFIXES):
+            kept.append(Attribute(entry.name, entry.type, entry.value))
+    return tuple(kept)

@@ -1,8 +1,10 @@
-"""Reading and writing of point clouds."""
+"""Point clouds and poses: reading, writing, and the formats of NumPy and KITTI."""
 
 from __future__ import annotations
 
 import os
+import warnings
+import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -11,26 +13,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullfield import _check
 from fullfield._check import InputError, describe
 from fullfield._check import values as held
-from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
+from fullfield.io.files import PathLike, atomic_path, check_readable, complaining, one_line
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, as_coordinates
-from fullfield.io.point_formats.plain import check_nameless, from_array
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _READERS = {
-    ".ply": ("ply", "read"),
-    ".pcd": ("pcd", "read"),
-    ".npy": ("plain", "read_array"),
-    ".npz": ("plain", "read_archive"),
-    ".bin": ("plain", "read_kitti"),
-    ".las": ("las", "read"),
-    ".laz": ("las", "read"),
+    ".ply": ("point_formats.ply", "read"),
+    ".pcd": ("point_formats.pcd", "read"),
+    ".npy": ("pointcloud", "read_array"),
+    ".npz": ("pointcloud", "read_archive"),
+    ".bin": ("pointcloud", "read_kitti"),
+    ".las": ("point_formats.las", "read"),
+    ".laz": ("point_formats.las", "read"),
 }
-_WRITERS = {".ply": ("ply", "write"), ".npy": ("plain", "write_array"), ".npz": ("plain", "write_archive")}
+_WRITERS = {
+    ".ply": ("point_formats.ply", "write"),
+    ".npy": ("pointcloud", "write_array"),
+    ".npz": ("pointcloud", "write_archive"),
+}
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
 
@@ -90,7 +97,7 @@ def _function(table: dict[str, tuple[str, str]], path: Path, suffixes: tuple[str
     if suffix not in table:
         raise InputError(f"{path}: unknown format {suffix!r} of a point cloud; known are {', '.join(suffixes)}")
     module, name = table[suffix]
-    found: Callable[..., Any] = getattr(import_module(f"fullfield.io.point_formats.{module}"), name)
+    found: Callable[..., Any] = getattr(import_module(f"fullfield.io.{module}"), name)
     return found
 
 
@@ -146,3 +153,129 @@ def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud
     if normals is not None:
         normals = (normals @ transform[:3, :3].T).astype(normals.dtype)
     return PointCloud(as_coordinates(points), cloud.colors, normals, cloud.attributes)
+
+
+_POINTS = ("points", "xyz", "pos", "arr_0")
+_TRIPLES = ("colors", "normals")
+_MOST_COLUMNS = 256
+
+
+def read_array(path: Path) -> PointCloud:
+    """Read ``.npy``: [N, 3] or wider; further columns become the attributes ``column_3`` and so on."""
+    return from_array(read_npy(path, check_readable(path)), str(path))
+
+
+def from_array(values: NDArray[Any], name: str) -> PointCloud:
+    """Make a cloud from an array [N, 3] or wider."""
+    if values.ndim != 2 or not 3 <= values.shape[1] <= _MOST_COLUMNS or values.dtype.kind not in "fiu":
+        raise InputError(f"{name}: expected points [N, 3] or wider, got {values.dtype} {list(values.shape)}")
+    extra = {f"column_{i}": np.ascontiguousarray(values[:, i]) for i in range(3, values.shape[1])}
+    return PointCloud(as_coordinates(values[:, :3]), attributes=extra)
+
+
+def read_archive(path: Path) -> PointCloud:
+    """Read ``.npz``: ``points``, ``xyz``, ``pos`` or the only array; ``colors``, ``normals`` and attributes [N]."""
+    with opened_archive(path) as (archive, names):
+        chosen = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
+        if chosen is None:
+            listed = ", ".join(one_line(n, 20) for n in names[:20]) or "nothing"
+            raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
+        shapes = {name: member_shape(path, archive, name) for name in names}
+        _check_shapes(path, chosen, shapes)
+        arrays = {name: read_member(path, archive, name) for name in names}
+    cloud = from_array(arrays.pop(chosen), f"{path}: array {chosen}")
+    triples = {name: arrays.pop(name, None) for name in _TRIPLES}
+    return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
+
+
+def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse arrays that do not belong to the array ``points``, before any is unpacked."""
+    count = shapes[points][0]
+    for name, shape in shapes.items():
+        wanted: tuple[int, ...] = (count, 3) if name in _TRIPLES else (count,)
+        if name != points and shape != wanted:
+            raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(wanted)}, got {list(shape)}")
+
+
+def read_kitti(path: Path) -> PointCloud:
+    """Read KITTI's ``.bin``: float32 x, y, z, reflectance."""
+    size = check_readable(path)
+    if size % 16:
+        raise InputError(
+            f"{path}: expected KITTI's rows of four float32, 16 bytes; {size} bytes are no multiple of that"
+        )
+    rows = np.fromfile(path, "<f4").reshape(-1, 4)
+    return PointCloud(as_coordinates(rows[:, :3]), attributes={"intensity": np.ascontiguousarray(rows[:, 3])})
+
+
+def check_nameless(path: Path, cloud: PointCloud) -> None:
+    """Refuse a cloud whose columns ``.npy`` could not name."""
+    extra = [name for name in cloud.attributes if not name.startswith("column_")]
+    lost = [name for name, held in (("colors", cloud.colors), ("normals", cloud.normals)) if held is not None] + extra
+    if lost:
+        raise InputError(
+            f"{path}: .npy holds columns without names, and the cloud has {', '.join(lost)}; take .npz or .ply"
+        )
+
+
+def write_array(path: Path, cloud: PointCloud) -> None:
+    """Write an ``.npy`` file."""
+    columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
+    write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1), cloud.points.dtype))
+
+
+def write_archive(path: Path, cloud: PointCloud) -> None:
+    """Write an ``.npz`` file."""
+    named = {"points": cloud.points, "colors": cloud.colors, "normals": cloud.normals, **cloud.attributes}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, values in named.items():
+            if values is not None:
+                with archive.open(f"{name}.npy", "w") as stream:
+                    np.lib.format.write_array(stream, values, allow_pickle=False)
+
+
+Floats = NDArray[np.float64]
+
+_MOST_BYTES = 1 << 16
+
+
+def read_pose(path: PathLike) -> Floats:
+    """[4, 4] from a text file or ``.npy`` of 4×4 or 3×4 numbers, or of those in one row as KITTI writes them.
+
+    Raises:
+        InputError: for anything else, or numbers that are no rotation and translation.
+        OSError: if it cannot be opened.
+    """
+    file = Path(path)
+    size = check_readable(file)
+    if size > _MOST_BYTES:
+        raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")
+    with complaining(file, "expected a pose, 12 or 16 numbers", ValueError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
+        text = file.suffix.lower() != ".npy"
+        values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
+    if values.size == 12 and values.dtype.kind in "fiu":
+        values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
+    return rigid(values.reshape(4, 4) if values.size == 16 else values, str(file))
+
+
+def rigid(value: Any, name: str = "init") -> Floats:
+    """``value`` as a float64 [4, 4] rotation and translation.
+
+    Raises:
+        InputError: for another shape, a last row other than 0 0 0 1, or a block that is no rotation to 1e-3.
+    """
+    try:
+        pose = np.array(value, np.float64)
+    except (TypeError, ValueError):
+        pose = np.empty(0)
+    _check.require(pose.shape == (4, 4) and bool(np.isfinite(pose).all()), name, "a finite 4×4 matrix", value)
+    turn = pose[:3, :3]
+    with np.errstate(over="ignore", invalid="ignore"):
+        fits = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
+        fits = fits and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
+        shown = str(pose.round(4).tolist())
+    _check.require(bool(fits), name, "a rotation and a translation, the last row 0 0 0 1", shown)
+    left, _, right = np.linalg.svd(turn)
+    pose[:3, :3] = left @ right
+    return pose

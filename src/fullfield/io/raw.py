@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.flow_formats import pfm
-from fullfield.io.metadata import carried
-from fullfield.io.oiio import Attribute, Header, check_name, opened, sniff, write_picture
+from fullfield.io.flow_formats.plain import read_pfm_planes
+from fullfield.io.oiio import Attribute, Header, carried, check_name, opened, sniff, write_picture
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import FrameWindow
 
@@ -45,7 +44,7 @@ def read_raw(path: PathLike) -> Raw:
     """Read all channels of a frame's first part. Errors are those of :func:`fullfield.io.read_frame`."""
     where = Path(path)
     if sniff(where)[0] == "pfm":
-        planes = pfm.read_planes(where)
+        planes = read_pfm_planes(where)
         return Raw(torch.from_numpy(planes), ("R", "G", "B") if len(planes) == 3 else ("Y",), "float")
     with opened(where) as source:
         part = source.first_part()

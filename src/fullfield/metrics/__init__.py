@@ -5,7 +5,17 @@ The definitions, and what they do with invalid pixels, are on the conventions pa
 
 from fullfield.metrics.accumulator import AVERAGING, FlowMetrics
 from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import angular_error, end_point_error, four_values, true_motion
+from fullfield.metrics.pixels import (
+    aae,
+    angular_error,
+    end_point_error,
+    epe,
+    fl_all,
+    four_values,
+    outliers,
+    true_motion,
+    wauc,
+)
 from fullfield.metrics.registration import (
     feature_matching_recall,
     inlier_ratio,
@@ -17,7 +27,6 @@ from fullfield.metrics.registration import (
     rmse_by_moment,
     second_moment,
 )
-from fullfield.metrics.summary import aae, epe, fl_all, outliers, wauc
 
 __all__ = [
     "AVERAGING",

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import Comparison, blocks, check_mask, check_pair, compare, refuse_unscorable
-from fullfield.metrics.summary import MEASURES
+from fullfield.metrics.pixels import MEASURES, Comparison, blocks, check_mask, check_pair, compare, refuse_unscorable
 
 AVERAGING = ("pooled", "per_image")
 

@@ -1,6 +1,6 @@
 """Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, and a verdict on the pose."""
 
-from fullfield.io.pose import read_pose, rigid
+from fullfield.io.pointcloud import read_pose, rigid
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig
 from fullfield.registration.register import (
@@ -13,7 +13,7 @@ from fullfield.registration.register import (
     register,
     register_by_ransac,
 )
-from fullfield.registration.resolution import choose_voxel
+from fullfield.registration.scan import choose_voxel
 
 __all__ = [
     "AcceptedRegistration",

@@ -19,8 +19,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_state, recognise
-from fullfield.registration.arrays import Floats, Ints
-from fullfield.registration.descriptors import local_shapes, plane_normals
+from fullfield.registration.descriptors import Floats, Ints, local_shapes, plane_normals
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork, surroundings
 from fullfield.registration.scan import NORMAL_RADIUS, fpfh
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.arrays import Floats, Ints
+from fullfield.registration.descriptors import Floats, Ints
 
 EDGE_RATIO = 0.9
 """Smallest ratio of the lengths of a triangle's edge in the two clouds."""

@@ -1,16 +1,18 @@
-"""Refinement of a rough pose: GICP (Segal, Haehnel, Thrun, RSS 2009), by small_gicp."""
+"""Refinement of poses by GICP (Segal, Haehnel, Thrun, RSS 2009), through small_gicp, and overlap in the true pose."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fullfield import _check
 from fullfield._check import InputError
-from fullfield.registration.arrays import Floats
-from fullfield.registration.descriptors import around
+from fullfield.io.pointcloud import rigid
+from fullfield.registration.descriptors import Floats, around, nearest
 from fullfield.registration.ransac import apply
+from fullfield.registration.scan import finite_points, kept
 
 _NEIGHBORS = 20
 _FEWEST = 3
@@ -65,3 +67,52 @@ class Refiner:
                 break
             transform = np.asarray(found.T_target_source, np.float64)
         return transform
+
+
+_REACHES = (8.0, 4.0, 2.0, 1.0)
+_MOST_TURN, _MOST_SHIFT = 5.0, 2.0  # largest change by a refinement: degrees, units of the clouds
+_FEWEST_CELLS = 20
+
+
+class Overlap(NamedTuple):
+    """Part of the source that the target shows too."""
+
+    pose: Floats  # [4, 4] source into target
+    points: Floats  # [N, 3] of the source, one a cell of ``reach``, with a point of the target within ``reach``
+    share: float  # of the source's points, one a cell
+
+
+def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refine: bool = False) -> Overlap:
+    """Return the overlap of two clouds in their true pose.
+
+    Args:
+        source: as for :func:`fullfield.registration.register`.
+        target: as ``source``.
+        transform: [4, 4], source into target.
+        reach: distance within which two points are the same place, in the clouds' units.
+        refine: whether ``transform`` is only near the truth and is refined by GICP first. A refinement that moves it
+            by more than 5° or 2 units is dropped.
+    """
+    _check.number(reach, "reach", above=0.0)
+    pose = rigid(transform, "transform")
+    clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
+    middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
+    moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers for any coordinates
+    few = moved[kept(moved, reach)]
+    if refine and min(len(few), len(goal)) >= _FEWEST_CELLS:
+        correction = Refiner(few / reach, goal[kept(goal, reach)] / reach)(np.eye(4), _REACHES)
+        correction[:3, 3] *= reach
+        if _is_small(correction):
+            few = apply(correction, few)
+            there, back = np.eye(4), np.eye(4)
+            there[:3, 3], back[:3, 3] = middle, -middle
+            pose = there @ correction @ back @ pose
+    touching = nearest(goal, few)[0][:, 0] <= reach if len(few) and len(goal) else np.zeros(len(few), bool)
+    points = (few[touching] + middle - pose[:3, 3]) @ pose[:3, :3]
+    return Overlap(pose, points, float(touching.mean()) if len(few) else 0.0)
+
+
+def _is_small(correction: Floats) -> bool:
+    cosine = (np.trace(correction[:3, :3]) - 1) / 2
+    turn = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
+    return bool(turn <= _MOST_TURN and np.linalg.norm(correction[:3, 3]) <= _MOST_SHIFT)

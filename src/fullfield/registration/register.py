@@ -10,16 +10,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield.io.pointcloud import as_point_cloud
-from fullfield.io.pose import rigid
-from fullfield.registration.arrays import Floats, Ints
-from fullfield.registration.descriptors import around, nearest
+from fullfield.io.pointcloud import as_point_cloud, rigid
+from fullfield.registration.descriptors import Floats, Ints, around, mutual_matches, nearest
 from fullfield.registration.learned import LearnedDescriptor
-from fullfield.registration.matching import mutual_matches
 from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
-from fullfield.registration.resolution import choose_voxel
-from fullfield.registration.scan import Scan, finite_points, prepare, thin
+from fullfield.registration.scan import Scan, choose_voxel, finite_points, prepare, thin
 from fullfield.registration.verdict import (
     FPFH_LIMITS,
     LEARNED_LIMITS,
@@ -163,17 +159,21 @@ class Settings(NamedTuple):
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None
     plain: bool = False
 
+    def check(self) -> None:
+        """Raise InputError naming the number that makes no sense."""
+        if self.voxel is not None:
+            _check.number(self.voxel, "voxel", above=0.0)
+        _check.number(self.seed, "seed", integer=True, low=0)
+        _check.number(self.iterations, "iterations", integer=True, low=1, high=10_000_000)
+        _check.number(self.samples, "samples", integer=True, low=3)
+
 
 def registered(
     source: Any, target: Any, settings: Settings, progress: Progress | None = None
 ) -> AcceptedRegistration | RefusedRegistration:
     """Run :func:`register`; ``progress`` receives the fraction done and the next step."""
+    settings.check()
     voxel, init, seed, iterations, samples, descriptor, plain = settings
-    if voxel is not None:
-        _check.number(voxel, "voxel", above=0.0)
-    _check.number(seed, "seed", integer=True, low=0)
-    _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
-    _check.number(samples, "samples", integer=True, low=3)
     if descriptor == "fpfh":
         descriptor = None
     elif descriptor is not None and not isinstance(descriptor, LearnedDescriptor):

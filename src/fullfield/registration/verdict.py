@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.arrays import Floats, Ints
-from fullfield.registration.descriptors import nearest_within
+from fullfield.registration.descriptors import Floats, Ints, nearest_within
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import Scan
 

@@ -1,6 +1,6 @@
 """Shots: motion vectors of whole sequences, and pictures made along them.
 
-- ``ranges``, ``names``: frame ranges and file names (without PyTorch)
+- ``names``: frame ranges and file names (without PyTorch)
 - ``plates``: frames with their windows and metadata, from files, lists and videos
 - ``changes``: cuts and held frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from fullfield.sequences.engine import Setting as Setting
     from fullfield.sequences.estimation import FrameFlows as FrameFlows
     from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
+    from fullfield.sequences.names import format_frames as format_frames
+    from fullfield.sequences.names import parse_frames as parse_frames
     from fullfield.sequences.outputs import Output as Output
     from fullfield.sequences.plates import Plate as Plate
     from fullfield.sequences.plates import Plates as Plates
     from fullfield.sequences.plates import open_plates as open_plates
     from fullfield.sequences.pool import run_on_devices as run_on_devices
-    from fullfield.sequences.ranges import format_frames as format_frames
-    from fullfield.sequences.ranges import parse_frames as parse_frames
     from fullfield.sequences.run import Outcome as Outcome
     from fullfield.sequences.run import Work as Work
 
@@ -36,9 +36,9 @@ __all__, __getattr__, __dir__ = lazy(
         "engine": "Problem Setting",
         "estimation": "FrameFlows estimate_sequence",
         "outputs": "Output",
+        "names": "format_frames parse_frames",
         "plates": "Plate Plates open_plates",
         "pool": "run_on_devices",
-        "ranges": "format_frames parse_frames",
         "run": "Outcome Work",
     },
 )

@@ -10,8 +10,8 @@ from typing import Any
 
 from fullfield._check import InputError
 from fullfield.sequences.engine import Problem
+from fullfield.sequences.names import format_frames
 from fullfield.sequences.pool import chunks
-from fullfield.sequences.ranges import format_frames
 from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _RETRIES = 2

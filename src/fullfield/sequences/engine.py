@@ -30,7 +30,7 @@ from fullfield.sequences.stages import Stages
 DIRECTIONS = ("forward", "backward", "both")
 _AHEAD_BYTES = 1 << 30
 _FEWEST = 2
-_MORE_AT = 8  # frames left at which more are asked for
+_MORE_AT = 8  # frames left at which more are requested
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Estimated:
     used: dict[int, Identity | None] = field(default_factory=dict)
     """The frames that went into it, with the versions of their files."""
 
-    def lack(self, direction: str, problem: Problem) -> None:
-        """Note a direction whose pair could not be estimated, and why."""
+    def add_missing(self, direction: str, problem: Problem) -> None:
+        """Add a direction whose pair could not be estimated, and the reason."""
         self.problems.append(problem)
         self.missing.append(direction)
 
@@ -306,7 +306,7 @@ class Engine:
                 continue
             flow = self._flow(number, other, done)
             if isinstance(flow, Problem):
-                done.lack(direction, flow)
+                done.add_missing(direction, flow)
                 self._add_end(done, direction, size)
                 continue
             partner = self._ready[other]
@@ -324,14 +324,14 @@ class Engine:
     def _refine(self, done: Estimated, direction: str, number: int, other: int) -> None:
         pair = (number, other, self._grid(number))
         if pair not in self._refined:
-            self._refined[pair] = self._made_exact(done, direction, number, other)
+            self._refined[pair] = self._refined_flow(done, direction, number, other)
         found = self._refined[pair]
         if isinstance(found, Problem):
-            done.lack(direction, found)
+            done.add_missing(direction, found)
         else:
             done.parts[direction] = found
 
-    def _made_exact(self, done: Estimated, direction: str, number: int, other: int) -> Tensor | Problem:
+    def _refined_flow(self, done: Estimated, direction: str, number: int, other: int) -> Tensor | Problem:
         refiner, back = self._refiner, self._flow(other, number, done)
         if isinstance(back, Problem) or refiner is None:
             return back
@@ -351,7 +351,7 @@ class Engine:
     def _check(self, done: Estimated, direction: str, number: int, other: int) -> None:
         back = self._flow(other, number, done)
         if isinstance(back, Problem):
-            done.lack(direction, back)
+            done.add_missing(direction, back)
             return
         first, second = self._alike(number, other, self._grid(number))
         own = self._log_scales.get((number, other, self._grid(number)))
@@ -413,8 +413,8 @@ class Engine:
     def _together(self, together: Any, first: int, second: int, grid: int, start: Tensor | None) -> Tensor | None:
         """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
 
-        The earlier frame comes first whichever is asked for, so that a run that goes on from files gives the same; but
-        with a warm start, which belongs to the way asked for.
+        The earlier frame comes first whichever is requested, so that a run that continues from files gives the same. A
+        warm start belongs to the requested direction, so with one the requested order stays.
         """
         order = (first, second) if self._setting.warm_start else (min(first, second), max(first, second))
         one, two = self._alike(*order, grid)
@@ -483,8 +483,8 @@ class Engine:
     def _start(self, first: int, second: int, size: torch.Size) -> Tensor | None:
         """Return the initial flow from the pair before; None across a cut and at the beginning."""
         setting, way = self._setting, second - first
-        asked = way in setting.ways.values()
-        if not setting.warm_start or not asked or self._change(*sorted((first, second))) == "cut":
+        requested = way in setting.ways.values()
+        if not setting.warm_start or not requested or self._change(*sorted((first, second))) == "cut":
             return None
         before = (first - setting.step, second - setting.step)
         made = self._flows if self._refiner is None else self._refined  # as they are stored

@@ -28,9 +28,9 @@ class FrameFlows:
 
     Attributes:
         number: of the frame.
-        forward, backward: flow to the frame after and before; None where that was not asked for, where the shot ends,
+        forward, backward: flow to the frame after and before; None where that was not requested, where the shot ends,
             or where ``problems`` say why there is none.
-        occlusion, confidence: by direction, [H, W] float32 in [0, 1], where they were asked for.
+        occlusion, confidence: by direction, [H, W] float32 in [0, 1], where they were requested.
         problems: what could not be read or estimated, each with its path and reason.
         cuts, held: pairs of frames (a, b) across which the shot changes, or whose pictures are the same.
         window, metadata: of the frame's file, where it is an EXR (metadata of a DPX too).
@@ -71,7 +71,7 @@ def estimate_sequence(
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
 
     A frame that cannot be read costs its pairs alone: they are None, and ``problems`` says why. Raises InputError for
-    a shot that is not there or settings that make no sense, at the first frame asked for.
+    a shot that is not there or settings that make no sense, at the first frame requested.
 
     >>> for flows in estimate_sequence("plate.%04d.exr", preset="fast", direction="both"):  # doctest: +SKIP
     ...     if flows.forward is not None:
@@ -85,12 +85,12 @@ def estimate_sequence(
     try:
         engine = Engine(plates, plates.numbers, estimator, chosen)
         for done in engine:
-            yield _told(done, engine.maker)
+            yield _frame_flows(done, engine.maker)
     finally:
         plates.close()
 
 
-def _told(done: Estimated, estimator: Estimator) -> FrameFlows:
+def _frame_flows(done: Estimated, estimator: Estimator) -> FrameFlows:
     parts = to_cpu(done.parts)
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):

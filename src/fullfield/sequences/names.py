@@ -1,16 +1,75 @@
-"""Names of sequences: patterns, folders, globs, video files. Light: imports neither torch nor numpy."""
+"""Frame ranges, and names of sequences: patterns, folders, globs, video files; imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.io.names import FRAME_SUFFIXES
-from fullfield.sequences.ranges import format_frames, parse_frames
+
+MOST = 1_000_000
+"""Frames of one range; more is a slip of the keyboard."""
+
+_PART = re.compile(r"(-?[0-9]{1,9})(?:-(-?[0-9]{1,9})(?:([xy:])(-?[0-9]{1,9}))?)?")
+
+
+def parse_frames(text: str, name: str = "frames") -> list[int]:
+    """Return the frames of a range in ascending order, each once.
+
+    Parts are separated by commas or spaces: ``7``; ``1001-1100`` (also ``1100-1001``); ``1-10x2``, every second frame
+    from the first one named; ``1-10y3``, fileseq's other frames, those that ``x3`` leaves out; ``1-10:3``, fileseq's
+    staggered order, which has all frames. Numbers may be negative: ``-5--1``.
+
+    Raises InputError, which calls the range ``name``.
+    """
+    found: set[int] = set()
+    for part in re.split(r"[,\s]+", text.strip()):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise InputError(f"{name}: expected frames such as 1001-1100, 1-10x2 or 1-10,20, got {text!r}")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[2])
+        step = 1 if match[4] is None else abs(int(match[4]))
+        if step == 0:
+            raise InputError(f"{name}: expected a step other than 0, got {part!r}")
+        if abs(last - first) // step >= MOST:
+            raise InputError(f"{name}: expected at most {MOST} frames, got {part!r}")
+        way = 1 if last >= first else -1
+        whole = range(first, last + way, way)
+        if match[3] == "y":
+            found.update(set(whole).difference(whole[::step]))
+        else:
+            found.update(whole if match[3] == ":" else whole[::step])
+        if len(found) > MOST:
+            raise InputError(f"{name}: expected at most {MOST} frames, got more")
+    if not found:
+        raise InputError(f"{name}: expected at least one frame, got {text!r}")
+    return sorted(found)
+
+
+def format_frames(numbers: Iterable[int]) -> str:
+    """Return the shortest plain spelling of frames: ``1-5,7,9-13x2``."""
+    every = sorted(set(numbers))
+    parts: list[str] = []
+    at = 0
+    while at < len(every):
+        step = every[at + 1] - every[at] if at + 1 < len(every) else 1
+        end = at + 1
+        while end < len(every) and every[end] - every[end - 1] == step:
+            end += 1
+        if end - at == 1 or (end - at == 2 and step > 1):
+            parts.append(f"{every[at]}")
+            at += 1
+            continue
+        parts.append(f"{every[at]}-{every[end - 1]}" + (f"x{step}" if step > 1 else ""))
+        at = end
+    return ",".join(parts)
+
 
 VIDEO_SUFFIXES = (
     ".mp4", ".mov", ".mkv", ".avi", ".webm", ".mxf", ".m4v", ".mpg", ".mpeg", ".mts", ".m2ts", ".ts", ".wmv", ".ogv",
@@ -88,7 +147,7 @@ class Pattern:
 class Found:
     """Sequence of frames that was found by name.
 
-    ``files`` are the frames that are there by number (none of a video); ``asked`` those that the text itself names
+    ``files`` are the frames that are there by number (none of a video); ``requested`` those that the text itself names
     (``plate.1001-1100####.exr``), or None.
     """
 
@@ -96,7 +155,7 @@ class Found:
     files: dict[int, Path]
     pattern: Pattern | None = None
     video: str | None = None
-    asked: list[int] | None = None
+    requested: list[int] | None = None
 
     def path(self, number: int) -> str:
         """Return the file name of a frame, whether it exists or not."""
@@ -138,21 +197,21 @@ def find_frames(text: str) -> Found:
     if where.is_dir():
         named = [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
         return _grouped(text, [p for p in named if p.is_file()])
-    spelled, asked = text, None
+    spelled, requested = text, None
     behind = _OUTER.fullmatch(text)
     if behind is not None and is_pattern(behind[1]):
-        spelled, asked = behind[1], parse_frames(behind[2], text)
+        spelled, requested = behind[1], parse_frames(behind[2], text)
     name = os.path.split(spelled)[1]
     inside = _INNER.search(name)
     if inside is not None:
-        asked = parse_frames(inside[1], text)
+        requested = parse_frames(inside[1], text)
         spelled = spelled[: len(spelled) - len(name)] + name[: inside.start()] + name[inside.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
         pattern = Pattern.parse(spelled)
         files = pattern.found()
         if not files:
             raise InputError(f"{text}: no such file{_nearest(pattern)}")
-        return Found(text, files, pattern, asked=asked)
+        return Found(text, files, pattern, requested=requested)
     if glob.has_magic(text):
         matches = [Path(name) for name in glob.glob(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
         return _grouped(text, [p for p in matches if p.is_file()])
@@ -204,10 +263,10 @@ def choose(found: Found, text: str | None, name: str = "--frames") -> list[int]:
     They are those of the range ``text``, else those of the sequence's own spelling, else all that are there. Raise
     InputError where none of them is there.
     """
-    asked = found.asked if text is None else parse_frames(text, name)
-    if found.video is not None or asked is None:
-        return list(found.files) if asked is None else asked
-    if not any(number in found.files for number in asked):
+    requested = found.requested if text is None else parse_frames(text, name)
+    if found.video is not None or requested is None:
+        return list(found.files) if requested is None else requested
+    if not any(number in found.files for number in requested):
         there = format_frames(found.files)
-        raise InputError(f"{name}: none of the frames {format_frames(asked)} is there; {found.text} has {there}")
-    return asked
+        raise InputError(f"{name}: none of the frames {format_frames(requested)} is there; {found.text} has {there}")
+    return requested

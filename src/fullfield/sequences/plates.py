@@ -42,7 +42,7 @@ class Plates(Protocol):
     by_data: bool
     """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
     readers: int
-    """How many threads may read at once; 1: frames are to be asked for in ascending order."""
+    """How many threads may read at once; 1: frames are to be requested in ascending order."""
     pinned: bool
     """Whether to read into memory that a GPU copies from by itself, where the plates can; False at first."""
 
@@ -155,7 +155,7 @@ class ListedPlates(Plates):
     """Frames from a list."""
 
     def __init__(self, frames: Sequence[Frame], numbers: str | Sequence[int] | None, **reading: Any) -> None:
-        from fullfield.sequences.ranges import parse_frames
+        from fullfield.sequences.names import parse_frames
 
         self._frames, self._reading = frames, {k: v for k, v in reading.items() if v is not None}
         if not set(self._reading) <= {"transfer"}:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 
 from fullfield._check import InputError
 from fullfield.sequences.engine import Problem
-from fullfield.sequences.ranges import format_frames
+from fullfield.sequences.names import format_frames
 from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _LEAST = 8
@@ -137,7 +137,7 @@ def run_on_devices(
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
                 if not _hear(worker, outcome, left, tell):
-                    _bury(worker, outcome, left, deaths)
+                    _reclaim(worker, outcome, left, deaths)
                     workers.remove(worker)
                     if len(left):
                         workers.append(_Worker(work, every, worker.device, shared))
@@ -172,7 +172,7 @@ def _hear(worker: _Worker, outcome: Outcome, left: _Chunks, tell: Tell | None) -
     return True
 
 
-def _bury(worker: _Worker, outcome: Outcome, left: _Chunks, deaths: dict[int, int]) -> None:
+def _reclaim(worker: _Worker, outcome: Outcome, left: _Chunks, deaths: dict[int, int]) -> None:
     """Return the frames of a dead process to those that are left, at most twice."""
     worker.process.join(10)
     code = worker.process.exitcode
@@ -199,7 +199,7 @@ def _serve(work: Work, every: list[int], pipe: Connection) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        _work_off(work, every, pipe)
+        _process_chunks(work, every, pipe)
     except (EOFError, OSError, SystemExit):  # the parent wants no more
         pass
     except InputError as error:
@@ -211,7 +211,7 @@ def _serve(work: Work, every: list[int], pipe: Connection) -> None:
         os._exit(0)  # without taking PyTorch down piece by piece
 
 
-def _work_off(work: Work, every: list[int], pipe: Connection) -> None:
+def _process_chunks(work: Work, every: list[int], pipe: Connection) -> None:
     estimator = work.ready()
     lock = threading.Lock()  # several threads write files
 

@@ -179,7 +179,7 @@ def run(
 ) -> Outcome:
     """Make the files of ``numbers`` and replace those that are there; call ``tell`` with every finished frame.
 
-    ``more`` is asked for further frames before those that are known run out, until it has none.
+    ``more`` returns further frames before those that are known run out, until it has none.
 
     Bad plates and files that cannot be written are told in the result. Where no further file can be written (a full
     disk, a folder that is gone), the run stops; what is written stays.

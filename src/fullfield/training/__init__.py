@@ -10,20 +10,18 @@ from fullfield._lazy import lazy
 if TYPE_CHECKING:
     from fullfield.training.config import DescriptorTraining as DescriptorTraining
     from fullfield.training.descriptor import Trained as Trained
+    from fullfield.training.descriptor import contrastive_loss as contrastive_loss
+    from fullfield.training.descriptor import matching_ratio as matching_ratio
     from fullfield.training.descriptor import train_descriptor as train_descriptor
-    from fullfield.training.loss import contrastive_loss as contrastive_loss
-    from fullfield.training.loss import matching_ratio as matching_ratio
     from fullfield.training.pairs import Pair as Pair
     from fullfield.training.pairs import cut_pair as cut_pair
-    from fullfield.training.scenes import synthetic_scene as synthetic_scene
+    from fullfield.training.pairs import synthetic_scene as synthetic_scene
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "config": "DescriptorTraining",
-        "descriptor": "Trained train_descriptor",
-        "loss": "contrastive_loss matching_ratio",
-        "pairs": "Pair cut_pair",
-        "scenes": "synthetic_scene",
+        "descriptor": "Trained contrastive_loss matching_ratio train_descriptor",
+        "pairs": "Pair cut_pair synthetic_scene",
     },
 )

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.registration.arrays import Floats
+from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import NetworkInput, network_input
 from fullfield.registration.learned_network import DescriptorNetwork, surroundings
 from fullfield.training.config import DescriptorTraining
-from fullfield.training.pairs import cut_pair
-from fullfield.training.scenes import synthetic_scene
+from fullfield.training.pairs import cut_pair, synthetic_scene
 from fullfield.training.workers import end_with_the_parent, worker_context
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
 _ATTEMPTS = 20
-_MADE_UP = 16  # points a cell
+_SYNTHETIC_POINTS = 16  # a cell
 _TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for, its first number
 
 
@@ -51,10 +50,10 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
     Raises InputError where no pair can be cut from the clouds.
     """
     draw = np.random.default_rng((training.seed, *stream))
-    made_up = not scenes or stream[0] == _HELD_OUT
+    synthetic = not scenes or stream[0] == _HELD_OUT
     for _ in range(_ATTEMPTS):
-        if made_up or draw.random() < training.synthetic:
-            pair = cut_pair(synthetic_scene(draw, _MADE_UP * training.cells), draw, training.cells)
+        if synthetic or draw.random() < training.synthetic:
+            pair = cut_pair(synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells)
         else:
             points, other = scenes[int(draw.integers(len(scenes)))]
             pair = cut_pair(points, draw, training.cells, other)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -195,7 +196,7 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             stored = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError):  # the second: nested too deeply
             raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
-        if changed := differences(stored, content):
+        if changed := differences(_renamed(stored), _renamed(content)):
             advice = "use another folder"
             if "after" in content and all(text.startswith(_LIMITS) for text in changed):
                 advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
@@ -209,18 +210,28 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
     write_json(path, content)
 
 
+def _renamed(recipe: Any) -> Any:
+    """Return the recipe with synthetic pairs by their present name; runs begun by earlier versions say ``made``."""
+    if not isinstance(recipe, dict):
+        return recipe
+    sets = {name: recipe[name] for name in ("data", "validate") if isinstance(recipe.get(name), list)}
+    return recipe | {
+        name: [re.sub(r"^made(?=[-:=]|$)", "synthetic", str(word)) for word in words] for name, words in sets.items()
+    }
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def write_tensors(path: Path, named: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically."""
     from safetensors.torch import save
 
     own = {key: value.detach().cpu().contiguous() for key, value in named.items()}
-    content = save(own, metadata)
+    content = save(own)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 

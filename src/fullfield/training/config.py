@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fullfield import _check
 from fullfield._config import Config
 from fullfield.registration import DescriptorConfig
-from fullfield.registration.resolution import CELLS
+from fullfield.registration.scan import CELLS
 
 _HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
 _WARM = 0.02  # share of the training in which the rate rises

@@ -1,19 +1,237 @@
-"""Pairs of partial clouds cut from one cloud, with the places that are the same."""
+"""Synthetic scenes of points, and pairs of partial clouds cut from one cloud, with the places that are the same."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.registration.arrays import Floats, Ints
-from fullfield.registration.descriptors import nearest
+from fullfield.registration.descriptors import Floats, Ints, nearest
 from fullfield.registration.ransac import apply
-from fullfield.registration.resolution import CELLS, choose_voxel
-from fullfield.registration.scan import kept
+from fullfield.registration.scan import CELLS, choose_voxel, kept
 
 Draw = np.random.Generator
+Relief = Callable[[Floats, Floats], Floats]  # heights over two coordinates along the surface, metres
+
+_STREETS = 0.3
+"""Share of scenes that are out of doors."""
+
+
+class Surface(NamedTuple):
+    """Piece of a scene."""
+
+    area: float  # square metres, roughly
+    at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
+
+
+def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
+    """Return points [points, 3], metres, on the surfaces of a random room or street, seen from all sides.
+
+    The same state of ``draw`` gives the same scene.
+    """
+    surfaces = _street(draw) if draw.random() < _STREETS else _room(draw)
+    weights = np.array([surface.area for surface in surfaces]) * draw.uniform(0.7, 1.5, len(surfaces))
+    counts = draw.multinomial(points, weights / weights.sum())
+    parts = [surface.at(*draw.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)]
+    return np.concatenate(parts)
+
+
+def _room(draw: Draw) -> list[Surface]:
+    width, depth, height = draw.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
+    x, y, z = np.eye(3)
+    surfaces = [_sheet(draw, np.zeros(3), width * x, depth * y, 0.3)]
+    walls = [(np.zeros(3), width * x), (np.zeros(3), depth * y), (depth * y, width * x), (width * x, depth * y)]
+    for start, along in walls[: draw.integers(1, 5)]:
+        surfaces.append(_sheet(draw, start, along, height * z, 0.3))
+        for _ in range(draw.integers(0, 4)):  # frames, boards, boxes on the wall
+            across = np.cross(z, along / np.linalg.norm(along))
+            at = start + draw.uniform(0.1, 0.8) * along + draw.uniform(0.1, 0.7) * height * z
+            size = draw.uniform((0.1, 0.02, 0.1), (1.2, 0.3, 1.0))
+            surfaces += _box(draw, at, np.stack((along / np.linalg.norm(along), across, z)), size)
+    things = (_crate, _table, _chair, _shelf, _column, _ball, _plant, _blanket, _steps)
+    for _ in range(draw.integers(6, 22)):
+        at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), 0.0])
+        surfaces += things[draw.integers(len(things))](draw, at, draw.uniform(0.6, 1.4))
+    for _ in range(draw.integers(3, 14)):  # small things, on whatever may be there
+        at = np.array([draw.uniform(0.3, width - 0.3), draw.uniform(0.3, depth - 0.3), draw.choice((0.0, 0.45, 0.75))])
+        surfaces += (_crate, _column, _ball)[draw.integers(3)](draw, at, draw.uniform(0.15, 0.4))
+    return surfaces
+
+
+def _street(draw: Draw) -> list[Surface]:
+    long, wide = draw.uniform((25.0, 10.0), (60.0, 25.0))
+    x, y, z = np.eye(3)
+    surfaces = [_sheet(draw, np.array([-long / 2, -wide / 2, 0.0]), long * x, wide * y, 1.0)]
+    for side in (-1, 1):
+        at = -long / 2
+        while at < long / 2:
+            front, height, deep = draw.uniform((5, 3, 4), (14, 10, 8))
+            if draw.random() < 0.75:
+                corner = np.array([at, side * wide / 2 + (0 if side > 0 else -deep), 0.0])
+                surfaces += _box(draw, corner, np.eye(3), np.array([front, deep, height]))
+                for _ in range(draw.integers(2, 9)):  # windows, doors, balconies
+                    place = corner + draw.uniform(0.05, 0.85) * front * x + (0.0 if side > 0 else deep) * y
+                    place = place + draw.uniform(0.0, 0.8) * height * z - draw.uniform(0.1, 0.6) * y
+                    surfaces += _box(draw, place, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
+            at += front + draw.uniform(0.0, 5.0)
+    things = (_crate, _column, _plant, _plant, _ball, _steps)
+    for _ in range(draw.integers(10, 30)):
+        spot = np.array([draw.uniform(-0.5, 0.5) * long, draw.uniform(-0.45, 0.45) * wide, 0.0])
+        surfaces += things[draw.integers(len(things))](draw, spot, draw.uniform(1.5, 4.0))
+    return surfaces
+
+
+def _relief(draw: Draw, amount: float) -> Relief:
+    """Return a sum of waves; zero for a third of the surfaces."""
+    amount = 0.0 if draw.random() < 0.33 else amount
+    lengths = np.exp(draw.uniform(np.log(0.15), np.log(1.5), 5)) * max(amount, 0.3)
+    angles, phases = draw.uniform(0, 2 * np.pi, (2, 5))
+    heights = amount * draw.uniform(0.0, 0.04, 5) * lengths
+
+    def height(u: Floats, v: Floats) -> Floats:
+        along = np.cos(angles) * u[:, None] + np.sin(angles) * v[:, None]
+        waves: Floats = (heights * np.sin(2 * np.pi * along / lengths + phases)).sum(1)
+        return waves
+
+    return height
+
+
+def _sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
+    normal = np.cross(along, across)
+    area, long, wide = (float(np.linalg.norm(v)) for v in (normal, along, across))
+    relief, normal = _relief(draw, amount), normal / area
+
+    def place(u: Floats, v: Floats) -> Floats:
+        points: Floats = at + u[:, None] * along + v[:, None] * across + relief(u * long, v * wide)[:, None] * normal
+        return points
+
+    return Surface(area, place)
+
+
+def _upright(draw: Draw) -> Floats:
+    """Return three axes, turned about the vertical."""
+    angle = draw.uniform(0, 2 * np.pi)
+    return np.array([[np.cos(angle), np.sin(angle), 0.0], [-np.sin(angle), np.cos(angle), 0.0], [0.0, 0.0, 1.0]])
+
+
+def _leaning(draw: Draw) -> Floats:
+    """Return three axes of a random rotation."""
+    axes, _ = np.linalg.qr(draw.normal(size=(3, 3)))
+    return axes
+
+
+def _box(draw: Draw, corner: Floats, axes: Floats, size: Floats) -> list[Surface]:
+    edges = axes * size[:, None]
+    faces = []
+    for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        faces.append(_sheet(draw, corner, edges[i], edges[j], 0.2))
+        faces.append(_sheet(draw, corner + edges[k], edges[i], edges[j], 0.2))
+    return faces
+
+
+def _tube(draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 0.0, turns: float = 1.0) -> Surface:
+    """Return a cylinder, cone or bent wall of ``turns`` of a circle around ``axis``."""
+    long = float(np.linalg.norm(axis))
+    up = axis / long
+    side = np.cross(up, (1.0, 0.0, 0.0) if abs(up[0]) < 0.9 else (0.0, 1.0, 0.0))
+    side /= np.linalg.norm(side)
+    front, relief, start = np.cross(up, side), _relief(draw, 0.3), draw.uniform(0, 2 * np.pi)
+
+    def place(u: Floats, v: Floats) -> Floats:
+        angle = start + 2 * np.pi * turns * u
+        wide = (radius * (1 - taper * v) + relief(radius * angle, long * v))[:, None]
+        points: Floats = (
+            foot + v[:, None] * axis + wide * (np.cos(angle)[:, None] * side + np.sin(angle)[:, None] * front)
+        )
+        return points
+
+    return Surface(2 * np.pi * radius * turns * long, place)
+
+
+def _round(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
+    """Return an ellipsoid."""
+    axes, relief = _leaning(draw), _relief(draw, rough)
+
+    def place(u: Floats, v: Floats) -> Floats:
+        angle, height = 2 * np.pi * u, 2 * v - 1
+        flat = np.sqrt(1 - height**2)
+        direction = np.stack((flat * np.cos(angle), flat * np.sin(angle), height), 1)
+        size = float(radii.mean())
+        scale = 1 + relief(size * (angle + 2 * height), size * 3 * height) / size
+        points: Floats = middle + (scale[:, None] * direction * radii) @ axes
+        return points
+
+    return Surface(4 * np.pi * float((radii**2).mean()), place)
+
+
+def _crate(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    return _box(draw, at, _upright(draw), scale * draw.uniform(0.2, 0.9, 3))
+
+
+def _table(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _upright(draw), scale * draw.uniform((0.6, 0.5, 0.5), (1.6, 0.9, 0.8))
+    thick = scale * 0.06
+    surfaces = _box(draw, at + size[2] * axes[2], axes, np.array([size[0], size[1], thick]))
+    for i, j in ((0.0, 0.0), (0.0, 0.92), (0.92, 0.0), (0.92, 0.92)):
+        leg = at + i * size[0] * axes[0] + j * size[1] * axes[1]
+        surfaces += _box(draw, leg, axes, np.array([thick, thick, size[2]]))
+    return surfaces
+
+
+def _chair(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    surfaces = _table(draw, at, 0.6 * scale)
+    axes, size = _upright(draw), scale * draw.uniform((0.35, 0.04, 0.4), (0.5, 0.1, 0.7))
+    return surfaces + _box(draw, at + 0.4 * scale * axes[2], axes, size)
+
+
+def _shelf(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _upright(draw), scale * draw.uniform((0.5, 0.2, 0.8), (1.4, 0.5, 1.8))
+    surfaces = []
+    for level in np.linspace(0, 0.95, draw.integers(2, 6)):
+        board = at + level * size[2] * axes[2]
+        surfaces += _box(draw, board, axes, np.array([size[0], size[1], 0.03 * scale]))
+        for _ in range(draw.integers(0, 4)):
+            thing = board + draw.uniform(0, 0.8) * size[0] * axes[0] + draw.uniform(0, 0.4) * size[1] * axes[1]
+            surfaces += _box(draw, thing, axes, scale * draw.uniform(0.05, 0.3, 3))
+    return surfaces
+
+
+def _column(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axis = np.array([*draw.normal(scale=0.1, size=2), 1.0]) * scale * draw.uniform(0.3, 2.0)
+    return [_tube(draw, at, axis, scale * draw.uniform(0.04, 0.3), draw.choice((0.0, draw.uniform(-0.5, 0.9))))]
+
+
+def _ball(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    radii = scale * draw.uniform(0.1, 0.5, 3)
+    return [_round(draw, at + np.array([0.0, 0.0, float(radii.max())]), radii, 0.5)]
+
+
+def _plant(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    stem = np.array([*draw.normal(scale=0.1, size=2), 1.0]) * scale * draw.uniform(0.3, 1.0)
+    surfaces = [_tube(draw, at, stem, scale * 0.05)]
+    for _ in range(draw.integers(2, 8)):
+        middle = at + stem + draw.normal(scale=0.25 * scale, size=3)
+        surfaces.append(_round(draw, middle, scale * draw.uniform(0.08, 0.4, 3), 3.0))
+    return surfaces
+
+
+def _blanket(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    """Return a bent and rough surface: a cloth, a sofa's back."""
+    axis = _leaning(draw)[0] * scale * draw.uniform(0.4, 1.4)
+    foot = at + np.array([0.0, 0.0, scale * draw.uniform(0.2, 0.8)])
+    return [_tube(draw, foot, axis, scale * draw.uniform(0.3, 1.2), 0.0, draw.uniform(0.1, 0.5))]
+
+
+def _steps(draw: Draw, at: Floats, scale: float) -> list[Surface]:
+    axes, size = _upright(draw), scale * draw.uniform((0.2, 0.6, 0.12), (0.35, 1.2, 0.25))
+    surfaces = []
+    for step in range(draw.integers(2, 6)):
+        block = np.array([size[0], size[1], size[2] * (step + 1)])
+        surfaces += _box(draw, at + step * size[0] * axes[0], axes, block)
+    return surfaces
+
 
 PARTNER = 1.0
 """Voxels within which mutual nearest points are the same place."""

@@ -4,8 +4,7 @@ Every function works through the rows in blocks, so that an 8K frame needs littl
 """
 
 from fullfield.viz.errors import error_colors, error_legend, error_map
-from fullfield.viz.frames import frame_to_image, warp
-from fullfield.viz.overlays import overlay
+from fullfield.viz.frames import frame_to_image, overlay, warp
 from fullfield.viz.page import Shown, view_page
 from fullfield.viz.points import alignment_legend, alignment_view
 from fullfield.viz.sheets import sheet

@@ -1,12 +1,15 @@
-"""Frames as pictures, and the second frame warped onto the first."""
+"""Frames as pictures, the second frame warped onto the first, and flow drawn over its frame."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import FLOATS, blocks, check_flow
+from fullfield.viz._pixels import FLOATS, blocks, check_flow, known
+from fullfield.viz.wheel import flow_to_image, scale_of
 
 
 def frame_to_image(frame: Tensor) -> Tensor:
@@ -68,3 +71,100 @@ def check_frame(frame: Tensor, name: str) -> None:
     """Refuse anything but a grey or colour frame tensor on the CPU."""
     _check.tensor(frame, name, ("C", "H", "W"), dtypes=FLOATS, device=torch.device("cpu"))
     _check.require(frame.shape[0] in (1, 3), name, "1 or 3 channels", frame)
+
+
+_LUMA = (0.2126, 0.7152, 0.0722)
+_ARROW = 0.92  # the longest arrow, in steps of the grid
+_HEAD = math.radians(152)  # from the arrow's direction to its barbs
+
+
+def overlay(
+    flow: Tensor,
+    frame: Tensor,
+    *,
+    valid: Tensor | None = None,
+    max_motion: float | None = None,
+    opacity: float = 0.85,
+    arrows: int = 0,
+) -> Tensor:
+    """Draw flow colours over the grey frame: still parts show the frame, moving parts the colour.
+
+    Args:
+        flow: ``[2, H, W]``, (u, v), pixels.
+        frame: float ``[1 or 3, H, W]``, display-referred: the first frame.
+        valid: bool ``[H, W]``; pixels that are not valid, and unknown vectors, show the frame alone.
+        max_motion: as in :func:`flow_to_image`.
+        opacity: strength of the colours, 0 (none) to 1.
+        arrows: step of a grid of arrows, pixels; 0 draws none. An arrow shows the vector of the pixel under its
+            middle. Its length is in proportion; a vector of ``max_motion`` is as long as the step of the grid.
+
+    Returns:
+        uint8 ``[3, H, W]``.
+    """
+    check_flow(flow, valid)
+    check_frame(frame, "frame")
+    height, width = flow.shape[-2:]
+    _check.require(frame.shape[-2:] == flow.shape[-2:], "frame", f"the size of flow, [*, {height}, {width}]", frame)
+    _check.number(opacity, "opacity", low=0, high=1)
+    _check.number(arrows, "arrows", integer=True, low=0)
+    _check.require(arrows == 0 or arrows >= 6, "arrows", "0 or a step of at least 6 pixels", arrows)
+    scale = scale_of(flow, valid, max_motion)
+    colors = flow_to_image(flow, valid, max_motion=scale or None)
+    weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
+    image = torch.empty_like(colors)
+    for rows in blocks(height, width):
+        grey = (frame_to_image(frame[:, rows]) * weights).sum(0)
+        visible = known(flow[:, rows], None if valid is None else valid[rows])
+        # The colour is a filter over the frame; where it is strong, dark parts are lifted so that it shows.
+        color = colors[:, rows].float()
+        lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
+        tinted = color * torch.lerp(grey / 255, torch.ones((), dtype=torch.float32), lift)
+        strength = opacity * visible.float()
+        image[:, rows] = (grey * (1 - strength) + tinted * strength).round().to(torch.uint8)
+    if arrows:
+        _draw_arrows(image, flow, valid, scale, arrows)
+    return image
+
+
+def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float, step: int) -> None:
+    """Draw one arrow in each cell of the grid. It stays inside its cell, so that a pixel belongs to one arrow only."""
+    height, width = image.shape[-2:]
+    middle = step // 2
+    vectors = flow[:, middle::step, middle::step].float()
+    there = known(vectors, None if valid is None else valid[middle::step, middle::step])
+    vectors = vectors.masked_fill(~there, 0.0)
+    length = torch.hypot(*vectors)
+    direction = vectors / length.clamp(min=1e-20)
+    half = (_ARROW / 2) * step * (length / scale if scale else length).clamp(max=1.0)
+    there &= half >= 0.04 * step
+    thick = max(0.6, step / 28)
+    x = (torch.arange(width) % step - middle).float()
+    column = (torch.arange(width) // step).clamp(max=there.shape[1] - 1)
+    for rows in blocks(height, width):
+        y = torch.arange(rows.start, rows.stop)
+        cell = (y // step).clamp(max=there.shape[0] - 1)
+        py = (y % step - middle).float()[:, None]
+        if not there.numel():
+            return
+        dx, dy = (part[cell][:, column] for part in direction)
+        reach, drawn = half[cell][:, column], there[cell][:, column]
+        drawn = drawn & (y // step == cell)[:, None] & (torch.arange(width) // step == column)
+        distance = _to_segment(x, py, -reach * dx, -reach * dy, 2 * reach * dx, 2 * reach * dy)
+        for side in (_HEAD, -_HEAD):
+            bx = math.cos(side) * dx - math.sin(side) * dy
+            by = math.sin(side) * dx + math.cos(side) * dy
+            barb = 0.7 * reach
+            distance = torch.minimum(distance, _to_segment(x, py, reach * dx, reach * dy, barb * bx, barb * by))
+        pen = thick * (reach / (0.3 * step)).clamp(0.4, 1.0)
+        part = image[:, rows].float()
+        for extra, ink, strength in ((1.2, 16.0, 0.5), (0.0, 255.0, 1.0)):
+            cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn.float() * strength)
+            part = part * (1 - cover) + ink * cover
+        image[:, rows] = part.round().to(torch.uint8)
+
+
+def _to_segment(x: Tensor, y: Tensor, from_x: Tensor, from_y: Tensor, along_x: Tensor, along_y: Tensor) -> Tensor:
+    """Return the distance of points (x, y) to the segments that start at ``from`` and run ``along``."""
+    rx, ry = x - from_x, y - from_y
+    part = ((rx * along_x + ry * along_y) / (along_x**2 + along_y**2).clamp(min=1e-12)).clamp(0, 1)
+    return torch.hypot(rx - part * along_x, ry - part * along_y)

@@ -1,9 +1,8 @@
-"""One module per flow format, each with ``read`` and, where we write it, ``write``.
+"""Flow formats: OpenEXR, and in ``plain`` the others, each with a reader and, where we write it, a writer.
 
-``read(path)`` returns float32 ``[2, H, W]`` (u, v) = (x right, y down) and bool ``[H, W]``; what the flow
+A reader takes a path and returns float32 ``[2, H, W]`` (u, v) = (x right, y down) and bool ``[H, W]``; what the flow
 holds where it is not valid is up to the format (EXR: 0, since most of a display window may be empty).
-``write(path, flow, valid)`` takes the same as contiguous arrays, flow finite where valid, and writes to exactly
-that path.
+A writer takes a path and the same as contiguous arrays, flow finite where valid, and writes to exactly that path.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Pa
     for wanted in ("forward", "") if layer is None else (layer,):
         for candidate in seen:
             found = layers(candidate.channels).get(wanted, {})
-            # A layer that was not asked for by name must say u and v: x and y may be anything.
+            # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
                 if all(name in found for name in names):
                     return candidate, [found[name] for name in names]

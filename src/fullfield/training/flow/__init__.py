@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from fullfield.training.flow.augmentation import Augmentation as Augmentation
     from fullfield.training.flow.augmentation import Augmented as Augmented
     from fullfield.training.flow.augmentation import augment as augment
+    from fullfield.training.flow.batch import DatasetPairs as DatasetPairs
     from fullfield.training.flow.batch import FlowBatch as FlowBatch
+    from fullfield.training.flow.batch import Mixture as Mixture
     from fullfield.training.flow.batch import PairSource as PairSource
+    from fullfield.training.flow.batch import collate_flow as collate_flow
+    from fullfield.training.flow.batch import cut_window as cut_window
     from fullfield.training.flow.config import FlowTraining as FlowTraining
     from fullfield.training.flow.curves import plot_history as plot_history
     from fullfield.training.flow.loop import FlowRun as FlowRun
@@ -25,10 +29,6 @@ if TYPE_CHECKING:
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
     from fullfield.training.flow.pairs import PairGenerator as PairGenerator
     from fullfield.training.flow.scene import SceneStyle as SceneStyle
-    from fullfield.training.flow.sources import DatasetPairs as DatasetPairs
-    from fullfield.training.flow.sources import Mixture as Mixture
-    from fullfield.training.flow.sources import collate_flow as collate_flow
-    from fullfield.training.flow.sources import cut_window as cut_window
     from fullfield.training.flow.stepping import AveragedWeights as AveragedWeights
     from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
@@ -37,14 +37,13 @@ __all__, _load, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation Augmented augment",
-        "batch": "FlowBatch PairSource",
+        "batch": "DatasetPairs FlowBatch Mixture PairSource collate_flow cut_window",
         "config": "FlowTraining",
         "curves": "plot_history",
         "loop": "FlowRun TrainedFlow train_flow",
         "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
         "pairs": "PairGenerator",
         "scene": "SceneStyle",
-        "sources": "DatasetPairs Mixture collate_flow cut_window",
         "stepping": "AveragedWeights Stepper",
         "validation": "FlowValidation",
     },

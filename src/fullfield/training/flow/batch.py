@@ -1,17 +1,23 @@
-"""Batches of training pairs, sources of pairs, and batches made ahead by other processes."""
+"""Batches of training pairs, and their sources: data sets, mixtures, and batches made ahead by other processes."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count as numbers_from
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fullfield import _check
+from fullfield._check import InputError
+from fullfield.datasets import FlowDataset, FlowSample
+from fullfield.ops.consistency import targets
 from fullfield.training.workers import end_with_the_parent, worker_context
 
 if TYPE_CHECKING:
@@ -55,21 +61,21 @@ class PairSource(Protocol):
         ...
 
 
-def check_batch(batch: FlowBatch, name: str = "source") -> FlowBatch:
+def check_batch(batch: FlowBatch) -> FlowBatch:
     """Return the batch if its shapes and dtypes fit together.
 
     Raises:
         InputError: naming the part that does not fit.
     """
-    frame = _check.tensor(batch.frame1, f"{name}: frame1", ("B", 3, "H", "W"))
-    _check.require(frame.is_floating_point(), f"{name}: frame1", "a floating dtype", frame)
+    frame = _check.tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
+    _check.require(frame.is_floating_point(), "source: frame1", "a floating dtype", frame)
     count, _, height, width = frame.shape
     place = frame.device
-    _check.tensor(batch.frame2, f"{name}: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=place)
-    _check.tensor(batch.flow, f"{name}: flow", (count, 2, height, width), dtypes=[torch.float32], device=place)
+    _check.tensor(batch.frame2, "source: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=place)
+    _check.tensor(batch.flow, "source: flow", (count, 2, height, width), dtypes=[torch.float32], device=place)
     for part in ("valid", "occluded"):
         value = getattr(batch, part)
-        _check.tensor(value, f"{name}: {part}", (count, height, width), dtypes=[torch.bool], device=place)
+        _check.tensor(value, f"source: {part}", (count, height, width), dtypes=[torch.bool], device=place)
     return batch
 
 
@@ -129,7 +135,7 @@ class Announced(Generic[T]):
         from torch.utils.data import DataLoader
 
         return DataLoader(
-            _Made(self._make),  # type: ignore[arg-type]  # one without a base class
+            _Batches(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
             sampler=requests,  # without an end, and used once
             num_workers=self._workers,
@@ -141,7 +147,7 @@ class Announced(Generic[T]):
         )
 
 
-class _Made(Generic[T]):
+class _Batches(Generic[T]):
     """Map-style data set of batches for a DataLoader's workers."""
 
     def __init__(self, make: Callable[[int, int], T]) -> None:
@@ -149,3 +155,199 @@ class _Made(Generic[T]):
 
     def __getitem__(self, request: _Request) -> T:
         return self._make(*request)
+
+
+_GOLDEN = 0.6180339887498949
+
+
+def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
+    """Join samples of one size to a batch, for ``DataLoader(dataset, collate_fn=collate_flow)``.
+
+    Takes pairs as data sets give them, or without their batch dimension as :func:`cut_window` does. Where a data set
+    has four true values for a pixel, their mean counts.
+
+    Raises:
+        InputError: for samples without truth or of several sizes.
+    """
+    _check.require(len(samples) > 0, "samples", "one at least", "none")
+    pairs = [_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
+    sizes = {tuple(pair.frame1.shape[-2:]) for pair in pairs}
+    if len(sizes) > 1:
+        found = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
+        raise InputError(f"samples: expected one size, got {found}; cut windows from them (cut_window)")
+    return FlowBatch(*(torch.stack(parts) for parts in zip(*pairs, strict=True)))
+
+
+def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = (0,)) -> FlowBatch:
+    """Cut a window of ``size`` (height, width) at a random place of a pair, without a batch dimension.
+
+    A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
+    counts as occluded. The same numbers ``seed`` give the same place.
+
+    Raises:
+        InputError: for a sample without truth.
+    """
+    return _cut(_pair(sample), size, seed)
+
+
+def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
+    height, width = pair.frame1.shape[-2:]
+    below, right = max(0, size[0] - height), max(0, size[1] - width)
+    draw = np.random.default_rng(tuple(seed))
+    top, left = (int(draw.integers(0, max(0, have - want) + 1)) for have, want in ((height, size[0]), (width, size[1])))
+
+    def window(part: Tensor, repeat: bool) -> Tensor:
+        part = part[..., top : top + size[0], left : left + size[1]]
+        if not (below or right):
+            return part.clone()
+        if repeat:
+            return functional.pad(part[None], (0, right, 0, below), mode="replicate")[0]
+        return functional.pad(part, (0, right, 0, below))
+
+    cut = FlowBatch(*(window(part, name.startswith("frame")) for name, part in zip(pair._fields, pair, strict=True)))
+    _, _, inside = targets(cut.flow[None])
+    return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
+
+
+def _pair(sample: FlowSample) -> FlowBatch:
+    """Return a sample as a pair with the truth that a loss takes."""
+    if sample.flow is None:
+        raise InputError(f"{sample.name}: has no true flow to train on")
+    flow = sample.flow.float()
+    if flow.ndim == 4:
+        flow = flow.mean(0)
+    known = flow.isfinite().all(0)
+    valid = known if sample.valid is None else known & sample.valid
+    occluded = torch.zeros_like(valid) if sample.occluded is None else sample.occluded
+    return FlowBatch(sample.frame1, sample.frame2, torch.where(valid, flow, 0.0), valid, occluded)
+
+
+class DatasetPairs:
+    """Windows of a data set's pairs, read by workers.
+
+    The pairs of a batch are drawn by its index, without one twice where there are enough.
+
+    Args:
+        dataset: any of :mod:`fullfield.datasets`.
+        size: (height, width) of the windows, pixels.
+        least: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so that
+            nothing has to be added; by default ``size``: smaller frames are repeated outwards.
+        seed: of the draws.
+        device: device of the batches.
+        workers: processes that read; 0: this one does.
+
+    Raises:
+        InputError: for a data set without truth.
+    """
+
+    def __init__(
+        self,
+        dataset: FlowDataset,
+        size: tuple[int, int],
+        *,
+        least: tuple[int, int] | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        workers: int = 0,
+    ) -> None:
+        least = size if least is None else least
+        for side, small in zip(size, least, strict=True):
+            _check.number(side, "size", integer=True, low=8)
+            _check.number(small, "least", integer=True, low=8, high=side)
+        self.dataset, self.size, self.seed = dataset, size, seed
+        self.device = _check.device(device)
+        known = [index for index, record in enumerate(dataset.records) if record.flow is not None]
+        if not known:
+            raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")
+        windows = _Windows(dataset, known, size, least, seed)
+        self._windows = Announced(windows, workers, pin=self.device.type == "cuda")
+
+    def ahead(self, index: int, stride: int, counts: Counts) -> None:
+        """Begin to read the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
+        self._windows.begin(index, stride, counts)
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        """Return ``count`` windows; those that :meth:`ahead` did not announce are read now."""
+        return self._windows.take(index, count).to(self.device, non_blocking=True)
+
+
+class _Windows:
+    """Windows of some pairs of a data set, by a batch's index and count."""
+
+    def __init__(
+        self, dataset: FlowDataset, known: list[int], size: tuple[int, int], least: tuple[int, int], seed: int
+    ) -> None:
+        self._dataset, self._known, self._size, self._least, self._seed = dataset, known, size, least, seed
+
+    def __call__(self, index: int, count: int) -> FlowBatch:
+        draw = np.random.default_rng((self._seed, index, count))
+        chosen = draw.choice(len(self._known), count, replace=count > len(self._known)).tolist()
+        windows = [
+            self._window(self._dataset[self._known[pair]], (self._seed, index, slot))
+            for slot, pair in enumerate(chosen)
+        ]
+        sizes = {tuple(window.frame1.shape[1:]) for window in windows}
+        if len(sizes) > 1:
+            height, width = (min(sides) for sides in zip(*sizes, strict=True))
+            windows = [
+                _cut(window, (height, width), (self._seed, index, slot, 1)) for slot, window in enumerate(windows)
+            ]
+        return collate_flow(windows)
+
+    def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
+        """Cut a window as large as the limits and the frames allow."""
+        sides = zip(self._size, self._least, sample.frame1.shape[1:], strict=True)
+        height, width = (min(side, max(small, have)) for side, small, have in sides)
+        return cut_window(sample, (height, width), seed)
+
+
+class Mixture:
+    """Source that mixes several by weight: every batch has the due share of each, within one pair.
+
+    Each source makes its share rounded up, and a surplus pair is dropped: ``PairGenerator`` numbers its pairs by index
+    times count, so that with changing counts some would be repeated.
+
+    Args:
+        parts: sources of pairs of one size, on one device, and their weights.
+
+    Raises:
+        InputError: for weights that are not positive.
+    """
+
+    def __init__(self, parts: Sequence[tuple[PairSource, float]]) -> None:
+        _check.require(len(parts) > 0, "parts", "one source at least", "none")
+        for _, weight in parts:
+            _check.number(weight, "parts", above=0.0)
+        self._sources = [source for source, _ in parts]
+        total = sum(weight for _, weight in parts)
+        self._shares = [weight / total for _, weight in parts]
+        self._bounds = np.cumsum(self._shares)
+
+    def counts(self, index: int, count: int) -> list[int]:
+        """Return how many pairs of each source are in a batch."""
+        first = (index * _GOLDEN) % 1.0  # evenly spread over the batches, so that rare sources have their share too
+        places = (np.arange(count) + first) / count
+        of = np.minimum(np.searchsorted(self._bounds, places, side="right"), len(self._sources) - 1)
+        return [int(found) for found in np.bincount(of, minlength=len(self._sources))]
+
+    def ahead(self, index: int, stride: int, counts: Counts) -> None:
+        """Announce to the sources that can read ahead which batches will be requested."""
+        for place, source in enumerate(self._sources):
+            announce(source, index, stride, partial(self._count_of, place, counts))
+
+    def _count_of(self, place: int, counts: Counts, index: int) -> int:
+        count = counts(index)
+        return self._requested(place, count, self.counts(index, count)[place])
+
+    def _requested(self, place: int, count: int, some: int) -> int:
+        """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
+        return max(some, math.ceil(self._shares[place] * count - 1e-6)) if some else 0
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        """Return ``count`` pairs, source by source."""
+        parts = []
+        for place, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
+            if some:
+                whole = source.batch(index, self._requested(place, count, some))
+                parts.append(FlowBatch(*(part[:some] for part in whole)))
+        return join(parts)

@@ -46,7 +46,7 @@ def write_pairs(
     together: int = 4,
     progress: Progress | None = None,
 ) -> Written:
-    """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.Made` reads.
+    """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.SyntheticPairs` reads.
 
     Pairs that are there already are kept, so that a run that was stopped goes on where it was, and a set can grow.
 

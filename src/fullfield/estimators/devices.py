@@ -1,11 +1,14 @@
-"""Copies between the host and a GPU through page-locked memory, at the rate of the bus."""
+"""Devices: copies between host and GPU through page-locked memory, and the guard against forked processes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from fullfield._check import InputError
 
 _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay locked in PyTorch's cache
 
@@ -55,3 +58,35 @@ def _staged(values: Tensor, device: torch.device) -> Tensor:
 def _page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return uninitialised page-locked memory."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+class _State:
+    """State of this process: whether it has computed, and whether its parent had when it forked."""
+
+    has_computed = False
+    is_broken = False
+
+
+def check_fork(device: torch.device) -> None:
+    """Refuse to compute where the parent computed before it forked; otherwise note that this process computes.
+
+    One CPU thread, as in the workers of a ``DataLoader``, is safe on either side of the fork.
+
+    Raises:
+        InputError: one line that names ``spawn``.
+    """
+    safe = device.type == "cpu" and torch.get_num_threads() == 1
+    if _State.is_broken and not safe:
+        raise InputError(
+            "process: was forked after its parent had computed, so PyTorch's threads would hang; start workers with "
+            "multiprocessing.get_context('spawn')"
+        )
+    _State.has_computed = _State.has_computed or not safe
+
+
+def _after_fork() -> None:
+    _State.is_broken = _State.has_computed
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

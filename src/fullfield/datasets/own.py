@@ -1,0 +1,212 @@
+"""Your own pairs of frames, synthetic pairs, and rendered shots."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from fullfield._check import InputError
+from fullfield.datasets.base import FlowDataset, Record
+from fullfield.datasets.layout import (
+    consecutive,
+    existing,
+    files,
+    folder,
+    listed,
+    named,
+    nonempty,
+    number,
+    optional,
+    plain,
+    series,
+    subfolders,
+    within,
+)
+from fullfield.io.names import FLOW_SUFFIXES, FRAME_SUFFIXES
+
+LIST = "pairs.txt"
+_COLUMNS = ("frame1", "frame2", "flow", "occlusion", "invalid")
+
+
+class Pairs(FlowDataset):
+    """Your own frames, with or without truth.
+
+    A list of pairs::
+
+        ROOT/
+          pairs.txt      a pair a line: FRAME1 FRAME2 [FLOW [OCCLUSION [INVALID]]], relative to ROOT; "-" for none,
+                         tabs between them where names have spaces; lines that begin with # are skipped
+
+    or a sequence, or several in folders of their own::
+
+        ROOT/
+          frames/        shot_0001.png shot_0002.png ...    numbered; each makes a pair with the next
+          flow/          shot_0001.flo ...                  optional, named like the first frame, any flow format
+          occlusions/    shot_0001.png ...                  optional: not black where a pixel has no match
+          invalid/       shot_0001.png ...                  optional: not black where a pixel is not scored
+
+    Args:
+        root: the folder.
+        name: what the set is called in results; by default the folder's name.
+
+    Flow of twice the frame's size holds four true values for each pixel.
+    """
+
+    doubled = None
+
+    def __init__(self, root: str | os.PathLike[str], *, name: str | None = None) -> None:
+        base = folder(Path(root), what="your pairs")
+        listing = base / LIST
+        if listing.is_file():
+            records = _listed(listing)
+        elif (base / "frames").is_dir():
+            records = _numbered(base, "")
+        else:
+            inner = [path for path in sorted(base.iterdir()) if (path / "frames").is_dir()]
+            records = [record for path in inner for record in _numbered(path, path.name)]
+            if not records:
+                raise InputError(f"{base}: expected {LIST}, or a folder frames with numbered frames, found neither")
+        super().__init__(name or base.resolve().name or "pairs", root, records)
+
+
+def _listed(listing: Path) -> list[Record]:
+    records = []
+    for line, words in listed(listing):
+        if not 2 <= len(words) <= len(_COLUMNS):
+            raise InputError(f"{line} should hold 2 to {len(_COLUMNS)} files, got {len(words)}")
+        if "-" in words[:2]:
+            raise InputError(f"{line} names no frame")
+        frame1, frame2 = (named(listing.parent, word, line) for word in words[:2])
+        paths = [None if word == "-" else named(listing.parent, word, line) for word in words[2:]]
+        flow, occlusion, invalid = [*paths, None, None, None][:3]
+        if flow is None and (occlusion or invalid):
+            raise InputError(f"{line} has a mask but no flow")
+        name = plain(words[0])
+        records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
+    return records
+
+
+def _numbered(base: Path, prefix: str) -> list[Record]:
+    frames = base / "frames"
+    optional_folders = {
+        kind: {path.stem: path for path in files(base / kind, suffixes)} if (base / kind).is_dir() else None
+        for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", FRAME_SUFFIXES), ("invalid", FRAME_SUFFIXES))
+    }
+    records = []
+    for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
+        found: dict[str, Path | None] = {}
+        for kind, known in optional_folders.items():
+            if known is not None and first.stem not in known:
+                raise InputError(f"{base / kind}: expected a file for {first.name}, found none")
+            found[kind] = None if known is None else known[first.stem]
+        name = f"{prefix}/{first.stem}" if prefix else first.stem
+        masks = found["occlusions"], found["invalid"]
+        sequence = f"{prefix}/{series(first)}"
+        records.append(Record(name, first, second, found["flow"], *masks, sequence, number(first)))
+    return records
+
+
+MANIFEST = "made.json"
+_FLOW = (".flo", ".png")
+
+
+class SyntheticPairs(FlowDataset):
+    """Synthetic pairs of :class:`fullfield.training.flow.pairs.PairGenerator`.
+
+    ::
+
+        ROOT/
+          made.json             seed, size, count, style and pictures of the pairs
+          licences.md           of the pictures, by file
+          frame1/               00000.png ...
+          frame2/               00000.png ...
+          flow/                 00000.flo ...      or KITTI's .png
+          occlusions/           00000.png ...      not black where the second frame does not show the pixel
+          invalid/              00000.png ...      not black where the flow is not known
+
+    Args:
+        root: the folder.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        base = folder(Path(root), what="synthetic pairs")
+        flows = files(folder(base, "flow", what="true flow"), _FLOW)
+        count = _count(base / MANIFEST)
+        if len(flows) != count:
+            raise InputError(
+                f"{base / MANIFEST}: lists {count} pairs, found {len(flows)}; "
+                "run the same fullfield pairs again to finish"
+            )
+        records = []
+        for flow in flows:
+            name = flow.stem
+            parts = ("frame1", "frame2", "occlusions", "invalid")
+            frame1, frame2, occlusion, invalid = (existing(base / part / f"{name}.png", flow) for part in parts)
+            records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
+        super().__init__("synthetic", root, records)
+
+
+def _count(manifest: Path) -> int:
+    try:
+        count = json.loads(manifest.read_text("utf-8"))["count"]
+    except FileNotFoundError:
+        raise InputError(f"{manifest}: does not exist; expected a folder that fullfield pairs has written") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{manifest}: expected what fullfield pairs writes, got {type(error).__name__}") from error
+    if not isinstance(count, int) or count < 1:
+        raise InputError(f"{manifest}: expected a count of pairs, got {count!r}")
+    return count
+
+
+CHARGE_SHOTS = {"010_0050": (101, 196), "040_0040": (101, 264), "060_0130": (101, 175)}
+"""First and last frame of the shots of Blender's *Charge* that make Charge-8K (Briedis et al. 2026, table 5)."""
+
+
+class Rendered(FlowDataset):
+    """Frames and truth rendered with Blender.
+
+    ::
+
+        ROOT/
+          SHOT/
+            frames/        frame_0101.png ...            or .exr
+            flow/          flow_0101.flo5 ...            twice the frame's size, vectors in pixels of the frame
+            invalid/       invalid_0101.png ...          optional: pixels that are not scored; once or twice the size
+            occlusions/    occlusion_0101.png ...        optional: not black where the next frame hides the pixel
+
+    Args:
+        root: the folder that holds the shots.
+        name: what the set is called in results.
+
+    A frame without truth (the last of a shot) ends a pair, and begins none.
+    """
+
+    doubled = True
+
+    def __init__(self, root: str | os.PathLike[str], *, name: str = "rendered") -> None:
+        base = folder(Path(root), what="the rendered shots")
+        if (base / "frames").is_dir():
+            raise InputError(f"{base}: is a shot, with frames in it; expected the folder that holds the shots")
+        records = []
+        for shot in nonempty(subfolders(base), base, "a folder for each shot"):
+            frames = folder(shot, "frames", what="rendered frames")
+            flow = folder(shot, "flow", what="rendered flow")
+            hidden, unscored = optional(shot, "occlusions"), optional(shot, "invalid")
+            for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
+                count = first.stem.rsplit("_", 1)[-1]
+                pair, truth = f"{shot.name}/frame_{count}", existing(flow / f"flow_{count}.flo5", first)
+                masks = within(hidden, f"occlusion_{count}.png", first), within(unscored, f"invalid_{count}.png", first)
+                records.append(Record(pair, first, second, truth, *masks, sequence=shot.name, index=number(first)))
+        super().__init__(name, root, records)
+
+
+class Charge8K(Rendered):
+    """The three shots of *Charge* at 8192×3432 (Briedis et al. 2026, section 6.1).
+
+    ``python -m tools render`` renders them. The layout is that of :class:`Rendered`.
+    Absent shots are left out.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root, name="charge-8k")

@@ -1,0 +1,285 @@
+"""Flow formats besides OpenEXR."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
+from fullfield.io.files import check_inflated, check_readable, complaining, one_line
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
+from fullfield.io.oiio import opened, write_picture
+
+_FLO_MAGIC = b"PIEH"
+_FLO_UNKNOWN = np.float32(1666666752.0)
+_FLO_LARGEST = 1e9
+
+
+def read_flo(path: Path) -> tuple[Planes, Mask]:
+    """Read Middlebury's ``.flo``: float 202021.25, int32 width and height, then u, v interleaved, all little-endian.
+
+    A value beyond 10⁹ (or NaN) marks unknown flow; we write 1666666752, as Middlebury's files do.
+    """
+    size = check_readable(path)
+    with path.open("rb") as file:
+        head = file.read(12)
+        if head[:4] != _FLO_MAGIC:
+            raise InputError(f"{path}: not a .flo file: expected it to start with b'PIEH', got {head[:4]!r}")
+        if len(head) < 12:
+            raise InputError(f"{path}: truncated .flo file: it ends inside its header, after {size} bytes")
+        width, height = struct.unpack("<ii", head[4:])
+        if width < 1 or height < 1:
+            raise InputError(f"{path}: corrupt .flo file: the header says {width} × {height} pixels")
+        expected = 12 + 8 * width * height
+        if size != expected:
+            raise InputError(
+                f"{path}: corrupt .flo file: the header says {width} × {height} pixels, {expected} bytes; "
+                f"the file has {size}"
+            )
+        values = np.fromfile(file, "<f4", 2 * width * height)
+    flow = np.ascontiguousarray(values.reshape(height, width, 2).transpose(2, 0, 1), np.float32)
+    return flow, _within(flow)
+
+
+def write_flo(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a .flo file."""
+    height, width = valid.shape
+    if not _within(flow)[valid].all():
+        largest = np.abs(flow[:, valid]).max()
+        raise FlowRangeError(f"flow: .flo holds values up to 1e9 px (larger means unknown), got {largest:g}")
+    pixels = np.where(valid, flow, _FLO_UNKNOWN).astype("<f4").transpose(1, 2, 0)
+    with path.open("wb") as file:
+        file.write(_FLO_MAGIC + struct.pack("<ii", width, height))
+        file.write(np.ascontiguousarray(pixels).data)
+
+
+def _within(flow: Planes) -> Mask:
+    known: Mask = (np.abs(flow[0]) <= _FLO_LARGEST) & (np.abs(flow[1]) <= _FLO_LARGEST)
+    return known
+
+
+FLO5_COMPRESSIONS = ("gzip", "none")
+
+
+def read_flo5(path: Path) -> tuple[Planes, Mask]:
+    """Read Spring's ``.flo5``: HDF5 with one dataset ``flow``, ``[H, W, 2]`` float32; NaN marks invalid pixels."""
+    import h5py
+
+    size = check_readable(path)
+    if not h5py.is_hdf5(path):
+        raise InputError(f"{path}: not a .flo5 file: it does not start like HDF5")
+    errors = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+    with (
+        complaining(path, "truncated or corrupt .flo5 file", *errors),
+        h5py.File(path, "r", locking=False) as file,
+    ):
+        values = _flo5_values(path, file, size)
+    with np.errstate(over="ignore"):
+        flow = np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
+    return flow, finite(flow)
+
+
+def _flo5_values(path: Path, file: Any, size: int) -> NDArray[Any]:
+    import h5py
+
+    if not isinstance(file.get("flow", getlink=True, default=None), h5py.HardLink):
+        listed = ", ".join(one_line(name, 40) for name in list(file)[:20]) or "nothing"
+        raise InputError(f"{path}: expected a dataset 'flow', got {listed}")
+    data = file["flow"]
+    if not isinstance(data, h5py.Dataset):
+        raise InputError(f"{path}: expected 'flow' to be a dataset, got a group")
+    shape = data.shape
+    if shape is None or len(shape) != 3 or shape[2] != 2 or 0 in shape:
+        raise InputError(f"{path}: expected 'flow' of shape [H, W, 2], got {shape and list(shape)}")
+    if data.dtype.kind not in "fiu":
+        raise InputError(f"{path}: expected 'flow' to hold real numbers, got {one_line(str(data.dtype), 60)}")
+    if data.is_virtual or data.external:
+        raise InputError(f"{path}: 'flow' keeps its values in other files, which is not supported")
+    stored = min(data.id.get_storage_size(), size)
+    item = data.dtype.itemsize
+    packing = {"ratio": 1} if data.id.get_create_plist().get_nfilters() == 0 else {}
+    check_inflated(path, f"'flow' {list(shape)}", math.prod(shape) * item, stored, **packing)
+    if data.chunks is not None:
+        claim = f"a chunk {list(data.chunks)} of 'flow'"
+        check_inflated(path, claim, math.prod(data.chunks) * item, stored, **packing)
+    return data[()]  # type: ignore[no-any-return]
+
+
+def write_flo5(path: Path, flow: Planes, valid: Mask, compression: str | None) -> None:
+    """Write flow as a .flo5 file."""
+    # HDF5 crashes when a write fails while it closes a file, so the file is made in memory.
+    import h5py
+
+    pixels = np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0))
+    packed = compression != "none"
+    with h5py.File("flow", "w", driver="core", backing_store=False) as file:
+        packing = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if packed else {}
+        file.create_dataset("flow", data=pixels, **packing)
+        file.flush()
+        made = file.id.get_file_image()
+    path.write_bytes(made)
+
+
+_KITTI_PNG = "flow in a 16-bit RGB PNG (KITTI)"
+_LOWEST, _HIGHEST = -512.0, 65535 / 64 - 512
+
+
+def read_kitti(path: Path) -> tuple[Planes, Mask]:
+    """Read KITTI's and HD1K's 16-bit PNG: R = 64 u + 2¹⁵, G = 64 v + 2¹⁵, B is not 0 where the flow is valid."""
+    with opened(path, "png", _KITTI_PNG) as source:
+        part = source.first_part()
+        spec = part.spec
+        form = str(spec.format)
+        if form != "uint16" or spec.nchannels != 3:
+            raise InputError(f"{path}: expected {_KITTI_PNG}, got {form} × {spec.nchannels}")
+        flow = np.empty((2, spec.height, spec.width), np.float32)
+        valid = np.empty((spec.height, spec.width), np.bool_)
+        for start, band in source.bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), form):
+            rows = slice(start - spec.y, start - spec.y + len(band))
+            flow[:, rows] = (band[..., :2].astype(np.float32) / 64 - 512).transpose(2, 0, 1)
+            valid[rows] = band[..., 2] > 0
+    return flow, valid
+
+
+def write_kitti(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a KITTI .png file."""
+    values = np.where(valid, flow, np.float32(0))
+    low, high = float(values.min()), float(values.max())
+    codes = np.rint((values.astype(np.float64) + 512) * 64)
+    if low < _LOWEST - 1 / 128 or codes.max() > 65535:
+        raise FlowRangeError(
+            f"flow: the KITTI PNG format holds {_LOWEST:g} to {_HIGHEST:g} px, got {low:g} to {high:g}; "
+            "choose .flo, .flo5 or .exr"
+        )
+    pixels = np.zeros((*valid.shape, 3), np.uint16)
+    pixels[..., :2] = np.where(valid, codes.clip(0), 0).transpose(1, 2, 0)
+    pixels[..., 2] = valid
+    write_picture(path, "png", pixels)
+
+
+def read_array(path: Path) -> tuple[Planes, Mask]:
+    """Read NumPy's ``.npy``, ``[H, W, 2]`` (what we write) or ``[2, H, W]``; a last axis of two decides.
+
+    NaN and infinity mark invalid pixels.
+    """
+    values = read_npy(path, check_readable(path))
+    if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
+        raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
+    return _from_array(values.transpose(2, 0, 1) if values.shape[-1] == 2 else values)
+
+
+def read_viper(path: Path) -> tuple[Planes, Mask]:
+    """Read flow from VIPER's .npz file: arrays u and v."""
+    with opened_archive(path) as (archive, names):
+        if not {"u", "v"} <= set(names):
+            listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
+            raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
+        shapes = [member_shape(path, archive, name) for name in ("u", "v")]
+        if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+            told = " and ".join(str(list(shape)) for shape in shapes)
+            raise InputError(f"{path}: expected u and v of one shape [H, W], got {told}")
+        u, v = (read_member(path, archive, name) for name in ("u", "v"))
+    return _from_array(np.stack((u, v)))
+
+
+def _from_array(values: NDArray[Any]) -> tuple[Planes, Mask]:
+    with np.errstate(over="ignore"):
+        flow = np.ascontiguousarray(values, np.float32)
+    return flow, finite(flow)
+
+
+def write_array(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a .npy file [H, W, 2]; NaN where it is not valid."""
+    write_npy(path, np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4"))
+
+
+_LONGEST_HEADER = 512
+
+
+def read_pfm(path: Path) -> tuple[Planes, Mask]:
+    """Read u, v and an ignored third channel from a portable float map; NaN marks invalid pixels."""
+    planes = read_pfm_planes(path)
+    if len(planes) != 3:
+        raise InputError(f"{path}: expected flow in a three-channel PFM (PF), got a one-channel one (Pf)")
+    flow = np.ascontiguousarray(planes[:2])
+    return flow, finite(flow)
+
+
+def read_pfm_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row first
+    """Return the channels of a portable float map.
+
+    ``PF`` (three channels) or ``Pf`` (one), width, height, scale; rows from the bottom up. A negative scale means
+    little-endian; its magnitude multiplies the values.
+    """
+    size = check_readable(path)
+    with path.open("rb") as file:
+        head = file.read(_LONGEST_HEADER)
+        channels, width, height, scale, start = _parse_pfm(path, head)
+        expected = start + 4 * channels * width * height
+        if size != expected:
+            raise InputError(
+                f"{path}: corrupt PFM file: the header says {width} × {height} × {channels} values, "
+                f"{expected} bytes; the file has {size}"
+            )
+        file.seek(start)
+        values = np.fromfile(file, "<f4" if scale < 0 else ">f4", channels * width * height)
+    pixels = values.reshape(height, width, channels)[::-1].transpose(2, 0, 1)
+    planes = np.array(pixels, np.float32, order="C")
+    if abs(scale) != 1:
+        with np.errstate(over="ignore", invalid="ignore"):
+            planes *= np.float32(abs(scale))
+    return planes
+
+
+def read_pfm_size(path: Path) -> tuple[int, int]:
+    """Return width and height by the header."""
+    check_readable(path)
+    with path.open("rb") as file:
+        _, width, height, _, _ = _parse_pfm(path, file.read(_LONGEST_HEADER))
+    return width, height
+
+
+def _parse_pfm(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
+    """Return channels, width, height, scale and the byte where the pixels start."""
+    channels = {b"PF": 3, b"Pf": 1}.get(head[:2])
+    if channels is None or not head[2:3].isspace():
+        raise InputError(f"{path}: not a PFM file: expected it to start with 'PF' or 'Pf', got {head[:3]!r}")
+    words: list[bytes] = []
+    at = 2
+    while len(words) < 3:
+        while head[at : at + 1].isspace():
+            at += 1
+        if head[at : at + 1] == b"#":
+            at = head.find(b"\n", at) + 1 or len(head)
+            continue
+        end = at
+        while end < len(head) and not head[end : end + 1].isspace():
+            end += 1
+        if end in (at, len(head)):
+            raise InputError(f"{path}: corrupt PFM file: its header is cut short")
+        words.append(head[at:end])
+        at = end
+    shown = one_line(b" ".join(words).decode("latin-1"), 60)
+    try:
+        width, height, scale = int(words[0]), int(words[1]), float(words[2])
+    except ValueError:
+        raise InputError(f"{path}: corrupt PFM file: expected width, height and scale, got '{shown}'") from None
+    if width < 1 or height < 1 or scale == 0 or not math.isfinite(scale):
+        raise InputError(f"{path}: corrupt PFM file: width, height or scale makes no sense in '{shown}'")
+    return channels, width, height, scale, at + 1
+
+
+def write_pfm(path: Path, flow: Planes, valid: Mask) -> None:
+    """Write flow as a three-channel PFM file; NaN where it is not valid."""
+    height, width = valid.shape
+    pixels = np.zeros((height, width, 3), "<f4")
+    pixels[..., :2] = or_nan(flow, valid).transpose(1, 2, 0)[::-1]
+    with path.open("wb") as file:
+        file.write(b"PF\n%d %d\n-1.0\n" % (width, height))
+        file.write(pixels.data)
