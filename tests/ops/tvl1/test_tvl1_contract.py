@@ -7,7 +7,6 @@ import os
 import signal
 import textwrap
 import threading
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -16,9 +15,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
-from fullfield._kernels import numba_cache
-from fullfield._kernels.missing import Missing
-from fullfield.ops import backends as backends_of
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, backends, tvl1
 from fullfield.testing import textured_scene
 
@@ -107,19 +103,6 @@ def test_what_only_cuda_can_do_is_refused_elsewhere() -> None:
     for backend in (None, "cpu", "reference"):
         with pytest.raises(InputError, match=rf"can(not)? serve this request .*reference: has no {words}"):
             TVL1Solver(40, 56, config, backend=backend)
-
-
-def test_missing_numba_warns_once_and_uses_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_cache, "why_not", lambda: Missing("numba is not installed (pip install numba)"))
-    monkeypatch.setattr(backends_of, "_warned", set())
-    with pytest.warns(UserWarning, match=r"TV-L1: the cpu kernel is not used \(numba is not installed"):
-        chosen = TVL1Solver(40, 56, QUICK).backend
-    assert chosen == "reference"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert TVL1Solver(40, 56, QUICK).backend == "reference"
-    with pytest.raises(InputError, match="numba is not installed"):
-        TVL1Solver(40, 56, backend="cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

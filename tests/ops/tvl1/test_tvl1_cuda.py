@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from gpu_modes import no_waiting
 from torch import Tensor
 
 from fullfield import InputError, estimate
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends, tvl1
-from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,30 +56,6 @@ def test_cuda_is_the_first_choice_on_a_gpu() -> None:
     assert TVL1Solver(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
     with pytest.raises(InputError, match="cuda: takes and returns float32, got float64"):
         TVL1Solver(20, 30, device="cuda", dtype=torch.float64, backend="cuda")
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("size", [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)])
-def test_equals_the_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
-    config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
-    frames = scene(*size)
-    exact = truth(frames, config)
-    error, eager = (solved(frames, config) - exact).abs(), (truth(frames, config, torch.float32) - exact).abs()
-    assert error.mean() <= 2 * eager.mean() + 1e-5
-    assert error.max() < 5e-3
-    half = (solved(frames, config.replace(precision="float16")) - exact).abs()
-    assert half.mean() < 0.02
-    assert half.max() < 0.5
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_200_pixels_of_motion_keep_their_precision(precision: str) -> None:
-    wide = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 64, 700, device="cuda"), 5, 1, 2)
-    frames = [wide[..., 200:].contiguous(), wide[..., :500].contiguous()]
-    start = torch.zeros(1, 2, 64, 500, device="cuda")
-    start[:, 0] = 199.4
-    flow = solved(frames, TVL1Config(scales=1, precision=precision), initial_flow=start)[0]
-    assert (flow[0, 8:-8, 8:280] - 200).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -250,18 +223,6 @@ class Foreign:
 def video() -> list[Tensor]:
     torch.manual_seed(1)
     return as_bytes(scene(90, 131, channels=3, frames=5))
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Inside, whatever waits for the device raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
