@@ -14,7 +14,6 @@ import test_passes as passes
 import test_point_conv_cuda as point_conv
 import test_point_norm as point_norm
 import test_spatial_correlation as spatial
-import test_tvl1_backends as backends
 import test_tvl1_cuda as tvl1
 import torch
 from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_level
@@ -82,7 +81,7 @@ def test_point_convolution(dtype: torch.dtype, channels: tuple[int, int], groups
 
 @pytest.mark.parametrize("size", [(44, 52), (16, 1100)], ids=str)
 def test_tvl1(size: tuple[int, int]) -> None:
-    backends.test_equals_the_reference_to_rounding("cuda", next(iter(backends.VARIANTS)), size)
+    tvl1.test_equals_the_reference_to_rounding(next(iter(tvl1.VARIANTS)), size)
 
 
 @pytest.mark.parametrize("precision", tvl1.PRECISIONS)

@@ -16,7 +16,6 @@ from tests.oracles.tvl1 import VARIANTS, tvl1_by_loops
 
 PRECISIONS = ("float32", "float16")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-CUDA = pytest.param("cuda", marks=on_gpu)
 
 
 def scene(height: int, width: int, shift: float = 1.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,11 +43,10 @@ def threads(number: int) -> Iterator[None]:
 def solve(backend: str, frames: tuple[torch.Tensor, torch.Tensor], config: TVL1Config) -> torch.Tensor:
     dtype = torch.float64 if backend == "reference64" else torch.float32
     name = "reference" if backend.startswith("reference") else backend
-    device = "cuda" if name == "cuda" else "cpu"
     height, width = frames[0].shape
-    solver = TVL1Solver(height, width, config, dtype=dtype, backend=name, device=device)
+    solver = TVL1Solver(height, width, config, dtype=dtype, backend=name)
     with threads(1 if name == "reference" else torch.get_num_threads()):
-        return solver(*(f.to(device, dtype)[None, None] for f in frames))[0].double().cpu()
+        return solver(*(f.to(dtype)[None, None] for f in frames))[0].double()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -64,19 +62,14 @@ def test_one_scale_equals_loops(backend: str, budget: float, variant: str) -> No
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("size", [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)])
-@pytest.mark.parametrize("backend", ["cpu", CUDA])
-def test_equals_the_reference_to_rounding(backend: str, variant: str, size: tuple[int, int]) -> None:
+def test_cpu_equals_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
     config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
     frames = scene(*size)
     truth = solve("reference64", frames, config)
-    error = (solve(backend, frames, config) - truth).abs()
+    error = (solve("cpu", frames, config) - truth).abs()
     eager = (solve("reference", frames, config) - truth).abs()
     assert error.mean() <= 2 * eager.mean() + 1e-5
     assert error.max() < 5e-3
-    if backend == "cuda":
-        half = (solve(backend, frames, config.replace(precision="float16")) - truth).abs()
-        assert half.mean() < 0.02
-        assert half.max() < 0.5
 
 
 @pytest.mark.parametrize("number", [2, 3, 5])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullfield import InputError, estimate
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends, tvl1
+from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,6 +57,20 @@ def test_cuda_is_the_first_choice_on_a_gpu() -> None:
     assert TVL1Solver(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
     with pytest.raises(InputError, match="cuda: takes and returns float32, got float64"):
         TVL1Solver(20, 30, device="cuda", dtype=torch.float64, backend="cuda")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("size", [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)])
+def test_equals_the_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
+    config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
+    frames = scene(*size)
+    exact = truth(frames, config)
+    error, eager = (solved(frames, config) - exact).abs(), (truth(frames, config, torch.float32) - exact).abs()
+    assert error.mean() <= 2 * eager.mean() + 1e-5
+    assert error.max() < 5e-3
+    half = (solved(frames, config.replace(precision="float16")) - exact).abs()
+    assert half.mean() < 0.02
+    assert half.max() < 0.5
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
