@@ -49,11 +49,12 @@ def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) 
 @pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
 def test_norms_are_the_operator(features: Tensor, kind: str) -> None:
     layer = PointNorm(6, kind).double()
+    learned: tuple[Tensor, Tensor] = layer._learned()
     with torch.no_grad():
-        layer.weight.fill_(2.0)
-        layer.bias.fill_(1.0)
+        learned[0].fill_(2.0)
+        learned[1].fill_(1.0)
     found = layer(features, SIZES)
-    assert torch.equal(found, point_norm(features, layer.weight, layer.bias, kind, sizes=SIZES))
+    assert torch.equal(found, point_norm(features, *learned, kind, sizes=SIZES))
     assert torch.equal(layer.eval()(features, SIZES), found) == (kind != "batch")  # the running statistics
     with pytest.raises(InputError, match=r"^features: expected at least two points"):
         PointNorm(6, "batch").double()(features[:1], (1,))

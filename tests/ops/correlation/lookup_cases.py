@@ -18,7 +18,7 @@ from fullfield.ops.launching import Device
 from fullfield.testing.correlation import Case, assert_within, budget, make_case, rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+without_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 # Rounding of the window gradients before they are multiplied with the features, relative to the largest value.
 PRODUCT = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
@@ -60,8 +60,6 @@ BACKENDS = {
 }
 EMULATED = {"emulated": AMPERE, "turing": TURING}
 ON_CPU = ("reference", "dense", "cpu")
-CUDA = pytest.param("cuda", marks=needs_gpu)
-EVERY = (*ON_CPU, "emulated", CUDA)
 
 
 def emulate_lookups(

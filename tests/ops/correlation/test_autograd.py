@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from lookup_cases import CUDA, ON_CPU, Backend
+from lookup_cases import ON_CPU, Backend, without_gpu
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -24,6 +24,7 @@ from fullfield.ops.correlation.protocol import Gradients
 from fullfield.testing.correlation import assert_within, make_case
 
 LEVELS, RADIUS = 3, 2
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu])
 
 
 def leaves(seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:

@@ -14,9 +14,7 @@ import torch
 from emulator import AMPERE, Emulator
 from lookup_cases import (
     BACKENDS,
-    CUDA,
     DTYPES,
-    EVERY,
     ON_CPU,
     SHIFTS,
     Backend,
@@ -24,10 +22,10 @@ from lookup_cases import (
     check_moving,
     emulate_lookups,
     gradients,
-    needs_gpu,
     single_level,
     weights,
     weights_of,
+    without_gpu,
 )
 from torch import Tensor
 
@@ -38,7 +36,9 @@ from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.ops.correlation.cuda import config, launch, launch_backward
 from fullfield.testing.correlation import Case, assert_within, budget, lookup_by_loops, make_case, rounded, run
 
-every = pytest.mark.parametrize("backend", EVERY, indirect=True)
+needs_gpu = [pytest.mark.gpu, without_gpu]
+CUDA = pytest.param("cuda", marks=needs_gpu)
+every = pytest.mark.parametrize("backend", [*ON_CPU, "emulated", CUDA], indirect=True)
 on_cpu = pytest.mark.parametrize("backend", ON_CPU, indirect=True)
 kernels = pytest.mark.parametrize("backend", ["cpu", "emulated", CUDA], indirect=True)
 of_cuda = pytest.mark.parametrize("backend", ["emulated", CUDA], indirect=True)

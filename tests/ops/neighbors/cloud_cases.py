@@ -16,7 +16,7 @@ from fullfield.ops.neighbors import Neighbors, backends, cuda
 from fullfield.ops.point_conv.cuda import pooling, triplets
 
 REASON = dict(backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+without_gpu = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 
 def cloud(count: int, seed: int = 0, spread: float = 2.0) -> Tensor:
@@ -64,7 +64,6 @@ class Backend(NamedTuple):
 
 BACKENDS = {"cpu": Backend("cpu", "cpu", 500), "emulated": Backend("cuda", "cpu", 500)}
 BACKENDS["cuda"] = Backend("cuda", "cuda", 3000)
-KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=on_gpu))
 
 
 def rows(found: Neighbors) -> list[list[int]]:

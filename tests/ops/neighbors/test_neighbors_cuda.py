@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cloud_cases import cloud, on_gpu, places, same, surface
+from cloud_cases import cloud, places, same, surface, without_gpu
 from emulator import Emulator
 from torch import Tensor
 
@@ -43,9 +43,7 @@ emulated = pytest.mark.usefixtures("machine")
 
 
 def gpu(test: Any) -> Any:
-    for mark in on_gpu:
-        test = mark(test)
-    return test
+    return pytest.mark.gpu(without_gpu(test))
 
 
 def alike(found: PointGeometry, right: PointGeometry) -> bool:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cloud_cases import KERNELS, PLACES, Backend, cloud, places, rows, same
+from cloud_cases import PLACES, Backend, cloud, places, rows, same, without_gpu
 
 from fullfield import InputError
 from fullfield.ops.neighbors import cuda, grid_downsample, knn_search, radius_search, spatial_order
 from fullfield.ops.neighbors.ordering import morton_code
 
 scipy_spatial = pytest.importorskip("scipy.spatial")
+KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu]))
 
 
 def test_search_is_what_a_k_d_tree_finds() -> None:

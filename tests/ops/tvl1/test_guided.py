@@ -289,6 +289,10 @@ EMULATED = {
 }
 
 
+def laid_out(height: int, width: int, channels: int = 3, seed: int = 0) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in inputs_of(height, width, channels, seed).items()}
+
+
 @pytest.fixture
 def machine(emulate: Callable[..., Emulator]) -> Emulator:
     return emulate(guided_cuda)
@@ -319,7 +323,7 @@ def close(found: tuple[Tensor, ...], inputs: dict[str, Tensor], config: Refineme
 @pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1), (1, 40), (70, 101)])
 @pytest.mark.parametrize("name", EMULATED)
 def test_the_kernels_are_the_reference(name: str, size: tuple[int, int], machine: Emulator) -> None:
-    config, inputs = EMULATED[name], inputs_of(*size)
+    config, inputs = EMULATED[name], laid_out(*size)
     refiner = Refiner(*size, config, CPU, SMALL)
     for schedule in (0, 1):
         machine.schedule = schedule
@@ -337,7 +341,7 @@ def test_every_shape_gives_the_same_flow(
         request.getfixturevalue("machine")
     config = RefinementConfig() if device == "cuda" else RefinementConfig(warps=1, rounds=1)
     where = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else CPU
-    inputs: dict[str, Any] = {name: value.to(where) for name, value in inputs_of(*size).items()}
+    inputs: dict[str, Any] = {name: value.to(where) for name, value in laid_out(*size).items()}
     inputs["backward"] = inputs["backward"] if device == "cuda" else None
     shapes = (guided_cuda.SHAPE, shape) if device == "cuda" else (shape, SMALL)
     assert torch.equal(*(guided_cuda.Refiner(*size, config, where, one)(**inputs)[0] for one in shapes))
@@ -345,13 +349,13 @@ def test_every_shape_gives_the_same_flow(
 
 @pytest.mark.usefixtures("machine")
 def test_a_batch_and_frames_of_any_strides() -> None:
-    config, parts = RefinementConfig(warps=1), [inputs_of(24, 40, 1, seed) for seed in (0, 1)]
+    config, parts = RefinementConfig(warps=1), [laid_out(24, 40, 1, seed) for seed in (0, 1)]
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
     refiner = Refiner(24, 40, config, CPU, SMALL)
     close(refiner(**inputs), inputs, config)
-    colour = inputs_of(24, 40)
+    colour = laid_out(24, 40)
     colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     close(refiner(**colour), colour, config)  # channels may change from call to call
 
@@ -368,7 +372,7 @@ SPOILT: list[tuple[str, Callable[[Tensor], None], int]] = [
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("name", "spoil", "bit"), SPOILT)
 def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: int) -> None:
-    inputs = inputs_of(10, 12)
+    inputs = laid_out(10, 12)
     spoil(inputs[name])
     _, flags, _ = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
     assert int(flags) & bit
@@ -384,7 +388,7 @@ def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner
 
 @pytest.mark.usefixtures("machine")
 def test_passes_and_what_remains_of_them() -> None:
-    inputs, config = inputs_of(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
+    inputs, config = laid_out(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
     exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
     found = by_kernels(23, 37, config)(**inputs)
     assert (found - exact).abs().max() < 2e-3
@@ -398,7 +402,7 @@ def test_passes_and_what_remains_of_them() -> None:
 def test_bad_values_are_refused_by_name_after_the_last_pass(
     name: str, spoil: Callable[[Tensor], None], _bit: int, passes: int
 ) -> None:
-    inputs = inputs_of(10, 12)
+    inputs = laid_out(10, 12)
     spoil(inputs[name])
     with pytest.raises(InputError, match=f"^{name}: expected finite values"):
         by_kernels(10, 12, RefinementConfig(passes=passes, rounds=1, warps=1, iterations=2))(**inputs)
@@ -406,7 +410,7 @@ def test_bad_values_are_refused_by_name_after_the_last_pass(
 
 @pytest.mark.usefixtures("machine")
 def test_fewer_rounds_than_the_configuration_s() -> None:
-    inputs, config = inputs_of(20, 30), RefinementConfig(warps=1)
+    inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
     close(refiner(**inputs, rounds=1), inputs, config.replace(rounds=1))
@@ -415,7 +419,7 @@ def test_fewer_rounds_than_the_configuration_s() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_made_in_inference_mode_and_used_in_and_outside() -> None:
-    inputs, config = inputs_of(20, 30), RefinementConfig(warps=1, rounds=1, iterations=2)
+    inputs, config = laid_out(20, 30), RefinementConfig(warps=1, rounds=1, iterations=2)
     with torch.inference_mode():
         refiner = Refiner(20, 30, config, CPU, SMALL)
         within = refiner(**inputs)[0]
