@@ -23,8 +23,10 @@ from torch import Tensor
 
 from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
+from fullfield.datasets import open_dataset
 from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate, estimate_batch
 from fullfield.integrations import forms
+from fullfield.io import write_flow, write_image
 from fullfield.metrics import registration as poses
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
@@ -39,11 +41,12 @@ from fullfield.registration import (
     register,
     register_by_ransac,
 )
-from fullfield.sequences import estimate_sequence
+from fullfield.sequences import Setting, estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.testing.correlation import MOTIONS, make_case
 from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
+from fullfield.training.flow.pictures import PicturePack
 
 F32 = torch.float32
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
@@ -124,11 +127,6 @@ for _backend in ("cpu", "dense", "reference"):
 CASES["ops.correlation.correlation_lookup"] = lookups(FASTEST)
 
 
-@case("ops.correlation.correlation_pyramid")
-def _() -> Any:
-    return correlation.correlation_pyramid(features(), 3)
-
-
 for _backend in ("cpu", "reference"):
     for _dtype in (F32, torch.bfloat16):
         CASES[f"ops.spatial_correlation.spatial_correlation {_backend} {_dtype}"] = lambda b=_backend, d=_dtype: graded(
@@ -139,47 +137,12 @@ for _backend in ("cpu", "reference"):
 CASES["ops.spatial_correlation.spatial_correlation"] = CASES[f"ops.spatial_correlation.spatial_correlation cpu {F32}"]
 
 
-@case("nn.SpatialCorrelationSampler")
-def _() -> Any:
-    return graded(ours.SpatialCorrelationSampler(patch_size=7, stride=2, dilation_patch=2), features(), features(1))
-
-
-@case("ops.matching.global_matching")
-def _() -> Any:
-    return graded(matching.global_matching, features(), features(1))
-
-
-@case("ops.matching.global_attention")
-def _() -> Any:
-    return graded(matching.global_attention, features(), features(1), flow(20, 24)[None])
-
-
-@case("ops.matching.local_matching")
-def _() -> Any:
-    return graded(lambda a, b: matching.local_matching(a, b, 2), features(), features(1))
-
-
-@case("ops.matching.local_attention")
-def _() -> Any:
-    return graded(lambda a, b, c: matching.local_attention(a, b, c, 1), features(), features(1), flow(20, 24)[None])
-
-
 @case("nn.FlowPropagation")
 def _() -> Any:
     module = ours.FlowPropagation(16).to(F32)
     for number, parameter in enumerate(module.parameters()):
         parameter.data = noise(*parameter.shape, seed=number) / 4
     return graded(module, features(), flow(20, 24)[None])
-
-
-@case("nn.CorrelationPyramid")
-def _() -> Any:
-    return graded(lambda a, b, c: ours.CorrelationPyramid(a, b, 3, 3)(c), features(), features(1), around())
-
-
-@case("nn.RAFTCorrBlock")
-def _() -> Any:
-    return ours.RAFTCorrBlock(features(), features(1), 3, 3)(around())
 
 
 @case("nn.SEARAFTCorrBlock")
@@ -196,36 +159,6 @@ def _() -> Any:
     return block.index_pyramid(around())
 
 
-@case("nn.DroidCorrBlock")
-def _() -> Any:
-    return ours.DroidCorrBlock(features()[None], features(1)[None], 3)(around().permute(0, 2, 3, 1)[None])
-
-
-@case("nn.MMFlowCorrLookup", "nn.MMFlowCorrelationPyramid")
-def _() -> Any:
-    return ours.MMFlowCorrLookup(3)(ours.MMFlowCorrelationPyramid(3)(features(), features(1)), noise(1, 2, 20, 24))
-
-
-@case("nn.StereoCorrBlock")
-def _() -> Any:
-    return ours.StereoCorrBlock(features(), features(1), 3, 3)(around())
-
-
-@case("nn.local_correlation_with_flow")
-def _() -> Any:
-    return ours.local_correlation_with_flow(features(), features(1), noise(1, 2, 20, 24), 3)
-
-
-@case("nn.convex_upsample")
-def _() -> Any:
-    return graded(lambda a, b: ours.convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1))
-
-
-@case("integrations.patch")  # what decides whether a block is the lookup
-def _() -> Any:
-    return forms._pair((20, 24))
-
-
 @case("testing.correlation.make_case")
 def _() -> Any:
     made = [make_case((9, 11), (10, 13), channels=4, motion=motion) for motion in MOTIONS]
@@ -240,32 +173,12 @@ def parts(found: Any) -> list[Tensor]:
     return [*found.forward, found.offsets, found.center_offsets]
 
 
-@case("ops.point_conv.radius_geometry")
-def _() -> Any:
-    return parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2))
-
-
-@case("ops.point_conv.knn_geometry")
-def _() -> Any:
-    return parts(point_conv.knn_geometry(cloud(), 0.1, 8))
-
-
-@case("ops.point_conv.voxel_geometry")
-def _() -> Any:
-    return parts(point_conv.voxel_geometry(cloud(), 0.1))
-
-
 @case("ops.point_conv.triplet_geometry")
 def _() -> Any:
     count = torch.arange(20, device=DEVICE)
     i, j, k = count // 2, count % 7, count % 27
     found = point_conv.triplet_geometry(i, j, k, (10, 7))
     return parts(found) + graded(lambda f, w: point_conv.point_conv(f, w, found), noise(7, 4), noise(27, 4, 8))
-
-
-@case("ops.point_conv.kernel_radius")
-def _() -> Any:
-    return point_conv.kernel_radius(0.1, 5)
 
 
 def convolutions(backend: str | None) -> Callable[[], Any]:
@@ -329,11 +242,6 @@ def _() -> Any:
         found = neighbors.radius_search(cloud(), 0.2, cloud(50, 1), backend=backend)
         made += [*found, *neighbors.knn_search(cloud(), 5, cloud(50, 1), backend=backend)]
     return made
-
-
-@case("ops.neighbors.grid_downsample", "ops.neighbors.spatial_order")
-def _() -> Any:
-    return *neighbors.grid_downsample(cloud(), 0.2), neighbors.spatial_order(cloud())
 
 
 def solved(backend: str | None, dtype: torch.dtype = F32) -> Callable[[], Any]:
@@ -452,11 +360,6 @@ def _() -> Any:
 
 for _name in ("aae", "angular_error", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
     CASES[f"metrics.{_name}"] = lambda name=_name: getattr(metrics, name)(flow() + noise(2, 24, 32, seed=1), flow())
-
-
-@case("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance")
-def _() -> Any:
-    return metrics.four_values(flow()), metrics.true_motion(flow()), metrics.boundary_distance(noise(24, 32) > 1)
 
 
 def pose(seed: int) -> Tensor:
@@ -618,6 +521,170 @@ def _() -> Any:
     return view, [viz.frame_to_image(frame) for frame in (noise(3, 8, 9).abs(), cloud(9).T[..., None])]
 
 
+# ---- training of flow, and shots; on the CPU
+
+
+def still_noise(*shape: int, seed: int = 0) -> Tensor:
+    return on_cpu(*shape, seed=seed).to(F32)
+
+
+def values(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, shape)).to(F32)
+
+
+class Small(torch.nn.Module):
+    """Two predictions of one convolution, its weights from a seed whatever PyTorch's default is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Conv2d(6, 6, 3, padding=1, dtype=F32)
+        with torch.no_grad():
+            self.inner.weight.copy_(0.1 * still_noise(6, 6, 3, 3, seed=4))
+            self.inner.bias.zero_()
+
+    def predictions_with_info(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:
+        found = self.inner(torch.cat((frame1, frame2), 1))
+        return [(found[:, :2], found[:, 2:]), (2 * found[:, :2], found[:, 2:])]
+
+    def predictions(self, frame1: Tensor, frame2: Tensor) -> list[Tensor]:
+        return [flow for flow, _ in self.predictions_with_info(frame1, frame2)]
+
+    def forward(self, frame1: Tensor, frame2: Tensor) -> Tensor:
+        return self.predictions(frame1, frame2)[-1]
+
+
+def batch(count: int = 2) -> learning.FlowBatch:
+    known = values(count, 16, 24, seed=8) < 0.9
+    shapes = (count, 3, 16, 24)
+    flow = 2 * still_noise(count, 2, 16, 24, seed=7)
+    return learning.FlowBatch(values(*shapes, seed=5), values(*shapes, seed=6), flow, known, ~known)
+
+
+class Source:
+    """The same pairs at every call."""
+
+    def batch(self, index: int, count: int) -> learning.FlowBatch:
+        del index
+        return batch(count)
+
+
+def stored(folder: Path) -> Any:
+    """A data set of one pair, in a folder."""
+    part = batch(1)
+    for number, frame in enumerate((part.frame1, part.frame2)):
+        write_image(folder / f"{number}.png", frame[0])
+    write_flow(folder / "flow.flo", part.flow[0])
+    (folder / "pairs.txt").write_text("0.png 1.png flow.flo\n")
+    return open_dataset("pairs", folder)
+
+
+@case("training.flow.Augmented")
+def _() -> list[Tensor]:
+    change = learning.Augmentation(size=(8, 16), scale=(0.8, 1.4), flip=0.5, colour=0.4, gamma=0.2, eraser=1, noise=0.1)
+    return [*learning.Augmented(Source(), change, seed=3).batch(1, 2)]
+
+
+@case(*(f"training.flow.{name}" for name in ("Stepper", "AveragedWeights", "train_flow", "FlowValidation")))
+def _() -> list[Tensor]:
+    """What needs gradients: outside of inference mode, as any learning."""
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        model = Small()
+        stepper = learning.Stepper(model, learning.FlowTraining(batch=2))
+        stepper.step(batch(), 0, rate=1e-3)
+        average = learning.AveragedWeights(model)
+        average.update(1)
+        with tempfile.TemporaryDirectory() as folder:
+            run = learning.train_flow(Path(folder) / "run", Small(), Source(), learning.FlowTraining(steps=2, batch=2))
+        checked = learning.FlowValidation({"made": Source()}, pairs=2)(model)
+        return [
+            model.inner.weight.detach(),
+            average.model.inner.weight,
+            run.model.inner.weight,
+            torch.tensor(checked, dtype=F32),
+        ]
+
+
+@case("training.flow.DatasetPairs", "training.flow.Mixture")
+def _() -> list[Tensor]:
+    with tempfile.TemporaryDirectory() as folder:
+        data = stored(Path(folder))
+        part = learning.DatasetPairs(data, (8, 16), seed=1).batch(0, 2)
+    mixed = learning.Mixture([(Source(), 1.0), (Source(), 1.0)]).batch(0, 2)
+    return [*part, *mixed]
+
+
+@case("training.flow.PairGenerator")
+def _() -> list[Tensor]:
+    pictures = (255 * values(2, 16, 16, 3)).to(torch.uint8)
+    shapes = (255 * values(1, 8, 8)).to(torch.uint8)
+    pack = PicturePack(pictures, shapes, ("a", "b"))
+    return [*learning.PairGenerator((16, 24), pictures=pack, compressed=1.0).batch(0, 2)]
+
+
+@case("sequences.estimate_sequence")
+def _() -> list[Tensor]:
+    frames = [values(3, 40, 48, seed=seed) for seed in range(3)]
+    estimator = TVL1Estimator(tvl1.TVL1Config(scales=2, warps=1, iterations=3))
+    found = []
+    for flows in estimate_sequence(frames, estimator, setting=Setting("both", occlusion=True, confidence=True)):
+        for part in (flows.forward, flows.backward):
+            found += [] if part is None else [part.flow]
+        found += [*flows.occlusion.values(), *flows.confidence.values()]
+    return found
+
+
+TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
+    "ops.correlation.correlation_pyramid": lambda: correlation.correlation_pyramid(features(), 3),
+    "nn.SpatialCorrelationSampler": lambda: graded(
+        ours.SpatialCorrelationSampler(patch_size=7, stride=2, dilation_patch=2), features(), features(1)
+    ),
+    "ops.matching.global_matching": lambda: graded(matching.global_matching, features(), features(1)),
+    "ops.matching.global_attention": lambda: graded(
+        matching.global_attention, features(), features(1), flow(20, 24)[None]
+    ),
+    "ops.matching.local_matching": lambda: graded(
+        lambda a, b: matching.local_matching(a, b, 2), features(), features(1)
+    ),
+    "ops.matching.local_attention": lambda: graded(
+        lambda a, b, c: matching.local_attention(a, b, c, 1), features(), features(1), flow(20, 24)[None]
+    ),
+    "nn.CorrelationPyramid": lambda: graded(
+        lambda a, b, c: ours.CorrelationPyramid(a, b, 3, 3)(c), features(), features(1), around()
+    ),
+    "nn.RAFTCorrBlock": lambda: ours.RAFTCorrBlock(features(), features(1), 3, 3)(around()),
+    "nn.DroidCorrBlock": lambda: ours.DroidCorrBlock(features()[None], features(1)[None], 3)(
+        around().permute(0, 2, 3, 1)[None]
+    ),
+    ("nn.MMFlowCorrLookup", "nn.MMFlowCorrelationPyramid"): lambda: ours.MMFlowCorrLookup(3)(
+        ours.MMFlowCorrelationPyramid(3)(features(), features(1)), noise(1, 2, 20, 24)
+    ),
+    "nn.StereoCorrBlock": lambda: ours.StereoCorrBlock(features(), features(1), 3, 3)(around()),
+    "nn.local_correlation_with_flow": lambda: ours.local_correlation_with_flow(
+        features(), features(1), noise(1, 2, 20, 24), 3
+    ),
+    "nn.convex_upsample": lambda: graded(
+        lambda a, b: ours.convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1)
+    ),
+    # what decides whether a block is the lookup
+    "integrations.patch": lambda: forms._pair((20, 24)),
+    "ops.point_conv.radius_geometry": lambda: parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2)),
+    "ops.point_conv.knn_geometry": lambda: parts(point_conv.knn_geometry(cloud(), 0.1, 8)),
+    "ops.point_conv.voxel_geometry": lambda: parts(point_conv.voxel_geometry(cloud(), 0.1)),
+    "ops.point_conv.kernel_radius": lambda: point_conv.kernel_radius(0.1, 5),
+    ("ops.neighbors.grid_downsample", "ops.neighbors.spatial_order"): lambda: (
+        *neighbors.grid_downsample(cloud(), 0.2),
+        neighbors.spatial_order(cloud()),
+    ),
+    ("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance"): lambda: (
+        metrics.four_values(flow()),
+        metrics.true_motion(flow()),
+        metrics.boundary_distance(noise(24, 32) > 1),
+    ),
+}
+for _names, _compute in TABLE.items():
+    case(*((_names,) if isinstance(_names, str) else _names))(_compute)
+
+
 def flat(value: Any) -> Iterator[Any]:
     """Tensors, arrays and numbers of a nested result."""
     if isinstance(value, (list, tuple)):
@@ -726,7 +793,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import modes_flow_cases
-
-    modes_flow_cases.register(case)
     main()

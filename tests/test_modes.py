@@ -36,41 +36,29 @@ Told = dict[str, dict[str, str | None]]
 Once = Callable[[str, Callable[[], Any]], Any]
 
 
-def _told(*device: str) -> Told:
-    run = subprocess.run([sys.executable, str(_CASES), *device], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    found: Told = json.loads(run.stdout)
-    return found
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def told(request: pytest.FixtureRequest, once: Once) -> Told:
+    """What every case gave in every mode. On a GPU, what works on the CPU alone says so in one line."""
+    import torch
 
+    device: str = request.param
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
-@pytest.fixture(scope="module")
-def told(once: Once) -> Told:
-    found: Told = once("modes", _told)
-    return found
+    def told_by_a_process() -> Told:
+        command = [sys.executable, str(_CASES), device]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        found: Told = json.loads(run.stdout)
+        return found
+
+    return once(f"modes-{device}", told_by_a_process)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("mode", ["plain", "bfloat16", "float16", "float64", "inference", "autocast"])
 def test_every_mode_gives_what_none_gives(told: Told, mode: str) -> None:
     assert len(told[mode]) > 80
     assert {name: wrong for name, wrong in told[mode].items() if wrong} == {}
-
-
-@pytest.fixture(scope="module")
-def told_on_gpu(once: Once) -> Told:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    found: Told = once("modes-cuda", lambda: _told("cuda"))
-    return found
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["plain", "bfloat16", "float16", "float64", "inference", "autocast"])
-def test_every_mode_gives_what_none_gives_on_a_gpu(told_on_gpu: Told, mode: str) -> None:
-    """Handed tensors there. What works on the CPU alone says so in one line."""
-    assert len(told_on_gpu[mode]) > 80
-    assert {name: wrong for name, wrong in told_on_gpu[mode].items() if wrong} == {}
 
 
 def test_every_public_function_has_a_case(told: Told) -> None:
@@ -85,24 +73,6 @@ def test_every_public_function_has_a_case(told: Told) -> None:
         and name not in named | _DO_NOT | _ON_A_GPU
     ]
     assert missing == []
-
-
-def test_a_case_that_differs_is_told() -> None:
-    sys.path.insert(0, str(_HERE))
-    try:
-        from modes_cases import difference
-    finally:
-        sys.path.remove(str(_HERE))
-    import torch
-
-    one = torch.ones(3, dtype=torch.float32)
-    assert difference([one], [one], 0.0) is None
-    assert difference([one + 1e-6], [one], 0.0) is not None
-    assert difference([one.double()], [one], 0.0) is not None
-    assert difference([one[:2]], [one], 0.0) is not None
-    assert difference([one, one], [one], 0.0) is not None
-    assert difference([one * torch.nan], [one], 0.3) is not None
-    assert difference([one * 1.5], [one], 0.3) is not None
 
 
 _FIRST_FLOW = """

@@ -152,7 +152,7 @@ def test_baselines_compute_the_same(contender: Contender, strided: bool) -> None
     problem = problem_of()
     if strided:
         problem = Problem(radius_geometry(ROOM.points, 0.007, 3, ROOM.points[::4]), (8, 12), torch.float32)
-    if "listing" in contender.name:  # see tests/kernels
+    if "listing" in contender.name:  # see tests/ops/neighbors
         with pytest.raises(Unsupported, match="NVIDIA"):
             contender.prepare(problem)
     else:

@@ -363,9 +363,11 @@ class Emulator:
         return {name: Kernel(self, library, index, name) for index, name in enumerate(names)}
 
     def installed(self, patch: pytest.MonkeyPatch, gpu: Device, *modules: Any) -> None:
-        """In the place of the modules' libraries, and ``gpu`` in that of every device."""
+        """Replace the modules' libraries, streams and devices, and every device by ``gpu``."""
+        fakes = {"LIBRARIES": self, "raw_stream": lambda _: 0, "current_device": lambda: gpu.index}
         for module in modules:
-            patch.setattr(module, "LIBRARIES", self)
+            for name in fakes.keys() & vars(module).keys():
+                patch.setattr(module, name, fakes[name])
         for name, fake in (("device_at", gpu), ("device_of", gpu), ("raw_stream", 0)):
             patch.setattr(launching, name, lambda _, fake=fake: fake)
         patch.setattr(launching, "current_device", lambda: gpu.index)
@@ -384,14 +386,32 @@ class Emulator:
             torch.set_num_threads(threads)
 
 
-@contextlib.contextmanager
-def kernels_of(operator: Any) -> Iterator[Emulator]:
-    """Inside, the kernels of an operator's module ``cuda`` run here, for tensors of the CPU."""
-    machine = Emulator(AMPERE.shared)
-    with pytest.MonkeyPatch.context() as patch, machine.used():
-        machine.installed(patch, AMPERE, operator)
-        patch.setattr(launching, "why_not", lambda _: None)
-        yield machine
+@functools.cache
+def _machine_of(shared: int, flags: tuple[str, ...]) -> Emulator:
+    """Return the emulator whose compiled kernels all tests of this process share."""
+    return Emulator(shared, flags=flags)
+
+
+@pytest.fixture
+def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Emulator]]:
+    """``emulate(*modules, gpu=AMPERE)`` runs the CUDA kernels of these modules on the CPU until the end of the test.
+
+    ``serve``: every operator takes tensors of the CPU for those of a GPU.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def start(*modules: Any, gpu: Device = AMPERE, flags: tuple[str, ...] = FLAGS, serve: bool = False) -> Emulator:
+            if WHY_NOT is not None:
+                pytest.skip(WHY_NOT)
+            machine = _machine_of(gpu.shared, flags)
+            machine.installed(monkeypatch, gpu, *modules)
+            if serve:
+                monkeypatch.setattr(launching, "why_not", lambda _: None)
+            machine.launched.clear()
+            stack.enter_context(machine.used())
+            return machine
+
+        yield start
 
 
 # ---- memory

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
-import emulator
 import pytest
 import torch
-from test_nvrtc import ARCHS, needs_nvrtc, resources
+from emulator import Emulator
 from torch import Tensor
 
 from fullfield.training.flow.convex_loss import convex_mixture_loss, cuda, reference
@@ -15,10 +14,9 @@ from fullfield.training.flow.convex_loss import convex_mixture_loss, cuda, refer
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
-@pytest.fixture
-def _emulated() -> Iterator[None]:
-    with emulator.kernels_of(cuda):
-        yield
+@pytest.fixture(autouse=True)
+def _emulated(emulate: Callable[..., Emulator]) -> None:
+    emulate(cuda, serve=True)
 
 
 def draw(batch: int, height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -41,8 +39,6 @@ def gradients(call: object, field: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
     return loss.detach(), error, *torch.autograd.grad(3 * loss, inputs)
 
 
-@pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-@pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize(
     ("shape", "dtype", "channels_last"),
     [((2, 3, 5), torch.float32, False), ((1, 4, 3), torch.bfloat16, True), ((3, 1, 1), torch.float16, True)],
@@ -75,13 +71,3 @@ def test_loss_and_gradients(shape: tuple[int, int, int], dtype: torch.dtype, cha
         for wanted in inputs:
             with pytest.raises(RuntimeError, match="convex_mixture_loss is differentiable only once"):
                 torch.autograd.grad(grad.sum(), wanted, allow_unused=True, retain_graph=True)
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHS)
-def test_resources(arch: str) -> None:
-    found = resources(cuda.source(torch.bfloat16), arch)
-    assert len(found) == 2
-    for registers, spilled in found.values():
-        assert registers <= 255
-        assert spilled == 0

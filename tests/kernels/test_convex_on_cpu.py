@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import emulator
 import pytest
 import torch
-from test_nvrtc import ARCHS, needs_nvrtc, resources
+from emulator import Emulator
 from torch import Tensor
 
 from fullfield.nn import upsampling
@@ -16,14 +15,12 @@ from fullfield.ops import launching
 from fullfield.ops.fused import cuda, reference
 
 ALLOWED = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-on_this_cpu = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 
 
-@pytest.fixture
-def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with emulator.kernels_of(cuda):
-        monkeypatch.setattr(upsampling, "why_not", launching.why_not)  # as the emulator has it
-        yield
+@pytest.fixture(autouse=True)
+def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(cuda, serve=True)
+    monkeypatch.setattr(upsampling, "why_not", launching.why_not)  # as the emulator has it
 
 
 def draw(batch: int, channels: int, height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,8 +31,6 @@ def draw(batch: int, channels: int, height: int, width: int, dtype: torch.dtype)
     return 3 * field, (2 * mask).to(dtype), grad
 
 
-@on_this_cpu
-@pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize(
     ("shape", "dtype", "channels_last"),
     [
@@ -64,8 +59,6 @@ def test_result_and_gradients(shape: tuple[int, int, int, int], dtype: torch.dty
         assert float((one.double() - other).abs().max()) <= ALLOWED[kind] * float(other.abs().max()), name
 
 
-@on_this_cpu
-@pytest.mark.usefixtures("_emulated")
 def test_gradients_of_gradients_go_step_by_step() -> None:
     """Also where the mask was made of the field, and for many gradients at once."""
     field, mask, grad = draw(1, 2, 2, 3, torch.float32)
@@ -82,19 +75,8 @@ def test_gradients_of_gradients_go_step_by_step() -> None:
         torch.testing.assert_close(one, other)
 
 
-@on_this_cpu
-@pytest.mark.usefixtures("_emulated")
 def test_what_the_kernels_do_not_serve() -> None:
     field, mask, _ = draw(1, 8, 2, 3, torch.float32)
     assert "1 to 7 channels" in str(cuda.convex_gradients_why_not(field, mask, 8))
     assert type(convex_upsample(field.requires_grad_(), mask, 8).grad_fn).__name__ != "_ConvexBackward"
     assert "a factor of 8" in str(cuda.convex_gradients_why_not(field[:, :2], mask, 4))
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("channels", [2, 6, 7])
-def test_resources(arch: str, channels: int) -> None:
-    for registers, spilled in resources(cuda.convex_gradients_source(torch.bfloat16, channels), arch).values():
-        assert registers <= 255
-        assert spilled == 0

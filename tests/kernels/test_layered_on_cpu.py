@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
-import emulator
 import pytest
 import torch
-from test_nvrtc import ARCHS, needs_nvrtc, resources
+from emulator import Emulator
 
 from fullfield.training.flow.layered import PictureAtlas, cuda, reference, render_pairs
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
 
 
-@pytest.fixture
-def _emulated() -> Iterator[None]:
-    with emulator.kernels_of(cuda):
-        yield
+@pytest.fixture(autouse=True)
+def _emulated(emulate: Callable[..., Emulator]) -> None:
+    emulate(cuda, serve=True)
 
 
 def atlas() -> PictureAtlas:
@@ -27,8 +25,6 @@ def atlas() -> PictureAtlas:
     return PictureAtlas(pictures, shapes)
 
 
-@pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-@pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("style", ["usual", "bodies"])
 @pytest.mark.parametrize("size", [(24, 33), (8, 9)], ids=str)
 def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
@@ -40,13 +36,3 @@ def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
         away = (one.float() - other.float()).abs()
         assert float((away > 2e-3).float().mean()) < 5e-3, name
         assert float(other.float().std()) > 0 or name == "valid", name
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("arch", ARCHS)
-def test_resources(arch: str) -> None:
-    found = resources(cuda.source(), arch)
-    assert len(found) == 2
-    for registers, spilled in found.values():
-        assert registers <= 128
-        assert spilled == 0

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
-import emulator
 import pytest
 import torch
-from assembled import said_of
-from emulator import AMPERE, Emulator
+from emulator import Emulator
 
 from benchmarks.cases.correlation import measure, voting
 from benchmarks.cases.correlation.contenders import Problem
 from benchmarks.cases.correlation.measure import Inputs, Truth
 from benchmarks.cases.correlation.positions import Scene
 from benchmarks.harness import Unsupported
-from fullfield._kernels import nvrtc
 from fullfield.ops import launching
 
 PROBLEM = Problem((12, 20), updates=2, channels=40, batch=2, levels=2, radius=3, dtype=torch.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def machine() -> Emulator:
-    return Emulator(AMPERE.shared)
-
-
 @pytest.fixture
-def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine.installed(monkeypatch, AMPERE, voting)
-    monkeypatch.setattr(launching, "why_not", lambda _: None)
-    with machine.used():
-        yield
+def machine(emulate: Callable[..., Emulator]) -> Emulator:
+    return emulate(voting, serve=True)
 
 
-@pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-@pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("schedule", [0, 1])
 @pytest.mark.parametrize(
     ("scene", "changes"),
@@ -62,12 +49,3 @@ def test_what_it_cannot(changes: dict[str, object], monkeypatch: pytest.MonkeyPa
     with pytest.raises(Unsupported):
         voting.contender().admit(replace(PROBLEM, **changes))  # type: ignore[arg-type]
     assert measure.CHECKED >= 12 * 20  # so that the test above compares every pixel
-
-
-@pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_it_compiles_without_spills(dtype: torch.dtype, arch: str) -> None:
-    registers, spilled = said_of(voting.source(dtype), arch).kernels["vote"]
-    assert registers <= 168
-    assert spilled == 0

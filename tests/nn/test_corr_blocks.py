@@ -21,10 +21,11 @@ from fullfield.nn import (
     MMFlowCorrLookup,
     RAFTCorrBlock,
     SEARAFTCorrBlock,
+    StereoCorrBlock,
     TorchvisionCorrBlock,
     local_correlation_with_flow,
 )
-from fullfield.testing.correlation import assert_within
+from fullfield.testing.correlation import assert_within, make_case
 
 
 def definition(
@@ -231,64 +232,106 @@ def test_wrong_dilations_are_named() -> None:
         block(None)  # type: ignore[arg-type]
 
 
-# ---- traced
+# ---- every block: traced, on a GPU, and against the class that it replaces
 
 
-def test_compiled_in_one_graph() -> None:
+def torchvision_block(a: Tensor, b: Tensor, xy: Tensor) -> Tensor:
+    return torchvision_form(4, 4, xy)(a, b)
+
+
+Block = Callable[[Tensor, Tensor, Tensor], Tensor]
+BLOCKS: dict[str, Block] = {
+    "raft": lambda a, b, xy: RAFTCorrBlock(a, b)(xy),
+    "sea-raft": lambda a, b, xy: SEARAFTCorrBlock(a, b, arguments(4, 4))(xy, torch.ones_like(xy[:, :1])),
+    "dilated": lambda a, b, xy: SEARAFTCorrBlock(a, b, arguments(3, 3))(xy, torch.full_like(xy[:, :1], 1.5)),
+    "torchvision": torchvision_block,
+    "droid": lambda a, b, xy: DroidCorrBlock(a[None], b[None])(xy.permute(0, 2, 3, 1)[None])[0],
+    "unimatch": lambda a, b, xy: local_correlation_with_flow(a, b, xy % 5, 4),
+    "stereo": lambda a, b, xy: StereoCorrBlock(a, b)(xy),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ("dilated", "stereo")])
+def test_compiled_in_one_graph(name: str) -> None:
     fmap1, fmap2 = maps((9, 11))
-    coords, args = positions(fmap1).contiguous(), arguments(2, 2)
-    blocks: list[Callable[[Tensor, Tensor], Tensor]] = [
-        lambda a, b: RAFTCorrBlock(a, b, 2, 2)(coords),
-        lambda a, b: SEARAFTCorrBlock(a, b, args)(coords),
-        torchvision_form(2, 2, coords),
-        lambda a, b: DroidCorrBlock(a[None], b[None], 2, 2)(coords.permute(0, 2, 3, 1)[None])[0],
-        lambda a, b: local_correlation_with_flow(a, b, coords, 2),
-    ]
-    for block in blocks:
-        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-        same(gradients(compiled, fmap1, fmap2), gradients(block, fmap1, fmap2), 1e-6)
+    coords = positions(fmap1).contiguous()
+
+    def block(a: Tensor, b: Tensor) -> Tensor:
+        return SEARAFTCorrBlock(a, b, arguments(4, 4))(coords) if name == "sea-raft" else BLOCKS[name](a, b, coords)
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    same(gradients(compiled, fmap1, fmap2), gradients(block, fmap1, fmap2), 1e-6)
 
 
-# ---- against the classes they replace
+def torchvision_peer(module: Any, a: Tensor, b: Tensor, xy: Tensor) -> Tensor:
+    theirs = module.CorrBlock(num_levels=4, radius=4)
+    assert theirs.out_channels == TorchvisionCorrBlock(num_levels=4, radius=4).out_channels
+    theirs.build_pyramid(a, b)
+    found: Tensor = theirs.index_pyramid(centroids_coords=xy)
+    return found
 
 
-def test_against_the_blocks_of_ptlflow(ptlflow: Any) -> None:
-    raft, sea_raft = (importlib.import_module(f"{ptlflow.__name__}.models.{n}.corr") for n in ("raft", "sea_raft"))
-    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
-    coords = positions(fmap1)
-    pairs: list[tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = [
-        (lambda a, b: RAFTCorrBlock(a, b)(coords), lambda a, b: raft.CorrBlock(a, b)(coords)),
-        (
-            lambda a, b: SEARAFTCorrBlock(a, b, arguments(4, 4))(coords, torch.ones(2, 1, 16, 24)),
-            lambda a, b: sea_raft.CorrBlock(a, b)(coords),
-        ),
-    ]
-    for ours, theirs in pairs:
-        same(gradients(ours, fmap1, fmap2), gradients(theirs, fmap1, fmap2))
+PEERS: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
+    "raft": ("ptlflow", "models.raft.corr", lambda m, a, b, xy: m.CorrBlock(a, b)(xy)),
+    "sea-raft": ("ptlflow", "models.sea_raft.corr", lambda m, a, b, xy: m.CorrBlock(a, b)(xy)),
+    "dilated": (
+        "ptlflow",
+        "models.flowseek.corr",
+        lambda m, a, b, xy: m.CorrBlock(a, b, 3, 3)(xy, torch.full_like(xy[:, :1], 1.5)),
+    ),
+    "torchvision": ("torchvision", "models.optical_flow.raft", torchvision_peer),
+    "unimatch": (
+        "ptlflow",
+        "models.unimatch.matching",
+        lambda m, a, b, xy: m.local_correlation_with_flow(a, b, xy % 5, local_radius=4),
+    ),
+}
 
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")
-def test_dilation_against_flowseek(ptlflow: Any) -> None:
-    flowseek = importlib.import_module(f"{ptlflow.__name__}.models.flowseek.corr")
-    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
-    coords, dilation = positions(fmap1), 1.7 * torch.rand(2, 1, 16, 24)
-    theirs = gradients(lambda a, b: flowseek.CorrBlock(a, b, 3, 3)(coords, dilation), fmap1, fmap2)
-    ours = gradients(lambda a, b: SEARAFTCorrBlock(a, b, arguments(3, 3))(coords, dilation), fmap1, fmap2)
-    same(ours, theirs)
-
-
-def test_against_the_block_of_torchvision(torchvision: Any) -> None:
+@pytest.mark.parametrize("name", PEERS)
+def test_against_the_class_it_replaces(name: str, request: pytest.FixtureRequest) -> None:
+    package, path, theirs = PEERS[name]
+    module = importlib.import_module(f"{request.getfixturevalue(package).__name__}.{path}")
     fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
     coords = positions(fmap1)
-    theirs = torchvision.models.optical_flow.raft.CorrBlock(num_levels=4, radius=4)
+    ours = gradients(lambda a, b: BLOCKS[name](a, b, coords), fmap1, fmap2)
+    same(ours, gradients(lambda a, b: theirs(module, a, b, coords), fmap1, fmap2))
 
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        theirs.build_pyramid(a, b)
-        found: Tensor = theirs.index_pyramid(centroids_coords=coords)
-        return found
 
-    assert TorchvisionCorrBlock(num_levels=4, radius=4).out_channels == theirs.out_channels
-    same(gradients(torchvision_form(4, 4, coords), fmap1, fmap2), gradients(run, fmap1, fmap2))
+def on_gpu(test: Any) -> Any:
+    return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")(test))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_same_as_on_the_cpu(name: str) -> None:
+    case = make_case((23, 37), batch=2, channels=48)
+    found = []
+    for device in ("cpu", "cuda"):
+        coords = case.coords.to(device)
+        maps_there = (case.fmap1.to(device), case.fmap2.to(device))
+        found.append(gradients(lambda a, b, xy=coords: BLOCKS[name](a, b, xy), *maps_there))  # type: ignore[misc]
+    same(found[1], found[0], 1e-4)
+
+
+@on_gpu
+def test_a_dilation_cannot_be_read_while_a_graph_is_captured() -> None:
+    case = make_case((8, 12), batch=1, channels=32)
+    block = SEARAFTCorrBlock(case.fmap1.cuda(), case.fmap2.cuda(), arguments(4, 4))
+    coords = case.coords.cuda()
+    ones, seen = (torch.ones(1, 1, 8, 12, device="cuda") for _ in range(2))
+    expected = block(coords, seen)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [block(coords), block(coords, seen)]
+        with pytest.raises(InputError, match="dilation: expected None while a CUDA graph is captured"):
+            block(coords, ones)
+    for out in outs:
+        out.fill_(float("nan"))
+    graph.replay()
+    for out in outs:
+        assert torch.equal(out, expected)
 
 
 def test_a_whole_network_of_torchvision(torchvision: Any) -> None:
@@ -401,17 +444,6 @@ def test_unimatch(dilation: int) -> None:
     assert got[0].is_contiguous()
     still = local_correlation_with_flow(fmap1, fmap2, 0.0, local_radius=2)
     assert_within(still, unimatch_definition(fmap1, fmap2, torch.zeros_like(flow), 2), 1e-5, "no flow")
-
-
-def test_unimatch_against_ptlflow(ptlflow: Any) -> None:
-    matching = importlib.import_module(f"{ptlflow.__name__}.models.unimatch.matching")
-    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
-    flow = 2.5 * torch.randn(2, 2, 16, 24, generator=torch.Generator().manual_seed(2))
-    ours, theirs = (
-        gradients(lambda a, b: f(a, b, flow, local_radius=4), fmap1, fmap2)  # noqa: B023
-        for f in (local_correlation_with_flow, matching.local_correlation_with_flow)
-    )
-    same(ours, theirs)
 
 
 def test_wrong_arguments_of_unimatch_are_named() -> None:

@@ -1,22 +1,15 @@
-"""Convex up-sampling against the formula with unfold."""
+"""Convex up-sampling against its definition."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.nn import upsampling
 from fullfield.nn.upsampling import convex_upsample
-
-
-def by_unfold(field: Tensor, mask: Tensor, factor: int) -> Tensor:
-    batch, channels, height, width = field.shape
-    weights = mask.view(batch, 1, 9, factor, factor, height, width).softmax(2)
-    windows = functional.unfold(field, 3, padding=1).view(batch, channels, 9, 1, 1, height, width)
-    return (weights * windows).sum(2).permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, -1)
+from fullfield.ops.fused.reference import convex_upsample as definition  # tests/ops/fused compare it with unfold
 
 
 def example(factor: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -27,7 +20,7 @@ def example(factor: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
 def test_formula(factor: int) -> None:
     field, mask = example(factor)
-    torch.testing.assert_close(convex_upsample(field, mask, factor), by_unfold(field, mask, factor))
+    torch.testing.assert_close(convex_upsample(field, mask, factor), definition(field, mask, factor))
 
 
 @pytest.mark.parametrize("elements", [1, 3000, 9000])
@@ -52,14 +45,14 @@ def test_half_precision_weights_give_the_fields_dtype() -> None:
     field, mask = example(8)
     out = convex_upsample(field, mask.half(), 8)
     assert out.dtype == torch.float32
-    torch.testing.assert_close(out, by_unfold(field, mask.half().float(), 8))
+    torch.testing.assert_close(out, definition(field, mask.half().float(), 8))
 
 
 def test_it_can_be_compiled_and_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     field, mask = example(4)
     monkeypatch.setattr(upsampling, "_ELEMENTS", 1)
     compiled = torch.compile(convex_upsample, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(field, mask, 4), by_unfold(field, mask, 4))
+    torch.testing.assert_close(compiled(field, mask, 4), definition(field, mask, 4))
 
 
 def test_mistakes() -> None:
@@ -78,6 +71,6 @@ def test_on_a_gpu(factor: int, dtype: torch.dtype) -> None:
     field, mask = (t.cuda() for t in example(factor))
     mask = mask.to(dtype)
     whole = convex_upsample(field, mask, factor)
-    torch.testing.assert_close(whole, by_unfold(field, mask.float(), factor), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, definition(field, mask.float(), factor), atol=1e-5, rtol=1e-5)
     field.requires_grad_()
     torch.testing.assert_close(convex_upsample(field, mask, factor).detach(), whole, atol=1e-5, rtol=1e-5)

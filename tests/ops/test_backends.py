@@ -11,10 +11,12 @@ import torch
 
 from fullfield import InputError
 from fullfield._check import NoRoomError
-from fullfield._kernels import Missing, numba_cache
+from fullfield._kernels import numba_cache
+from fullfield._kernels.missing import Missing
+from fullfield.nn import CorrelationPyramid
 from fullfield.ops import backends, correlation, neighbors, point_conv, tvl1
 from fullfield.ops.backends import Backends, NoRoom
-from fullfield.ops.neighbors import cpu, radius_search
+from fullfield.ops.neighbors import radius_search
 
 
 @pytest.fixture(autouse=True)
@@ -64,16 +66,31 @@ def test_what_the_machine_lacks_is_told_once_and_to_the_caller(monkeypatch: pyte
         assert made(monkeypatch, cuda="no GPU", cpu=None).choose(None, 1, 2) == "cpu"
 
 
-def test_neighbours_tell_of_the_quadratic_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "why_not", lambda: Missing("numba is not installed"))
-    points = torch.rand(9, 3)
-    with pytest.warns(UserWarning, match=r"^neighbour search: the cpu kernel is not used \(numba is not inst") as seen:
-        radius_search(points, 0.5)
+POINTS, MAPS = torch.rand(9, 3), torch.ones(1, 8, 4, 5)
+MISSING = {
+    # the module that has the reason, and a call
+    "neighbour search": ("ops.neighbors.cpu", lambda name: radius_search(POINTS, 0.5, backend=name)),
+    "correlation": ("ops.correlation.cpu", lambda name: CorrelationPyramid(MAPS, MAPS, backend=name)),
+    "TV-L1": ("_kernels.numba_cache", lambda name: tvl1.TVL1Solver(40, 56, backend=name)),
+    "the refinement": ("_kernels.numba_cache", lambda name: tvl1.FlowRefiner(20, 30, backend=name)),
+}
+
+
+@pytest.mark.parametrize("operator", MISSING)
+def test_a_missing_numba_is_told_once_and_to_the_caller(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, call = MISSING[operator]
+    monkeypatch.setattr(f"fullfield.{module}.why_not", lambda: Missing("numba is not installed"))
+    words = rf"{operator}.*: the cpu kernel is not used \(numba is not installed\)"
+    with pytest.warns(UserWarning, match=words) as seen:
+        made = call(None)
     assert seen[0].filename == __file__
-    with pytest.raises(
-        InputError, match=r"backend: 'cpu' cannot serve .*; cpu: numba is not installed; reference: can"
-    ):
-        radius_search(points, 0.5, backend="cpu")
+    assert getattr(made, "backend", "reference") == "reference"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(None)
+        call("reference")
+    with pytest.raises(InputError, match=r"backend: 'cpu' cannot serve .*; cpu: numba is not installed; "):
+        call("cpu")
 
 
 def test_every_operator_answers_alike(monkeypatch: pytest.MonkeyPatch) -> None:

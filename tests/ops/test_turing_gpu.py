@@ -5,45 +5,28 @@ The driver makes machine code of the PTX, so that instructions and results are t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
-
-from fullfield.ops import launching
-from fullfield.ops.tvl1.cuda import fused
-
-sys.path += [
-    str(Path(__file__).parent / name)
-    for name in [
-        "correlation",
-        "fused",
-        "matching",
-        "neighbors",
-        "point_conv",
-        "point_norm",
-        "spatial_correlation",
-        "tvl1",
-    ]
-]
-import test_cuda_backward as backward
-import test_cuda_lookup as lookup
 import test_matching as matching
 import test_neighbors_cuda as neighbors
 import test_passes as passes
 import test_point_conv_cuda as point_conv
 import test_point_norm as point_norm
-import test_spatial_correlation_cuda as spatial
+import test_spatial_correlation as spatial
 import test_tvl1_cuda as tvl1
+import torch
+from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_level
+
+from fullfield.ops import launching
+from fullfield.ops.tvl1.cuda import fused
+from fullfield.testing.correlation import make_case
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LOOKUPS = BACKENDS["cuda"]
 SHARED = 64 << 10
 """Bytes of shared memory that a block may take on Turing."""
 
@@ -66,23 +49,26 @@ def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("radius", "channels", "motion"), [(4, 256, "smooth"), (4, 67, "random"), (7, 64, "outside")])
 def test_lookup(dtype: torch.dtype, radius: int, channels: int, motion: str) -> None:
-    case = lookup.make_case((17, 33), (20, 40), batch=2, channels=channels, levels=4, radius=radius, motion=motion)
+    case = make_case((17, 33), (20, 40), batch=2, channels=channels, levels=4, radius=radius, motion=motion)
     if dtype == torch.float32:
-        lookup.check(case, dtype)
-    lookup.check(replace(case, levels=1), dtype, pooled=False)
+        check(LOOKUPS, case, dtype)
+    check(LOOKUPS, single_level(case), dtype, pooled=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shifts", ["drifting", "jumping"])
 def test_gradients_of_lookups_that_move(dtype: torch.dtype, shifts: str) -> None:
-    sizes = {"size1": (48, 72), "size2": (48, 72), "batch": 1, "channels": 256, "levels": 4, "radius": 4}
-    backward.test_sums_of_lookups_that_move(dtype, "smooth", backward.SHIFTS[shifts], **sizes)
+    case = make_case((48, 72), batch=1, channels=256, levels=4, radius=4)
+    check_moving(LOOKUPS, case, SHIFTS[shifts], dtype)
 
 
 def test_results_channels_last() -> None:
     """float32 at 256 channels takes more than 64 KiB in blocks of all channels."""
-    case = lookup.there(lookup.make_case((17, 33), (20, 40), channels=256, levels=4, radius=4))
-    plain, last = lookup.look(case), lookup.look(case, memory_format=torch.channels_last)
+    case = LOOKUPS.make((17, 33), (20, 40), channels=256, levels=4, radius=4)
+    plain, last = (
+        LOOKUPS.pair(case, memory_format=layout)(case.coords)
+        for layout in (torch.contiguous_format, torch.channels_last)
+    )
     assert last.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(last, plain, rtol=1e-5, atol=1e-5)
 
@@ -90,7 +76,7 @@ def test_results_channels_last() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("channels", "groups"), [((64, 64), 1), ((17, 130), 1), ((32, 32), 32)], ids=str)
 def test_point_convolution(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
-    point_conv.check(point_conv.surface(strided=groups == 1), channels, groups, dtype)
+    point_conv.check_on_gpu(point_conv.surface(strided=groups == 1), channels, groups, dtype)
 
 
 @pytest.mark.parametrize("size", [(44, 52), (16, 1100)], ids=str)
@@ -121,7 +107,7 @@ def test_passes_of_the_networks(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("number", range(len(spatial.LARGE)))
 def test_spatial_correlation(number: int, dtype: torch.dtype) -> None:
-    spatial.test_the_kernels_are_the_reference(*spatial.LARGE[number], dtype)
+    spatial.test_gpu_kernels_are_the_reference(*spatial.LARGE[number], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -132,7 +118,7 @@ def test_matching(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        lambda: neighbors.test_search_and_downsampling("volume"),
+        lambda: neighbors.search_on_a_gpu("volume"),
         lambda: point_norm.TestOnTheGpu().test_gradients("batch", torch.bfloat16, 1000, 64),
     ],
     ids=["neighbours", "point norm"],

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -228,19 +228,91 @@ def test_from_many_threads() -> None:
     assert all(torch.equal(a, b) for a, b in zip(same_stream, expected, strict=True))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_on_the_second_device() -> None:
-    fmap1, fmap2, coords = (t.requires_grad_(i < 2) for i, t in enumerate(features(dtype=torch.float32)))
-    expected = pair_of(fmap1, fmap2)(coords)
-    wanted = torch.autograd.grad(expected.square().sum(), (fmap1, fmap2))
-    moved = [t.detach().to("cuda:1") for t in (fmap1, fmap2, coords)]
-    maps = [t.requires_grad_() for t in moved[:2]]
-    assert torch.cuda.current_device() == 0
-    got = pair_of(*maps)(moved[2])
-    assert got.device == moved[2].device
-    assert torch.equal(got.cpu(), expected.cpu())
-    for a, b in zip(torch.autograd.grad(got.square().sum(), maps), wanted, strict=True):
-        assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")
+# ---- two devices
+
+DEVICES = ("cuda:0", "cuda:1")
+two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+
+
+def step(device: str) -> list[Tensor]:
+    """Two lookups and the gradients of features and positions."""
+    leaves = [t.requires_grad_() for t in features(dtype=torch.float32, device=device)]
+    pair = pair_of(leaves[0], leaves[1])
+    outs = [pair(leaves[2]), pair(leaves[2] + 1)]
+    return [*outs, *torch.autograd.grad(sum(out.square().sum() for out in outs), leaves)]
+
+
+def same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for a, b in zip(got, expected, strict=True):
+        assert_within(a, b, 1e-5 * float(b.detach().abs().max()), f"on {a.device}")
+
+
+@two_devices
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_either_device_while_either_is_current(current: int, dtype: torch.dtype) -> None:
+    results = []
+    with torch.cuda.device(current):
+        for device in (*DEVICES, *reversed(DEVICES)):
+            fmap1, fmap2, coords = features(dtype=dtype, device=device)
+            out = pair_of(fmap1, fmap2)(coords)
+            assert out.device == coords.device
+            assert torch.cuda.current_device() == current
+            results.append(out.cpu())
+    assert all(torch.equal(out, results[0]) for out in results)
+
+
+@two_devices
+def test_training_on_both_from_two_threads() -> None:
+    expected = step(DEVICES[0])
+    with ThreadPoolExecutor(2) as pool:
+        for results in pool.map(step, DEVICES * 4):
+            same(results, expected)
+
+
+@two_devices
+def test_the_sum_of_losses_on_both() -> None:
+    expected = step(DEVICES[0])
+    leaves = [[t.requires_grad_() for t in features(dtype=torch.float32, device=device)] for device in DEVICES]
+    losses = [
+        sum(out.square().sum() for out in (pair(leaf[2]), pair(leaf[2] + 1)))
+        for leaf, pair in ((leaf, pair_of(leaf[0], leaf[1])) for leaf in leaves)
+    ]
+    grads = torch.autograd.grad(losses[0] + losses[1].to(DEVICES[0]), [t for leaf in leaves for t in leaf])
+    same(grads[:3], expected[2:])
+    same(grads[3:], expected[2:])
+
+
+@two_devices
+def test_streams_and_graphs_of_the_second_device() -> None:
+    fmap1, fmap2, coords = features(device=DEVICES[1])
+    pair = pair_of(fmap1, fmap2)
+    expected = pair(coords)
+    with torch.cuda.device(DEVICES[1]):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            got = pair(coords)
+        side.synchronize()
+        assert torch.equal(got, expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = pair(coords)
+        out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+@two_devices
+def test_traced_on_the_second_device() -> None:
+    fmap1, fmap2, coords = features(dtype=torch.float32, device=DEVICES[1])
+
+    def look(a: Tensor, b: Tensor, xy: Tensor) -> Tensor:
+        return pair_of(a, b)(xy)
+
+    got = torch.compile(look, fullgraph=True, backend="aot_eager")(fmap1, fmap2, coords)
+    assert torch.equal(got, look(fmap1, fmap2, coords))
 
 
 # ---- traced code

@@ -1,45 +1,64 @@
-"""The operator against Python loops, peers and its own semantics, on every backend that runs here."""
+"""The lookup on every backend: Python loops, peers, float64, and its own semantics."""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from emulator import AMPERE, Emulator
+from lookup_cases import (
+    BACKENDS,
+    DTYPES,
+    ON_CPU,
+    SHIFTS,
+    Backend,
+    check,
+    check_moving,
+    emulate_lookups,
+    gradients,
+    single_level,
+    weights,
+    weights_of,
+    without_gpu,
+)
 from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
+from fullfield.ops import launching
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
-from fullfield.testing.correlation import (
-    Case,
-    assert_within,
-    budget,
-    lookup_by_loops,
-    make_case,
-    rounded,
-    run,
-)
+from fullfield.ops.correlation.cuda import config, launch, launch_backward
+from fullfield.testing.correlation import Case, assert_within, budget, lookup_by_loops, make_case, rounded, run
 
-BACKENDS = ("reference", "dense", "cpu")
-DOUBLE = ("reference", "dense")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def look(case: Case, backend: str | None, **options: object) -> Tensor:
-    return correlation_lookup(case.fmap1, case.pyramid(), case.coords, case.radius, backend=backend, **options)  # type: ignore[arg-type]
+needs_gpu = [pytest.mark.gpu, without_gpu]
+CUDA = pytest.param("cuda", marks=needs_gpu)
+every = pytest.mark.parametrize("backend", [*ON_CPU, "emulated", CUDA], indirect=True)
+on_cpu = pytest.mark.parametrize("backend", ON_CPU, indirect=True)
+kernels = pytest.mark.parametrize("backend", ["cpu", "emulated", CUDA], indirect=True)
+of_cuda = pytest.mark.parametrize("backend", ["emulated", CUDA], indirect=True)
+on_gpu = pytest.mark.parametrize("backend", [CUDA], indirect=True)
+RADIUS = 3  # one for most, so that few kernels are compiled for the emulator
+HALVES = DTYPES[1:]
 
 
-def weights(case: Case) -> Tensor:
-    generator = torch.Generator().manual_seed(5)
-    channels = case.levels * (2 * case.radius + 1) ** 2
-    return torch.randn((case.coords.shape[0], channels, *case.coords.shape[2:]), generator=generator)
+def look(case: Case, backend: str | None, **options: Any) -> Tensor:
+    return correlation_lookup(case.fmap1, case.pyramid(), case.coords, case.radius, backend=backend, **options)
 
 
-@pytest.mark.parametrize("backend", DOUBLE)
+def results(backend: Backend, case: Case, weight: Tensor) -> Any:
+    return run(case, weight, backend=backend.name, dtype=torch.float32)
+
+
+# ---- values and gradients
+
+
+@pytest.mark.parametrize("backend", ["reference", "dense"])
 @pytest.mark.parametrize("motion", ["smooth", "random", "outside", "integer"])
 def test_equals_python_loops(backend: str, motion: str) -> None:
     case = make_case((5, 6), (7, 9), channels=5, levels=3, radius=2, motion=motion).double()
@@ -48,14 +67,22 @@ def test_equals_python_loops(backend: str, motion: str) -> None:
     assert_within(look(case, backend), expected, 1e-12, "lookup")
 
 
-@pytest.mark.parametrize("motion", ["smooth", "random", "outside", "integer"])
-def test_cpu_kernel_equals_python_loops(motion: str) -> None:
-    case = make_case((5, 11), (7, 9), channels=19, levels=3, radius=2, motion=motion)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(
+            make_case((5, 11), (7, 9), channels=19, levels=3, radius=2, motion=motion)
+            for motion in ("smooth", "random", "outside", "integer")
+        ),
+        make_case((4, 4), (1, 1), levels=1, radius=1),
+    ],
+)
+def test_cpu_kernel_equals_python_loops(case: Case) -> None:
     expected = lookup_by_loops(case.fmap1, case.pyramid(), case.coords, case.radius)
     assert_within(look(case, "cpu"), expected, 1e-5, "lookup")
 
 
-@pytest.mark.parametrize("backend", DOUBLE)
+@pytest.mark.parametrize("backend", ["reference", "dense"])
 def test_gradcheck_away_from_kinks(backend: str) -> None:
     case = make_case((2, 3), (4, 5), batch=1, channels=2, levels=2, radius=1).double()
     fraction = 0.3 + 0.2 * torch.rand(1, 2, 2, 3, dtype=torch.float64)
@@ -77,36 +104,155 @@ SHAPES = [
     ((8, 8), (5, 3), 2, 130, 8, 1),  # levels that pool to nothing
     ((6, 20), (1, 1), 1, 7, 2, 5),
 ]
+GPU_SHAPES = [
+    *SHAPES,
+    ((20, 37), (45, 70), 1, 256, 6, 4),
+    ((5, 18), (19, 21), 1, 600, 2, 2),  # several blocks of channels
+    ((13, 17), (40, 60), 2, 64, 3, 6),
+]
+EMULATED_SHAPES = [
+    ((5, 7), (5, 7), 3, 8, 2, RADIUS),
+    ((10, 18), (16, 24), 1, 40, 4, RADIUS),
+    ((9, 17), (10, 27), 2, 64, 6, RADIUS),  # levels that pool to nothing
+    ((5, 9), (9, 400), 1, 20, 2, RADIUS),  # at random: pixels that no strip holds
+]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def case_of(shape: tuple[Any, ...], motion: str = "smooth") -> Case:
+    size1, size2, batch, channels, levels, radius = shape
+    return make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius, motion=motion)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("motion", ["smooth", "random"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_within_float64_budget(backend: str, dtype: torch.dtype, motion: str, shape: tuple) -> None:  # type: ignore[type-arg]
-    size1, size2, batch, channels, levels, radius = shape
-    case = make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius, motion=motion)
-    case = rounded(case, dtype)
+@on_cpu
+def test_within_float64_budget(backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]) -> None:
+    check(backend, case_of(shape, motion), dtype, pooled=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("motion", ["smooth", "random", "outside", "integer"])
+@pytest.mark.parametrize("shape", GPU_SHAPES, ids=str)
+@on_gpu
+def test_within_float64_budget_on_a_gpu(
+    backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]
+) -> None:
+    case = case_of(shape, motion)
+    if case.levels > 1 and dtype == torch.float32:
+        check(backend, case, dtype)
+    check(backend, single_level(case), dtype, pooled=False)
+
+
+# Of the precisions one each, in turns: every shape in both, every motion in both, every shape with every motion.
+EMULATED_CASES = [
+    ("emulated", shape, motion, (torch.float32, torch.bfloat16)[(row + column) % 2])
+    for row, shape in enumerate(EMULATED_SHAPES)
+    for column, motion in enumerate(("smooth", "random", "outside"))
+] + [
+    ("turing", shape, motion, dtype)
+    for dtype in DTYPES
+    for shape, motion in (
+        (((9, 17), (10, 27), 2, 64, 6, RADIUS), "smooth"),
+        (((5, 9), (9, 400), 1, 20, 2, RADIUS), "random"),
+        (((6, 10), (7, 11), 1, 256, 2, RADIUS), "smooth"),  # several blocks of channels
+    )
+]
+
+
+@pytest.mark.parametrize(("backend", "shape", "motion", "dtype"), EMULATED_CASES, indirect=["backend"], ids=str)
+def test_within_float64_budget_emulated(
+    backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]
+) -> None:
+    case = case_of(shape, motion)
+    if dtype != torch.float32:
+        larger = shape == EMULATED_SHAPES[1]  # in 16 bits of one level, for there the reference rounds the others
+        case = single_level(make_case((24, 40), batch=1, channels=40, radius=RADIUS, motion=motion) if larger else case)
+    check(backend, case, dtype)
+
+
+@pytest.mark.parametrize("backend", ["emulated"], indirect=True)
+@pytest.mark.parametrize("motion", ["smooth", "random"])
+def test_blocks_of_two_rows(backend: Backend, motion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles that Hopper's kernel prefers: a warp's pixels are 8×2."""
+    original = config.lookup_config
+
+    def square(*arguments: Any) -> config.Config | None:
+        found = original(*arguments)
+        return found and replace(found, block=8, widths=config._widths(RADIUS, 8))
+
+    monkeypatch.setattr(config, "lookup_config", square)
+    check(backend, case_of(((20, 24), (30, 35), 1, 16, 4, RADIUS), motion), torch.float32)
+
+
+def test_tiles_of_little_shared_memory(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU whose blocks may take 36 KiB works on tiles of 16×4 pixels."""
+    emulate_lookups(emulate, monkeypatch, replace(AMPERE, shared=36 << 10))
+    found, original = [], config.lookup_config
+
+    def noted(*arguments: Any) -> config.Config | None:
+        found.append(original(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(config, "lookup_config", noted)
+    case = rounded(make_case((9, 40), (11, 30), batch=2, channels=20, levels=2, radius=2), torch.float16)
+    pair = CorrelationPyramid(case.fmap1.half(), case.fmap2.half(), case.levels, case.radius, backend="cuda")
+    for shift in (0.0, 1.7, 14.0):
+        moved = replace(case, coords=case.coords + shift)
+        exact = run(moved, weights(case), backend="reference").out
+        assert_within(pair(moved.coords), exact, 2.0**-10 * float(exact.abs().max()), "out")
+    assert {(each.block, each.tile_height) for each in found} == {(16, 4)}
+
+
+@pytest.mark.parametrize("backend", ["emulated"], indirect=True)
+def test_several_blocks_of_channels_in_float16(backend: Backend) -> None:
+    case = rounded(make_case((5, 9), (9, 11), batch=1, channels=300, levels=1, radius=2), torch.float16)
     weight = weights(case)
-    # Pooling in 16 bits rounds; compare the lookup alone, on the levels as they are.
-    levels_ = [level.to(dtype) for level in case.pyramid()]
+    exact = run(case, weight, backend="reference")
+    coords = case.coords.requires_grad_()
+    out = correlation_lookup(case.fmap1.half(), [case.fmap2.half()], coords, 2, backend=backend.name)
+    assert_within(out, exact.out, 2.0**-20 * float(exact.out.abs().max()), "out")
+    (moved,) = torch.autograd.grad(out, coords, weight)
+    assert_within(moved, exact.coords, 2.0**-20 * float(exact.coords.abs().max()), "coords")
 
-    def one(kind: torch.dtype, name: str) -> tuple[Tensor, ...]:
-        fmap1 = case.fmap1.to(kind).requires_grad_()
-        maps = [level.to(kind).detach().requires_grad_() for level in levels_]
-        coords = case.coords.to(torch.float64 if kind == torch.float64 else torch.float32).requires_grad_()
-        out = correlation_lookup(fmap1, maps, coords, radius, backend=name)
-        return (out.detach(), *torch.autograd.grad(out, (fmap1, coords, *maps), weight.to(out)))
 
-    exact = one(torch.float64, "reference")
-    eager = one(dtype, "reference")
-    for index, (got, true, plain) in enumerate(zip(one(dtype, backend), exact, eager, strict=True)):
-        kind = torch.float32 if index in (0, 2) else dtype  # results and coords are float32
-        assert got.dtype == kind
-        allowed = budget(plain, true, kind)
-        if kind == torch.float32:  # sums of another order than eager's
-            allowed += 8 * torch.finfo(kind).eps * float(true.abs().max() if true.numel() else 0) * channels**0.5
-        assert_within(got, true, allowed, f"result {index}")
+POOLED = [
+    pytest.param("emulated", torch.bfloat16, ((9, 13), (27, 18), 2, 20, 5, RADIUS)),
+    *(pytest.param("cuda", dtype, shape, marks=needs_gpu) for dtype in HALVES for shape in GPU_SHAPES),
+]
+
+
+@pytest.mark.parametrize(("backend", "dtype", "shape"), POOLED, indirect=["backend"], ids=str)
+def test_pools_without_rounding(backend: Backend, dtype: torch.dtype, shape: tuple[Any, ...]) -> None:
+    case = rounded(case_of(shape), dtype)
+    exact = run(case, weights(case), backend="reference")
+    there = backend.there(case)
+    maps = [m.to(dtype).requires_grad_() for m in (there.fmap1, there.fmap2)]
+    coords = there.coords.requires_grad_()
+    out = CorrelationPyramid(*maps, case.levels, case.radius, backend=backend.name)(coords)
+    got = (out.detach(), *torch.autograd.grad(out, (*maps, coords), weights(there)))
+    by_pytorch = run(there, weights(there), backend=backend.name, dtype=dtype) if backend.on_gpu else got
+    for found in (got, by_pytorch):
+        for name, a, b in zip(exact._fields, found, exact, strict=True):
+            assert_within(a, b, 3 * torch.finfo(dtype).eps * float(b.abs().max()), name)
+
+
+@pytest.mark.parametrize(("precision", "eps"), [("high", 2.0**-11), ("medium", 2.0**-8)])
+@on_gpu
+def test_float32_follows_the_matmul_precision(backend: Backend, precision: str, eps: float) -> None:
+    case = make_case((17, 33), channels=128, levels=4, radius=4)
+    case = replace(case, fmap1=1e-6 * case.fmap1, fmap2=1e5 * case.fmap2)  # float16's range is not the limit
+    exact = run(case, weights(case), backend="reference")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        got = results(backend, backend.there(case), weights(case).cuda())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for name, a, b in zip(exact._fields, got, exact, strict=True):
+        assert_within(a, b, 3 * eps * float(b.abs().max()), name)
+    with pytest.raises(AssertionError, match="off by"):  # the precision is really lower
+        assert_within(got.out, exact.out, 0.02 * eps * float(exact.out.abs().max()), "out")
 
 
 def test_long_sums_round_as_little_as_the_references() -> None:
@@ -128,51 +274,25 @@ def test_long_sums_round_as_little_as_the_references() -> None:
     assert off("cpu") <= 1.25 * off("reference")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_pooling_gradient(backend: str) -> None:
+@on_cpu
+def test_pooling_gradient(backend: Backend) -> None:
     case = make_case((7, 9), (13, 11), levels=4, radius=2)
+    for a, b in zip(results(backend, case, weights(case)), run(case, weights(case), backend="reference"), strict=True):
+        assert_within(a, b, 2e-5 * float(b.abs().max()), "result")
+
+
+@pytest.mark.parametrize("name", ["reference", "dense", None])
+@on_gpu
+def test_backends_of_a_gpu(backend: Backend, name: str | None) -> None:
+    case = make_case((17, 33), (10, 40), channels=64, levels=4, radius=4)
     exact = run(case, weights(case), backend="reference")
-    got = run(case, weights(case), backend=backend, dtype=torch.float32)
-    for name, a, b in zip(exact._fields, got, exact, strict=True):
-        assert_within(a, b, 2e-5 * float(b.abs().max()), name)
-
-
-def princeton(case: Case) -> Tensor:
-    """RAFT's sampling of the pooled dense volume through grid_sample, in float64."""
-    fmap1, fmap2, coords = (t.double() for t in (case.fmap1, case.fmap2, case.coords))
-    batch, channels, height, width = fmap1.shape
-    volume = torch.einsum("bchw,bcyx->bhwyx", fmap1, fmap2) / channels**0.5
-    volume = volume.reshape(batch * height * width, 1, *fmap2.shape[2:])
-    side = torch.arange(-case.radius, case.radius + 1, dtype=torch.float64)
-    slow, fast = torch.meshgrid(side, side, indexing="ij")
-    found = []
-    for level in range(case.levels):
-        if level:
-            volume = torch.nn.functional.avg_pool2d(volume, 2)
-        centre = coords.permute(0, 2, 3, 1).reshape(-1, 1, 1, 2) / 2**level
-        at = centre + torch.stack((slow, fast), -1)
-        size = torch.tensor([volume.shape[3], volume.shape[2]], dtype=torch.float64)
-        taps = torch.nn.functional.grid_sample(volume, 2 * at / (size - 1) - 1, align_corners=True)
-        found.append(taps.reshape(batch, height, width, -1))
-    return torch.cat(found, -1).permute(0, 3, 1, 2)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_the_grid_sample_formula(backend: str) -> None:
-    case = make_case((12, 15), (17, 18), channels=32, levels=4, radius=4)
-    assert_within(look(case, backend), princeton(case), 1e-5, "lookup")
-
-
-def test_the_grid_sample_formula_tells_the_order_of_offsets() -> None:
-    case = make_case((6, 7), (6, 7), levels=1, radius=2)
-    ours = look(case, "reference")
-    swapped = ours.unflatten(1, (5, 5)).transpose(1, 2).flatten(1, 2)
-    with pytest.raises(AssertionError, match="off by"):
-        assert_within(swapped, princeton(case), 1e-2, "lookup")
+    got = run(backend.there(case), weights(case).cuda(), backend=name, dtype=torch.float32)
+    for a, b in zip(got, exact, strict=True):
+        assert_within(a, b, 1e-4 * float(b.abs().max()), "result")
 
 
 @pytest.mark.parametrize("block", ["CorrBlock", "IterativeCorrBlock"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ON_CPU)
 def test_equals_ptlflow(backend: str, block: str, ptlflow: Any) -> None:
     module = importlib.import_module(f"{ptlflow.__name__}.models.raft.corr")
     case = make_case((16, 24), channels=32, levels=4, radius=4, batch=1)
@@ -181,65 +301,85 @@ def test_equals_ptlflow(backend: str, block: str, ptlflow: Any) -> None:
     assert_within(look(case, backend), peer(case.coords), 1e-4, "lookup")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+# ---- corners of the semantics
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e9])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_unusable_coordinates_touch_their_pixel_only(backend: str, bad: float, axis: int) -> None:
-    case = make_case((5, 9), levels=2, radius=2)
-    weight = weights(case)
-    coords = case.coords.clone()
+@every
+def test_unusable_coordinates_touch_their_pixel_only(backend: Backend, bad: float, axis: int) -> None:
+    case = backend.make((5, 9), levels=2, radius=RADIUS)
+    weight, coords = weights(case), case.coords.clone()
     coords[1, axis, 2, 3] = bad
-    spoiled = Case(case.fmap1, case.fmap2, coords, case.levels, case.radius)
-    weight_there = weight.clone()
-    weight_there[1, :, 2, 3] = 0.0
-    clean = run(case, weight_there, backend=backend, dtype=torch.float32)
-    weight[1, :, 2, 3] = float("nan") if bad != bad else 1.0
-    got = run(spoiled, weight, backend=backend, dtype=torch.float32)
+    without = weight.clone()
+    without[1, :, 2, 3] = 0.0
+    clean = results(backend, case, without)
+    weight[1, :, 2, 3] = float("nan") if bad != bad or (backend.is_cuda and not backend.on_gpu) else 1.0
+    got = results(backend, replace(case, coords=coords), weight)
     expected = clean.out.clone()
     expected[1, :, 2, 3] = 0.0
     assert torch.equal(got.out, expected)
-    assert torch.equal(got.fmap1[1, :, 2, 3], torch.zeros(20))
-    assert torch.equal(got.coords[1, :, 2, 3], torch.zeros(2))
+    assert not got.fmap1[1, :, 2, 3].any()
+    assert not got.coords[1, :, 2, 3].any()
     for a, b in zip(got[1:], clean[1:], strict=True):
         assert_within(a, b, 1e-5, "gradient")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_empty_batch(backend: str) -> None:
-    case = make_case(batch=0)
-    got = run(case, weights(case), backend=backend, dtype=torch.float32)
-    assert got.out.shape == (0, 147, 9, 13)
-    assert got.fmap1.shape == case.fmap1.shape
-    assert got.fmap2.shape == case.fmap2.shape
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@on_gpu
+def test_unusable_coordinates_take_no_gradient(backend: Backend, bad: float) -> None:
+    case = backend.make((16, 24), channels=32)
+    maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
+    weight, coords = weights(case), case.coords.clone()
+    weight[..., 5, 7] = float("nan")
+    coords[..., 5, 7] = bad
+    pair = backend.pair(case)
+    got = torch.autograd.grad([pair(coords), pair(coords + 30)], maps, [weight, weight])
+    assert all(g.isfinite().all() for g in got)
+    assert not got[0][..., 5, 7].any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_empty_maps(backend: str) -> None:
-    case = make_case((0, 5), (0, 7), levels=2)
-    got = run(case, weights(case), backend=backend, dtype=torch.float32)
-    assert got.out.shape == (2, 98, 0, 5)
-    case = make_case((4, 5), (0, 7), levels=2)
-    got = run(case, weights(case), backend=backend, dtype=torch.float32)
-    assert torch.equal(got.out, torch.zeros(2, 98, 4, 5))
-    assert not got.fmap1.any()
+@on_gpu
+def test_a_gradient_that_is_not_finite_stays_near(backend: Backend) -> None:
+    """It reaches its pixel, the positions of its window, and nothing else."""
+    case = backend.make((24, 48), channels=32, levels=1, radius=3, batch=1)
+    maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
+    weight = weights(case)
+    weight[0, 10, 12, 20] = float("nan")
+    first, second = torch.autograd.grad(backend.pair(case)(case.coords), maps, weight)
+    assert first.isnan().any(1)[0].nonzero().tolist() == [[12, 20]]
+    assert 0 < int(second.isnan().any(1).sum()) <= 4
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_strides_of_the_input_do_not_matter(backend: str) -> None:
+@every
+def test_empty_batches_and_maps(backend: Backend) -> None:
+    for sizes, batch, shape in (
+        (((9, 13),), 0, (0, 147, 9, 13)),
+        (((0, 5), (0, 7)), 2, (2, 147, 0, 5)),
+        (((4, 5), (0, 7)), 2, (2, 147, 4, 5)),
+    ):
+        case = backend.make(*sizes, batch=batch)
+        got = results(backend, case, weights(case))
+        assert got.out.shape == shape
+        assert not got.out.any()
+        assert (got.fmap1.shape, got.fmap2.shape) == (case.fmap1.shape, case.fmap2.shape)
+        assert not got.fmap1.any()
+
+
+def strided(case: Case) -> Case:
+    """The same values with other strides."""
+    wide = torch.zeros(2, 32, 9, 26, device=case.fmap1.device, dtype=case.fmap1.dtype)
+    wide[:, ::2, :, ::2] = case.fmap1.detach()
+    fmap2 = case.fmap2.detach().contiguous(memory_format=torch.channels_last)
+    coords = case.coords.detach().transpose(2, 3).contiguous().transpose(2, 3)
+    return Case(wide[:, ::2, :, ::2], fmap2, coords, case.levels, case.radius)
+
+
+@on_cpu
+def test_strides_of_the_input_do_not_matter(backend: Backend) -> None:
     case = make_case((9, 13), (8, 12), channels=16)
-    wide = torch.zeros(2, 32, 9, 26)
-    wide[:, ::2, :, ::2] = case.fmap1
-    strided = Case(
-        wide[:, ::2, :, ::2],
-        case.fmap2.contiguous(memory_format=torch.channels_last),
-        case.coords.transpose(2, 3).contiguous().transpose(2, 3),
-        case.levels,
-        case.radius,
-    )
-    assert not strided.fmap1.is_contiguous()
-    assert not strided.coords.is_contiguous()
-    got, again = look(case, backend), look(strided, backend)
-    if backend == "cpu":
+    got, again = look(case, backend.name), look(strided(case), backend.name)
+    if backend.name == "cpu":
         assert torch.equal(again, got)
         return
     # PyTorch's products may sum in another order where strides differ.
@@ -248,60 +388,309 @@ def test_strides_of_the_input_do_not_matter(backend: str) -> None:
         assert_within(out, exact, budget(look(case, "reference"), exact, torch.float32), "lookup")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_output_dtype_and_layout(backend: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("emulated", torch.bfloat16), *(pytest.param("cuda", dtype, marks=needs_gpu) for dtype in DTYPES)],
+    indirect=["backend"],
+    ids=str,
+)
+def test_strides_do_not_matter(backend: Backend, dtype: torch.dtype) -> None:
+    """Neither those of the input nor those of the incoming gradient."""
+    case = backend.make((9, 13), (8, 12), channels=16, levels=1, radius=RADIUS)
+    case = replace(case, fmap1=case.fmap1.to(dtype), fmap2=case.fmap2.to(dtype))
+    leaves, outs = [], []
+    for one in (case, strided(case)):
+        inputs = [t.requires_grad_() for t in (one.fmap1, one.fmap2, one.coords)]
+        leaves.append(inputs)
+        outs.append(correlation_lookup(inputs[0], [inputs[1]], inputs[2], RADIUS, backend=backend.name))
+    assert torch.equal(*outs)
+    slack = (4 if backend.on_gpu else 2) * torch.finfo(dtype).eps
+    weight = weights(case)
+    expanded = torch.ones(1, 1, 1, 1, device=weight.device).expand(weight.shape)  # every stride 0
+    for plain, other in (
+        (weight, weight.to(memory_format=torch.channels_last)),
+        (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)),
+        (expanded.contiguous(), expanded),
+    ):
+        expected = torch.autograd.grad(outs[0], leaves[0], plain, retain_graph=True)
+        got = torch.autograd.grad(outs[1], leaves[1], other, retain_graph=True)
+        for a, b, least in zip(got, expected, (0.0, 0.0, 1e-5), strict=True):
+            assert_within(a, b, max(slack, least) * float(b.abs().max()), "gradient")
+
+
+@on_gpu
+def test_constant_coordinates_without_strides(backend: Backend) -> None:
+    case = backend.make()
+    same = torch.tensor([3.25, 4.5], device="cuda").view(1, 2, 1, 1).expand(case.coords.shape)
+    assert torch.equal(*(look(replace(case, coords=xy), backend.name) for xy in (same, same.contiguous())))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+@on_cpu
+def test_output_dtype_and_layout(backend: Backend, dtype: torch.dtype) -> None:
     case = make_case()
-    expected = look(case, backend)
-    got = look(case, backend, out_dtype=dtype, memory_format=torch.channels_last)
+    expected = look(case, backend.name)
+    got = look(case, backend.name, out_dtype=dtype, memory_format=torch.channels_last)
     assert got.dtype == dtype
     assert got.is_contiguous(memory_format=torch.channels_last)
     assert expected.is_contiguous()
     assert torch.equal(got, expected.to(dtype))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_as_written_under_autocast(backend: str) -> None:
-    case = make_case()
-    weight = weights(case)
-    plain = run(case, weight, backend=backend, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = run(case, weight, backend=backend, dtype=torch.float32)
+LAID_OUT = [
+    *(
+        pytest.param("emulated", motion, radius, torch.bfloat16, dtype, 50)
+        for motion in ("smooth", "random", "outside")
+        for radius, dtype in ((RADIUS, torch.float16), (2, torch.float32))
+    ),
+    *(
+        pytest.param("cuda", "smooth", radius, features, dtype, 200, marks=needs_gpu)
+        for dtype in (*DTYPES, torch.float64)
+        for radius in (2, 4, 8)
+        for features in DTYPES
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("backend", "motion", "radius", "features", "dtype", "channels"), LAID_OUT, indirect=["backend"], ids=str
+)
+def test_results_channels_last(
+    backend: Backend, motion: str, radius: int, features: torch.dtype, dtype: torch.dtype, channels: int
+) -> None:
+    case = rounded(make_case((9, 21), (30, 40), channels=channels, radius=radius, motion=motion), features)
+    case = backend.there(replace(case, fmap1=case.fmap1.to(features), fmap2=case.fmap2.to(features)))
+    expected = backend.pair(case)(case.coords)
+    assert expected.is_contiguous()
+    for layout in (torch.contiguous_format, torch.channels_last) if backend.on_gpu else (torch.channels_last,):
+        got = backend.pair(case, out_dtype=dtype, memory_format=layout)(case.coords)
+        assert got.dtype == dtype
+        assert got.is_contiguous(memory_format=layout)
+        # Kernels of another tile height may sum in another order.
+        assert_within(got, expected.to(dtype), torch.finfo(dtype).eps * 8 + 1e-6 * backend.on_gpu, "result")
+
+
+@pytest.mark.parametrize("backend", ["emulated"], indirect=True)
+def test_results_of_the_features_type_are_those_that_a_cast_gives(backend: Backend) -> None:
+    """RAFT's training asks for them: the same bits, and those of the gradients."""
+    case = rounded(make_case((5, 9), levels=2, radius=RADIUS), torch.bfloat16)
+    maps = [m.to(torch.bfloat16).requires_grad_() for m in (case.fmap1, case.fmap2)]
+    grads = [weight.to(torch.bfloat16) for weight in weights_of(case, 2)]
+
+    def found(out_dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+        pair = CorrelationPyramid(*maps, case.levels, case.radius, backend=backend.name, out_dtype=out_dtype)
+        outs = [pair(case.coords + s).to(torch.bfloat16) for s in (0.0, 2.3)]
+        return *outs, *torch.autograd.grad(outs, maps, grads)
+
+    for one, other in zip(found(torch.bfloat16), found(None), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
+def test_runs_as_written_under_autocast(backend: Backend) -> None:
+    case = backend.make()
+    plain = results(backend, case, weights(case))
+    with torch.autocast(backend.device, dtype=torch.bfloat16):
+        cast = results(backend, case, weights(case))
     for a, b in zip(cast, plain, strict=True):
-        assert torch.equal(a, b)
+        assert_within(a, b, 1e-5 if backend.on_gpu else 0.0, "autocast")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_deterministic(backend: str) -> None:
-    case = make_case((16, 24), motion="random", channels=32)
-    first = run(case, weights(case), backend=backend, dtype=torch.float32)
-    second = run(case, weights(case), backend=backend, dtype=torch.float32)
-    for a, b in zip(first, second, strict=True):
-        assert torch.equal(a, b)
+@pytest.mark.parametrize("motion", ["smooth", "random"])
+@pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
+def test_the_same_bits_in_every_run(backend: Backend, motion: str) -> None:
+    size = (48, 70) if backend.on_gpu else (16, 24)
+    case = backend.make(size, motion=motion, channels=64 if backend.on_gpu else 32, radius=4)
+    first, second = (results(backend, case, weights(case)) for _ in range(2))
+    for name, one, two in zip(first._fields, first, second, strict=True):
+        assert torch.equal(one, two), name
 
 
 @pytest.mark.parametrize("motion", ["smooth", "random"])
 def test_cpu_kernel_does_not_depend_on_threads(motion: str) -> None:
     case = make_case((20, 40), motion=motion, channels=48, levels=2, radius=4)
-    single = run(case, weights(case), backend="cpu", dtype=torch.float32)
+    single = results(BACKENDS["cpu"], case, weights(case))
     torch.set_num_threads(3)  # the fixture puts it back
-    several = run(case, weights(case), backend="cpu", dtype=torch.float32)
+    several = results(BACKENDS["cpu"], case, weights(case))
     for a, b in zip(several, single, strict=True):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_element_of_the_output_is_written(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = make_case((7, 9), (5, 4), levels=4, motion="outside")
-    expected = look(case, backend)
+@pytest.mark.parametrize("motion", ["smooth", "random", "outside"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
+def test_every_element_of_the_output_is_written(
+    backend: Backend, motion: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = ((37, 53), (45, 64)) if backend.on_gpu else ((7, 9), (5, 4))
+    case = backend.make(*sizes, levels=4, motion=motion)
+    expected = backend.pair(case, memory_format=layout)(case.coords)
     empty = torch.empty
 
-    def poisoned(*args: object, **options: object) -> Tensor:
-        tensor = empty(*args, **options)  # type: ignore[call-overload]
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor  # type: ignore[no-any-return]
+    def poisoned(*args: Any, **options: Any) -> Tensor:
+        tensor = empty(*args, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    assert torch.equal(look(case, backend), expected)
+    assert torch.equal(backend.pair(case, memory_format=layout)(case.coords), expected)
+
+
+@pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
+def test_changing_the_features_in_place_does_not_change_the_pair(backend: Backend) -> None:
+    case = backend.make((6, 9), (7, 8), channels=17)
+    case = replace(case, fmap1=case.fmap1.contiguous(memory_format=torch.channels_last))
+    pair = backend.pair(case)
+    before = pair(case.coords)
+    case.fmap1.zero_()
+    case.fmap2.zero_()
+    assert torch.equal(pair(case.coords), before)
+
+
+@pytest.mark.parametrize("motion", ["smooth", "random"])
+@on_gpu
+def test_large_maps(backend: Backend, motion: str) -> None:
+    """Enough tiles for the persistent grid to go around, against a sample of pixels."""
+    case = backend.make((224, 320), batch=2, channels=64, levels=4, radius=4, motion=motion)
+    rows = slice(100, 104)
+    few = Case(case.fmap1[:, :, rows].double(), case.fmap2.double(), case.coords[:, :, rows].double(), 4, 4)
+    exact = look(few, "reference")
+    assert_within(backend.pair(case)(case.coords)[:, :, rows], exact, 1e-5 * float(exact.abs().max()), "rows")
+
+
+# ---- gradients of lookups that move
+
+MOVING = [
+    pytest.param("emulated", ((9, 18), (12, 20), 2, 30, 3, RADIUS), "smooth", dtype, shifts)
+    for dtype in (torch.float32, torch.bfloat16)
+    for shifts in ("drifting", "jumping")
+] + [
+    pytest.param("cuda", shape, motion, dtype, shifts, marks=needs_gpu)
+    for shape in (
+        ((17, 33), (10, 40), 2, 67, 4, 4),
+        ((48, 72), (48, 72), 1, 256, 4, 4),
+        ((5, 18), (19, 21), 1, 600, 2, 2),
+        ((3, 50), (3, 50), 1, 16, 2, 8),
+        ((8, 8), (5, 3), 3, 130, 8, 1),
+    )
+    for motion in ("smooth", "random")
+    for dtype in DTYPES
+    for shifts in SHIFTS
+]
+
+
+@pytest.mark.parametrize(("backend", "shape", "motion", "dtype", "shifts"), MOVING, indirect=["backend"], ids=str)
+def test_sums_of_lookups_that_move(
+    backend: Backend, shape: tuple[Any, ...], motion: str, dtype: torch.dtype, shifts: str
+) -> None:
+    if not backend.on_gpu and shifts == "jumping":  # the last threads first, copies late
+        launch.LIBRARIES.schedule = 3
+    if not backend.on_gpu and shifts == "drifting":
+        launch.LIBRARIES.resident = 1
+    check_moving(backend, case_of(shape, motion), SHIFTS[shifts], dtype)
+
+
+@pytest.mark.parametrize("grad", HALVES, ids=str)
+@pytest.mark.parametrize("backend", ["emulated"], indirect=True)
+def test_patches_begun_anew_in_parts(backend: Backend, grad: torch.dtype) -> None:
+    """Of a large radius, which do not fit in the memory of a block at once; gradients of 16 bits."""
+    case = rounded(make_case((6, 9), (20, 24), channels=16, levels=1, radius=7), torch.bfloat16)
+    grads = [weight.to(grad) for weight in weights_of(case, 3)]
+
+    def found(kind: torch.dtype, name: str) -> tuple[Tensor, ...]:
+        maps = [m.to(kind).requires_grad_() for m in (case.fmap1, case.fmap2)]
+        coords = case.coords.double() if kind == torch.float64 else case.coords
+        out_dtype = grad if name == "cuda" else kind
+        pair = CorrelationPyramid(*maps, case.levels, case.radius, backend=name, out_dtype=out_dtype)
+        return torch.autograd.grad([pair(coords + s) for s in (0.0, 9.3, -8.4)], maps, [g.to(out_dtype) for g in grads])
+
+    launch.LIBRARIES.schedule = 3
+    exact = found(torch.float64, "reference")
+    for name, got, true in zip(("fmap1", "fmap2"), found(torch.bfloat16, backend.name), exact, strict=True):
+        assert_within(got, true, 2.0**-6 * float(true.abs().max()), name)
+
+
+@on_gpu
+def test_float32_is_float32(backend: Backend) -> None:
+    """At "highest" no worse than plain PyTorch in float32, over gradients of very different sizes."""
+    case = make_case((40, 56), channels=192, levels=4, radius=4)
+    small = replace(case, coords=case.coords.cuda())
+    grads, shifts = weights_of(small, 3), (0.0, 0.6, 4.0)
+    for grad in grads:
+        grad[..., :28] *= 1e-6
+
+    def found(name: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        maps = [m.to("cuda", dtype).requires_grad_() for m in (case.fmap1, case.fmap2)]
+        pair = CorrelationPyramid(*maps, case.levels, case.radius, backend=name)
+        outs = [pair(small.coords.to(dtype) + shift) for shift in shifts]
+        return torch.autograd.grad(outs, maps, [g.to(dtype) for g in grads])
+
+    exact, eager = found("reference", torch.float64), found("reference", torch.float32)
+    got = found(backend.name, torch.float32)
+    for value, true, plain in zip(got, exact, eager, strict=True):
+        assert_within(value, true, budget(plain, true, torch.float32), "gradient")
+    # Where everything is small the errors are small too.
+    corner = (..., slice(None), slice(0, 8))
+    assert_within(got[0][corner], exact[0][corner], 1e-5 * float(exact[0][corner].abs().max()), "small gradients")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("motion", ["smooth", "random"])
+@on_gpu
+def test_the_same_gradients_in_every_run(backend: Backend, dtype: torch.dtype, motion: str) -> None:
+    case, shifts = make_case((120, 160), motion=motion, channels=64, levels=4, radius=4), [0.0, 0.5, 30.0, 31.0]
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = gradients(backend, case, shifts, dtype)
+        for _ in range(3):
+            assert all(torch.equal(*pair) for pair in zip(first, gradients(backend, case, shifts, dtype), strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@of_cuda
+def test_forgotten_marks_would_show(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiplying out is what makes lookups that jump add up."""
+    case = make_case((24, 40), channels=32, levels=2, radius=RADIUS)
+    exact = gradients(backend._replace(name="reference"), case, [0.0, 20.0], torch.float64)
+    monkeypatch.setattr(launch_backward, "ADD", launch_backward.FIRST_LOOKUP)
+    got = gradients(backend, case, [0.0, 20.0], torch.float32)
+    with pytest.raises(AssertionError, match="off by"):
+        assert_within(got[0], exact[0], 1e-2 * float(exact[0].abs().max()), "fmap1")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@on_gpu
+def test_coordinates_alone_require_their_gradient(backend: Backend, dtype: torch.dtype) -> None:
+    case = rounded(make_case((9, 21), channels=70, levels=4, radius=4), dtype)
+    exact = run(case, weights(case), backend="reference")
+    case = backend.there(case)
+    coords = case.coords.clone().requires_grad_()
+    pair = backend.pair(replace(case, fmap1=case.fmap1.to(dtype), fmap2=case.fmap2.to(dtype)))
+    for layout in (torch.contiguous_format, torch.channels_last):
+        (got,) = torch.autograd.grad(pair(coords), coords, weights(case).to(memory_format=layout))
+        eps = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
+        assert_within(got, exact.coords, eps * float(exact.coords.abs().max()), "coords")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@on_gpu
+def test_incoming_gradients_of_any_dtype_and_layout(backend: Backend, dtype: torch.dtype) -> None:
+    case = backend.make((20, 30), channels=40, levels=3)
+    maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
+    weight = weights(case).to(dtype)
+    plain = backend._replace(name="reference").pair(case)
+    expected = torch.autograd.grad(plain(case.coords), maps, weight.float())
+    for layout in (torch.contiguous_format, torch.channels_last):
+        pair = backend.pair(case, out_dtype=dtype)
+        got = torch.autograd.grad(pair(case.coords), maps, weight.contiguous(memory_format=layout))
+        for a, b in zip(got, expected, strict=True):
+            assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")
+    # One number for all taps: no strides at all.
+    got = torch.autograd.grad(backend.pair(case)(case.coords).sum(), maps)
+    assert all(g.isfinite().all() and g.abs().max() > 0 for g in got)
+
+
+# ---- processes, threads, tracing of memory
 
 
 def test_nothing_is_compiled_a_second_time() -> None:
@@ -310,7 +699,7 @@ def test_nothing_is_compiled_a_second_time() -> None:
     for case in (make_case(), make_case((4, 4), (9, 8), channels=3, radius=1)):
         for layout in (torch.contiguous_format, torch.channels_last):
             look(case, "cpu", memory_format=layout)
-        run(case, weights(case), backend="cpu", dtype=torch.float32)
+        results(BACKENDS["cpu"], case, weights(case))
     assert all(len(kernel.signatures) == 1 for kernel, _ in _kernels().ENTRY_POINTS.values())
 
 
@@ -363,14 +752,9 @@ def test_pyramid_is_repeated_average_pooling() -> None:
 
 def test_levels_pooled_here_or_by_the_caller_agree() -> None:
     case = make_case((9, 13), (11, 10), levels=4)
-    for backend in BACKENDS:
+    for backend in ON_CPU:
         prepared = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend=backend)
         assert torch.equal(prepared(case.coords), look(case, backend))
-
-
-def test_one_finite_level_of_side_one() -> None:
-    case = make_case((4, 4), (1, 1), levels=1, radius=1)
-    assert_within(look(case, "cpu"), lookup_by_loops(case.fmap1, case.pyramid(), case.coords, 1), 1e-5, "lookup")
 
 
 def test_reference_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,29 +832,13 @@ def test_explicit_backend_does_not_fall_back() -> None:
     assert look(case, None).dtype == torch.float64
 
 
-def test_missing_numba_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield._kernels import Missing
-    from fullfield.ops import backends
-    from fullfield.ops.correlation import cpu
-
-    case = make_case()
-    monkeypatch.setattr(cpu, "why_not", lambda: Missing("numba is not installed (pip install numba)"))
-    monkeypatch.setattr(backends, "_warned", set())
-    with pytest.warns(UserWarning, match=r"the cpu kernel is not used \(numba is not installed") as seen:
-        prepared = CorrelationPyramid(case.fmap1, case.fmap2, radius=2)
-    assert prepared.backend == "reference"
-    assert seen[0].filename == __file__
-    CorrelationPyramid(case.fmap1, case.fmap2)  # would raise: warnings are errors here
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["reference", "dense", None])
-def test_on_the_gpu(backend: str | None) -> None:
-    case = make_case((17, 33), (10, 40), channels=64, levels=4, radius=4)
-    weight = weights(case)
-    exact = run(case, weight, backend="reference")
-    there = Case(case.fmap1.cuda(), case.fmap2.cuda(), case.coords.cuda(), case.levels, case.radius)
-    got = run(there, weight.cuda(), backend=backend, dtype=torch.float32)
-    for name, a, b in zip(exact._fields, got, exact, strict=True):
-        assert_within(a, b, 1e-4 * float(b.abs().max()), name)
+@on_gpu
+def test_refusals(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = backend.make()
+    with pytest.raises(InputError, match=r"cuda: needs float32, float16 or bfloat16 features, got torch.float64"):
+        look(case.double(), "cuda")
+    assert CorrelationPyramid(case.fmap1, case.fmap2).backend == "cuda"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 0))
+    monkeypatch.setattr(launching, "_why_not", launching._why_not.__wrapped__)
+    with pytest.raises(InputError, match=r"cuda: needs compute capability 7.5, got 7.0"):
+        look(case, "cuda")

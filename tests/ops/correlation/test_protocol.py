@@ -1,19 +1,171 @@
-"""A backend that pools by itself, as a GPU kernel may, fits in through the protocol alone."""
+"""The oracle and the budgets, the choice of backends and their protocol."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fullfield import InputError
+from fullfield._check import NoRoomError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import correlation_lookup, reference
-from fullfield.ops.correlation.prepared import fold, pool
-from fullfield.ops.correlation.protocol import LOOKUPS, Request
-from fullfield.testing.correlation import assert_within, make_case
+from fullfield.ops import backends as backends_of
+from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
+from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
+from fullfield.ops.correlation.pyramid import fold, pool
+from fullfield.testing.correlation import (
+    assert_within,
+    budget,
+    error,
+    lookup_by_loops,
+    make_case,
+)
+
+
+def test_assert_within_fails_on_wrong_data() -> None:
+    exact = torch.linspace(-1, 1, 20, dtype=torch.float64).view(1, 4, 5)
+    assert_within(exact.float(), exact, 1e-6, "same")
+    wrong = exact.clone()
+    wrong[0, 2, 3] += 2e-3
+    with pytest.raises(AssertionError, match=r"thing: off by 0.002, allowed 0.001"):
+        assert_within(wrong, exact, 1e-3, "thing")
+    for bad in (float("nan"), float("inf")):
+        wrong[0, 2, 3] = bad
+        with pytest.raises(AssertionError, match="off by inf"):
+            assert_within(wrong, exact, 1e3, "thing")
+    with pytest.raises(AssertionError, match="shape"):
+        assert_within(exact[:, :3], exact, 1.0, "thing")
+    with pytest.raises(AssertionError, match="off by"):
+        assert_within(exact.flip(1), exact, float("nan"), "thing")
+
+
+def test_budget_grows_with_eager_error_and_rounding() -> None:
+    exact = torch.full((4,), 2.0, dtype=torch.float64)
+    assert budget(exact, exact, torch.float32) == pytest.approx(4 * torch.finfo(torch.float32).eps)
+    assert budget(exact + 0.25, exact, torch.float32) == pytest.approx(0.5, rel=1e-5)
+    assert error(exact[:0], exact[:0]) == 0.0
+
+
+def test_oracle_by_hand() -> None:
+    fmap1 = torch.tensor([1.0, 2.0, 0.0, 1.0]).view(1, 4, 1, 1)
+    fmap2 = torch.zeros(1, 4, 2, 3)
+    fmap2[0, 1, 1, 2] = 3.0  # one pixel, at x = 2, y = 1: correlation 2 * 3 / 2
+    coords = torch.tensor([1.25, 0.5]).view(1, 2, 1, 1)
+    found = lookup_by_loops(fmap1, [fmap2], coords, 1).view(3, 3)
+    expected = torch.zeros(3, 3, dtype=torch.float64)  # [dx, dy]
+    expected[1, 1] = 3 * 0.25 * 0.5
+    expected[1, 2] = 3 * 0.25 * 0.5
+    expected[2, 1] = 3 * 0.75 * 0.5
+    expected[2, 2] = 3 * 0.75 * 0.5
+    assert torch.equal(found, expected)
+
+
+def test_cases_are_reproducible_and_differ() -> None:
+    assert torch.equal(make_case(seed=3).fmap1, make_case(seed=3).fmap1)
+    assert not torch.equal(make_case(seed=3).fmap1, make_case(seed=4).fmap1)
+    assert torch.equal(make_case(motion="integer").coords, make_case(motion="integer").coords.round())
+    with pytest.raises(InputError, match="motion: expected one of smooth"):
+        make_case(motion="wild")
+
+
+def test_element_offsets_past_31_bits() -> None:
+    """The features moved behind 2**31 elements of memory that is reserved but never touched."""
+    case = make_case((5, 9), channels=20, levels=2, radius=2)
+    look = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cpu")
+    expected = look(case.coords)
+    prepared = look._lookups._pair.prepared  # type: ignore[union-attr]
+    grad = torch.randn(expected.shape)
+    sums = prepared.accumulators(True, True)
+    prepared.backward(grad, case.coords, sums, False)
+
+    shift = 2**31 + 64
+    source, target = prepared.state
+    try:
+        far, far_sums = (torch.from_numpy(np.zeros(shift + target.numel(), np.float32)) for _ in range(2))
+    except MemoryError:
+        pytest.skip("18 GB of address space cannot be reserved")
+    far[shift:] = target
+    prepared.state = (source, far)
+    prepared._levels[:, 0] += shift  # type: ignore[attr-defined]
+    assert torch.equal(look(case.coords), expected)
+    moved = Gradients(torch.zeros_like(source), [far_sums])
+    prepared.backward(grad, case.coords, moved, False)
+    assert torch.equal(moved.fmap1, sums.fmap1)  # type: ignore[arg-type]
+    assert torch.equal(far_sums[shift:], sums.levels[0])  # type: ignore[index]
+
+
+REQUEST = Request(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("held", [0, 600])
+def test_a_volume_without_room_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held + 100)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
+    assert REQUEST.volume_bytes == 1024
+    if held:  # what PyTorch keeps of the pair before serves the next one
+        assert LOOKUPS.choose("dense", REQUEST) == "dense"
+        return
+    with pytest.raises(NoRoomError, match="'dense' cannot serve"):
+        LOOKUPS.choose("dense", REQUEST)
+    whole = replace(REQUEST, dtype=torch.int32)
+    with pytest.raises(InputError, match="'dense' cannot serve") as caught:
+        LOOKUPS.choose("dense", whole)
+    assert not isinstance(caught.value, NoRoomError)
+
+
+def stub(why: str | None) -> types.ModuleType:
+    module = types.ModuleType("stub")
+    module.supports = lambda request: why  # type: ignore[attr-defined]  # noqa: ARG005
+    return module
+
+
+def stubs(**reasons: str | None) -> Callable[[str], types.ModuleType]:
+    """Backends of these reasons; the others are elsewhere."""
+    return lambda name: stub(reasons.get(name, "elsewhere"))
+
+
+def test_a_kernel_that_declines_for_another_reason_is_passed_over_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LOOKUPS, "load", stubs(cuda="needs 16-bit features", dense=None, reference=None))
+    monkeypatch.setattr(backends_of, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LOOKUPS.choose(None, REQUEST) == "dense"
+        large = replace(REQUEST, size1=(400, 400), sizes2=((400, 400),))
+        assert LOOKUPS.choose(None, large) == "reference"
+
+
+def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LOOKUPS, "load", stubs(dense=None, reference=None))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties = types.SimpleNamespace(total_memory=16 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)  # noqa: ARG005
+
+    def chosen(gib: float, device: str = "cuda:0", grad: bool = False) -> str:
+        side = round((gib * 2**28) ** 0.25)
+        size = (side, side)
+        request = replace(REQUEST, size1=size, sizes2=(size,), grad=grad, device=torch.device(device))
+        return LOOKUPS.choose(None, request)
+
+    assert [chosen(1.9), chosen(2.1)] == ["dense", "reference"]
+    assert [chosen(0.9, grad=True), chosen(1.1, grad=True)] == ["dense", "reference"]
+    assert [chosen(0.9, "mps"), chosen(1.1, "mps")] == ["dense", "reference"]
+
+
+def test_wrong_pyramid_arguments_are_named() -> None:
+    with pytest.raises(InputError, match="levels: expected an integer >= 1 and <= 8, got int 0"):
+        correlation_pyramid(torch.zeros(1, 2, 3, 4), 0)
+    with pytest.raises(InputError, match="fmap2: expected dtype"):
+        correlation_pyramid(torch.zeros(1, 2, 3, 4, dtype=torch.int32), 2)
+
+
+# ---- a backend that pools by itself fits in through the protocol alone
 
 
 @pytest.fixture

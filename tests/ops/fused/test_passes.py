@@ -7,12 +7,14 @@ from types import ModuleType
 
 import pytest
 import torch
+from emulator import AMPERE, TURING, Emulator
 from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops import launching
-from fullfield.ops.fused import reference
+from fullfield.ops.fused import cuda, reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops.launching import Device
 
 POISON = 7.0
 gpu = pytest.mark.gpu
@@ -122,7 +124,7 @@ def by_unfold(field: Tensor, mask: Tensor, factor: int) -> Tensor:
     return (weights * windows).sum(2).permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, -1)
 
 
-@pytest.mark.parametrize("factor", [2, 3, 8])
+@pytest.mark.parametrize("factor", [1, 2, 3, 4, 8])
 def test_convex_strips_are_parts_of_the_whole(factor: int) -> None:
     field, mask = torch.randn(2, 3, 7, 6), 3 * torch.randn(2, 9 * factor * factor, 7, 6)
     whole = by_unfold(field, mask, factor)
@@ -153,12 +155,20 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
     compare(name, dtype, torch.device("cuda"), (21, 37, 96), (300, 500), 384)
 
 
+EMULATED = [(name, dtype, AMPERE) for name in NAMES for dtype in (torch.float32, torch.float16)]
+EMULATED += [(name, dtype, TURING) for name in ("norms", "pack") for dtype in (torch.float16, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "dtype", "device"), EMULATED, ids=str)
+def test_emulated_kernels(name: str, dtype: torch.dtype, device: Device, emulate: Callable[..., Emulator]) -> None:
+    emulate(cuda, gpu=device, serve=True)
+    compare(name, dtype, torch.device("cpu"), (7, 9, 64), (17, 40), 64)
+
+
 def compare(
     name: str, dtype: torch.dtype, device: torch.device, size: tuple[int, int, int], area: tuple[int, int], widest: int
 ) -> None:
     """The kernels of a pass with the reference; ``area``: of what has moments, ``widest``: channels."""
-    from fullfield.ops.fused import cuda
-
     batch, (height, width, channels) = 2, size
 
     def normal(*shape: int) -> Tensor:
@@ -249,8 +259,6 @@ def compare(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None:
-    from fullfield.ops.fused import cuda
-
     def values(channels: int) -> Tensor:
         x = torch.randn(1, 9, 11, channels, device="cuda").to(dtype)
         x[0, 4, 5, 3] = bad
@@ -289,7 +297,6 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
 def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
     """What they make of NaN is left open: fullfield.models.prepared.shared.nan_guard."""
     from fullfield.models.prepared.shared import rectified_products
-    from fullfield.ops.fused import cuda
 
     x = torch.rand(1, 16, 24, 64, device="cuda").half()
     x[0, 7, 9] = 60000.0
@@ -305,8 +312,6 @@ def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
 @gpu
 @needs_cuda
 def test_kernels_refuse_strange_layouts() -> None:
-    from fullfield.ops.fused import cuda
-
     x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
     with pytest.raises(ValueError, match="contiguous"):
         cuda.affine_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
@@ -317,8 +322,6 @@ def test_kernels_refuse_strange_layouts() -> None:
 
 
 def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.ops.fused import cuda
-
     launched = []
 
     class Kernels:
@@ -335,8 +338,6 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_the_kernels_cannot_do_is_said() -> None:
-    from fullfield.ops.fused import cuda
-
     field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
     assert cuda.convex_why_not(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
     assert "factor of 2 to 8" in str(cuda.convex_why_not(field, mask, 9))

@@ -1,84 +1,396 @@
-"""Search, downsampling and triplets on a GPU: what the CPU gives, bit for bit, at sizes that only a GPU is for."""
+"""The CUDA kernels of points, on the emulator and on a GPU: what the search's bits alone do not show."""
 
 from __future__ import annotations
 
+import weakref
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cloud_cases import cloud, places, same, surface, without_gpu
+from emulator import Emulator
 from torch import Tensor
 
+from benchmarks.cases.points import listing as points_listing
 from fullfield import InputError
+from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.structures import Structures
 from fullfield.io import read_point_cloud
 from fullfield.models.pointcnnpp import PointPyramid
-from fullfield.ops.neighbors import Neighbors, backends, grid_downsample, knn_search, radius_search
-from fullfield.ops.point_conv import knn_geometry, point_pool, radius_geometry, voxel_geometry
+from fullfield.ops import launching
+from fullfield.ops.neighbors import backends, downsampling, grid_downsample, knn_search, radius_search
+from fullfield.ops.neighbors import cuda as neighbors
+from fullfield.ops.neighbors import reference as neighbors_by_brute_force
+from fullfield.ops.neighbors.downsampling import thinned
+from fullfield.ops.neighbors.ragged import check_shape
+from fullfield.ops.point_conv import (
+    PointGeometry,
+    knn_geometry,
+    point_conv,
+    point_pool,
+    radius_geometry,
+    reference,
+    triplet_geometry,
+    voxel_geometry,
+)
+from fullfield.ops.point_conv import cuda as conv_kernels
+from fullfield.ops.point_conv import triplets as packing
+from fullfield.ops.point_conv.cuda import pooling, triplets
 
-REASON = dict(backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+emulated = pytest.mark.usefixtures("machine")
 
 
-def cloud(count: int, seed: int = 0, spread: float = 2.0) -> Tensor:
-    return (torch.rand(count, 3, generator=torch.Generator().manual_seed(seed)) - 0.5) * 2 * spread
+def gpu(test: Any) -> Any:
+    return pytest.mark.gpu(without_gpu(test))
 
 
-PLACES = {
-    "volume": cloud(3000),
-    "lattice": (cloud(3000, 3) * 4).round() / 8,
-    "plane": cloud(3000, 5) * torch.tensor([1.0, 1.0, 0.0]),
-    "one place": torch.ones(700, 3),
-    "one point": torch.zeros(1, 3),
-    "nothing": torch.zeros(0, 3),
-    "far apart": torch.cat([cloud(600) * 0.1, cloud(600) * 0.1 + 1e6, cloud(600) * 1e30]),
-    "surveyed": cloud(2000).double() + torch.tensor([500_000.0, 5_200_000.0, 300.0], dtype=torch.float64),
-    "strays": torch.cat([torch.zeros(99, 3), cloud(2000).double() + torch.tensor([500_000.0, 5_200_000.0, 300.0])]),
+def alike(found: PointGeometry, right: PointGeometry) -> bool:
+    ways = zip(found.directions(), right.directions(), strict=True)
+    return all(torch.equal(a.cpu(), b.cpu()) for one, two in ways for a, b in zip(one, two, strict=True))
+
+
+def check_radius(points: Tensor, radius: float) -> None:
+    assert same(*(radius_search(points, radius, backend=name) for name in ("cuda", "reference")))
+
+
+def check_knn(points: Tensor, k: int, queries: Tensor | None = None) -> None:
+    assert same(*(knn_search(points, k, queries, backend=name) for name in ("cuda", "reference")))
+
+
+@emulated
+def test_rows_of_every_length() -> None:
+    """At most 32 neighbours, what fits shared memory, and more: each is sorted elsewhere."""
+    points = torch.cat([cloud(40, 1, 0.3), cloud(200, 2, 0.2) + 5, cloud(400, 3, 0.1) - 5])
+    found = radius_search(points, 1.0, backend="cuda")
+    assert set(found.offsets.diff().tolist()) == {40, 200, 400}
+    check_radius(points, 1.0)
+
+
+@emulated
+@pytest.mark.parametrize("k", [33, 70, 300])
+def test_many_nearest(k: int) -> None:
+    check_knn(cloud(200), k, cloud(5, seed=2))
+
+
+@emulated
+def test_a_tree_of_three_levels() -> None:
+    check_knn(surface(33 * 33 * 3), 4, surface(40, seed=9))
+
+
+@emulated
+def test_buckets_that_cells_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "_slots", lambda _: 64)
+    check_radius(surface(300), 0.1)
+
+
+@emulated
+def test_several_searches_at_once() -> None:
+    """Those in the same points with the same radius share their buckets."""
+    points, offsets, none = surface(300), torch.tensor([0, 300]), torch.zeros(0, 3)
+    parts = torch.tensor([0, 100, 300])
+    searches = [
+        (points, points, offsets, offsets, 0.1),
+        (points, points[::3].contiguous(), offsets, torch.tensor([0, 100]), 0.1),
+        (points, points, parts, parts, 0.1),
+        (points, points, offsets, offsets, 0.2),
+        (points[:100], points[:100], torch.tensor([0, 100]), torch.tensor([0, 100]), 0.1),
+        (points, none, offsets, torch.tensor([0, 0]), 0.1),
+    ]
+    for found, search in zip(neighbors.radius_searches(searches), searches, strict=True):
+        right = neighbors_by_brute_force.radius_search(*search)
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+    assert neighbors.radius_searches([]) == []
+
+
+_SUMS = """
+struct SumParams {
+    const int *numbers;
+    i64 *out;
+    u64 *passed;
+    i64 *ends;
+    i64 count;
+};
+extern "C" __global__ void __launch_bounds__(256) sum_up(const __grid_constant__ SumParams p) {
+    i64 block;
+    const i64 end = running_sums(p.numbers, p.out, p.count, p.passed, block);
+    if (threadIdx.x == 0) p.ends[block] = end;
 }
+"""
+_Sums = Structures(_SUMS)["SumParams"]
+_OWN, _WHOLE = 1 << 62, -(1 << 63)  # as batches.cuh marks a block's own sum and the sum up to a block
 
 
-def same(found: Neighbors, right: Neighbors) -> bool:
-    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(found, right, strict=True))
+def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """What `running_sums` writes, and what its blocks return; both begin as -1."""
+    source = Source(launching.read_source(launching.BATCHES) + _SUMS)
+    out, ends = torch.full((len(numbers),), -1), torch.full((len(passed),), -1)
+    params = _Sums(*map(launching.address, (numbers, out, passed, ends)), len(numbers))
+    launching.kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]
+    return out, ends
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_search_and_downsampling(place: str) -> None:
-    points = PLACES[place]
-    count = len(points)
-    queries = torch.cat([points[::3], cloud(100, 4, 4.0).to(points.dtype)])
-    cuts = torch.tensor([0, count // 3, count // 3, count])
-    asked = torch.tensor([0, 10, 20, len(queries)]).clamp(max=len(queries))
-    for clouds in ({}, {"offsets": cuts, "query_offsets": asked}):
-        own = {"offsets": clouds["offsets"]} if clouds else {}
-        for search, how in ((radius_search, 0.25), (knn_search, 7), (knn_search, 100)):
-            given = (points.cuda(), how, queries.cuda())
-            assert same(
-                search(*given, **clouds, backend="cuda"),  # type: ignore[operator]
-                search(points, how, queries, **clouds, backend="reference"),  # type: ignore[operator]
-            )
-            assert same(
-                search(points.cuda(), how, **own, backend="cuda"),  # type: ignore[operator]
-                search(points, how, **own, backend="reference"),  # type: ignore[operator]
-            )
-        found = grid_downsample(points.cuda(), 0.3 if place != "far apart" else 1e20, **own)
-        right = grid_downsample(points, 0.3 if place != "far apart" else 1e20, **own)
-        assert torch.equal(found.indices.cpu(), right.indices)
-        assert torch.equal(found.offsets, right.offsets)
+@pytest.mark.parametrize("schedule", [0, 1])
+@pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 40 * 2048 + 5])
+def test_sums(machine: Emulator, count: int, schedule: int) -> None:
+    machine.schedule = schedule
+    numbers = torch.randint(0, 2**31, (count,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    blocks = max(1, -(-count // 2048))
+    passed = torch.zeros(1 + blocks, dtype=torch.int64)
+    out, ends = sums(machine, numbers, passed, blocks)
+    right = numbers.to(torch.int64).cumsum(0)  # beyond 2^31
+    assert torch.equal(out, right)
+    assert int(ends[blocks - 1]) == (int(right[-1]) if count else 0)
+    assert passed[0] == blocks
+    assert torch.equal(passed[1:] - _WHOLE, ends[:blocks])
 
 
+@pytest.mark.parametrize("own", [0, 1, 31, 32, 33, 70])
+def test_a_block_sums_no_further_than_to_a_whole_sum(machine: Emulator, own: int) -> None:
+    """Each reads words until one holds all before it. Were there more to read, work would grow with the blocks squared:
+    the words before that one are wrong here. What lies between are blocks' own sums."""
+    block, before = 100, 3 << 40
+    numbers = torch.arange(block * 2048 + 300, dtype=torch.int32)
+    passed = torch.full((block + 2,), _OWN | 1 << 50)
+    passed[0] = block  # have begun
+    nearest = block - 1 - own
+    passed[1 + nearest] = _WHOLE | before
+    passed[2 + nearest : 1 + block] = _OWN | 5
+    passed[1 + block] = 0
+    out, ends = sums(machine, numbers, passed, 1)
+    start = block * 2048
+    assert torch.equal(out[start:], before + 5 * own + numbers[start:].to(torch.int64).cumsum(0))
+    assert bool((out[:start] == -1).all())
+    assert int(passed[1 + block] - _WHOLE) == int(ends[block]) == int(out[-1])
+
+
+def test_sums_take_one_launch(machine: Emulator) -> None:
+    """Buckets, row offsets, rows of the other side, points that stay."""
+    points = surface(5000)
+    machine.launched.clear()
+    found = radius_search(points, 0.05, backend="cuda")
+    assert sorted(machine.launched) == sorted(
+        ["count_points", "start_buckets", "place_points", "count_neighbors", "start_rows", "write_neighbors"]
+    )
+    machine.launched.clear()
+    triplets.transpose(triplets.assemble((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 5000, 27)
+    assert sorted(machine.launched) == sorted(
+        ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
+    )
+    machine.launched.clear()
+    grid_downsample(points, 0.05)
+    assert sorted(machine.launched) == ["choose_points", "claim_cells", "keep_points"]
+
+
+@emulated
+def test_sums_of_several_blocks() -> None:
+    """More numbers than a block sums: buckets, row offsets, points that stay, rows of the other side."""
+    points = surface(5000)
+    check_radius(points, 0.02)
+    found = radius_search(points, 0.05, backend="cuda")
+    given = ((found.offsets, found.indices), points, points, 0.03, (3, 3, 3))
+    made = triplets.assemble(*given)
+    assert same(triplets.transpose(made, 5000, 27), reference.transpose(made, 5000, 27))
+
+
+@emulated
+def test_a_chain_of_thinnings_is_each_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
+    for clouds in (None, offsets):
+        cells = [0.02, 0.04, 0.3]
+        first, found = thinned(check_shape(points, clouds), cells)
+        assert first.largest == float(points.abs().max())
+        monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
+        _, again = thinned(check_shape(points, clouds), cells)
+        for one, two, cell in zip(found, again, cells, strict=True):
+            right = grid_downsample(first.points, cell, offsets=first.offsets)
+            with monkeypatch.context() as patch:
+                patch.setattr(neighbors, "supports", lambda _: "not now")
+                plain = grid_downsample(first.points, cell, offsets=first.offsets)
+            for way in (one, two):
+                for kept in (way.kept, right.indices):
+                    assert torch.equal(kept, plain.indices)
+                assert torch.equal(way.cloud.offsets, plain.offsets)
+                assert torch.equal(way.cloud.points, first.points[plain.indices])
+            first = one.cloud
+
+
+@emulated
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_coordinates_that_are_not_finite(bad: float) -> None:
+    points = surface(400)
+    points[7, 1] = points[390, 2] = bad
+    with pytest.raises(
+        InputError, match=r"^points: expected finite coordinates, 2 of 400 points have NaN or infinity$"
+    ):
+        PointPyramid.prepare(points, 0.1, 3, [(0, 1, 3)])
+
+
+@emulated
+def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
+    made: list[weakref.ref[object]] = []
+    fill, finish = neighbors._Tables.fill, neighbors._Searches.finish
+
+    def filling(*arguments: Any) -> Any:
+        tables = fill(*arguments)
+        made.extend(weakref.ref(table) for table in tables)
+        return tables
+
+    def finishing(searches: Any, totals: Any) -> Any:
+        assert made
+        assert all(table() is not None for table in made)
+        return finish(searches, totals)
+
+    monkeypatch.setattr(neighbors._Tables, "fill", filling)
+    monkeypatch.setattr(neighbors._Searches, "finish", finishing)
+    check_radius(surface(300), 0.1)
+
+
+def test_a_pyramid_of_several_clouds(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    points, offsets = surface(500), torch.tensor([0, 200, 200, 201, 500])
+    steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
+    machine.launched.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(conv_kernels, "builds", lambda _: None)
+        found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+    names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
+    assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
+    with monkeypatch.context() as patch:
+        patch.setattr(neighbors, "supports", lambda _: "not now")
+        right = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+    assert found.sizes == right.sizes
+    assert all(alike(found.geometries[step], right.geometries[step]) for step in steps)
+
+
+# ---- triplets
+
+
+@pytest.fixture(params=["in the words", "beside", "beside once"])
+def cells_where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where cells stand; "once": beside those of more than 150 columns."""
+    if request.param != "in the words":
+        most = 0 if request.param == "beside" else 150
+        for module in (packing, triplets):
+            monkeypatch.setattr(module, "fits", lambda columns, _: columns <= most)
+    name: str = request.param
+    return name
+
+
+@emulated
+@pytest.mark.usefixtures("cells_where")
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (2, 5, 7), (8, 8, 8), (1, 1, 1)])
+def test_triplets(kernel: tuple[int, int, int]) -> None:
+    points, centers = surface(200), torch.cat([surface(200)[::2], cloud(30, 8)])
+    for radius in (0.2, 0.6, 9.0):  # rows of up to 10, 150, 200
+        near = radius_search(points, radius, centers, backend="reference")
+        given = ((near.offsets, near.indices), points, centers, 0.11, kernel)
+        found = triplets.assemble(*given)
+        assert same(found, reference.assemble(*given))
+        cells = kernel[0] * kernel[1] * kernel[2]
+        assert same(triplets.transpose(found, 200, cells), reference.transpose(found, 200, cells))
+
+
+@emulated
+def test_long_rows_and_none() -> None:
+    points = cloud(300, 2)
+    for centers in (cloud(3, 4), torch.zeros(0, 3), cloud(3, 4) + 100):
+        near = radius_search(points, 9.0, centers, backend="reference")
+        given = ((near.offsets, near.indices), points, centers, 0.5, (3, 3, 3))
+        found = triplets.assemble(*given)
+        assert same(found, reference.assemble(*given))
+        assert same(triplets.transpose(found, 300, 27), reference.transpose(found, 300, 27))
+
+
+@emulated
+def test_halves_go_to_the_even_cell() -> None:
+    points = torch.tensor([[0.5, 1.5, -0.5], [-1.5, 2.5, 0.25], [1e30, -1e30, 0.0]])
+    rows, indices = torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32)
+    given = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
+    assert same(triplets.assemble(*given), reference.assemble(*given))
+
+
+# ---- pooling
+
+
+def geometries() -> list[PointGeometry]:
+    points = surface(150)
+    i, j = torch.arange(40) % 7, torch.arange(40) // 7 * 3
+    return [
+        radius_geometry(points, 0.1),
+        radius_geometry(points, 0.1, 3, points[::5]),
+        knn_geometry(points, 0.1, 40, 3, points[:9]),
+        triplet_geometry(i, j, torch.zeros_like(i), (20, 150)),
+    ]
+
+
+@emulated
+@pytest.mark.usefixtures("cells_where")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype) -> None:
+    for number, geometry in enumerate(geometries()):
+        generator = torch.Generator().manual_seed(number)
+        features = torch.randn(150, 5, generator=generator).mul(2).round().div(2).to(dtype)  # ties
+        features[7, 0] = torch.nan
+        weight = torch.randn(geometry.centers, 5, generator=generator).to(dtype)
+        results = []
+        for emulated in (True, False):
+            with monkeypatch.context() as patch:
+                patch.setattr(pooling, "supports", lambda _, emulated=emulated: None if emulated else "not now")
+                given = features.clone().requires_grad_()
+                out = point_pool(given, geometry, mode)
+                (grad,) = torch.autograd.grad(out, given, weight)
+                results.append((out.detach(), grad))
+        for found, right in zip(*results, strict=True):
+            torch.testing.assert_close(found, right, equal_nan=True)
+        if mode == "max":
+            assert torch.equal(results[0][0].nan_to_num(9.0), results[1][0].nan_to_num(9.0))
+
+
+# ---- the baseline of the benchmark
+
+
+@emulated
+@pytest.mark.parametrize("order", points_listing.ORDERS)
+@pytest.mark.parametrize(("cin", "cout"), [(64, 32), (5, 40)])
+def test_the_listing(cin: int, cout: int, order: str) -> None:
+    points = surface(150)
+    generator = torch.Generator().manual_seed(0)
+    for geometry in (radius_geometry(points, 0.1), radius_geometry(points, 0.1, 3, points[::5])):
+        tensors = [torch.randn(s, generator=generator) for s in ((150, cin), (27, cin, cout))]
+        grad = torch.randn(geometry.centers, cout, generator=generator)
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            given = [t.to(dtype).requires_grad_() for t in tensors]
+            if dtype == torch.float32:
+                out = points_listing.listing(geometry.triplets(), geometry.centers, order)(*given)
+            else:
+                out = point_conv(*given, geometry, backend="reference")
+            results.append((out.detach(), *torch.autograd.grad(out, given, grad.to(dtype))))
+        for found, right in zip(*results, strict=True):
+            torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-3)
+
+
+# ---- on a GPU
+
+
+@gpu
 @pytest.mark.parametrize("place", ["volume", "lattice", "surveyed"])
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (5, 5, 5), (2, 4, 7)])
 def test_geometries(place: str, kernel: tuple[int, int, int]) -> None:
-    points = PLACES[place]
+    points = places(3000)[place]
     for centers in (None, points[::5]):
         there = None if centers is None else centers.cuda()
         for found, right in (
             (radius_geometry(points.cuda(), 0.1, kernel, there), radius_geometry(points, 0.1, kernel, centers)),
             (knn_geometry(points.cuda(), 0.1, 9, kernel, there), knn_geometry(points, 0.1, 9, kernel, centers)),
         ):
-            for one, two in zip(found.directions(), right.directions(), strict=True):
-                assert all(torch.equal(a.cpu(), b) for a, b in zip(one, two, strict=True))
+            assert alike(found, right)
 
 
+@gpu
 def test_voxels_that_begin_at_a_point() -> None:
     """Quotients are rounded once: 0.3 / 0.1 lies below 3, 0.3 times 1 / 0.1 does not."""
     points = (torch.arange(-30, 30, dtype=torch.float64)[:, None] / 10).repeat(1, 3)
@@ -86,6 +398,7 @@ def test_voxels_that_begin_at_a_point() -> None:
     assert all(torch.equal(a.cpu(), b) for a, b in zip(found.triplets(), right.triplets(), strict=True))
 
 
+@gpu
 def test_several_geometries_at_once() -> None:
     """Searches that share buckets, and a cloud that ends in one point a level."""
     points, offsets = cloud(4000, 7, 0.5), torch.tensor([0, 1500, 1500, 1501, 4000])
@@ -94,15 +407,13 @@ def test_several_geometries_at_once() -> None:
     assert found.sizes == right.sizes
     for one, two in zip(found.kept, right.kept, strict=True):
         assert torch.equal(one.cpu(), two)
-    for step in steps:
-        ways = (g.geometries[step].directions() for g in (found, right))
-        for one, two in zip(*ways, strict=True):
-            assert all(torch.equal(a.cpu(), b) for a, b in zip(one, two, strict=True)), step
+    assert all(alike(found.geometries[step], right.geometries[step]) for step in steps)
 
 
+@gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", ["max", "mean"])
-def test_pooling(mode: str, dtype: torch.dtype) -> None:
+def test_pooling_on_a_gpu(mode: str, dtype: torch.dtype) -> None:
     points = cloud(2000)
     geometry = radius_geometry(points, 0.1, 3, points[::4])
     features = torch.randn(2000, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -117,6 +428,7 @@ def test_pooling(mode: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, right)
 
 
+@gpu
 def test_bad_coordinates_are_refused() -> None:
     for bad in (torch.nan, torch.inf, -torch.inf):
         points = cloud(1000).cuda()
@@ -126,6 +438,7 @@ def test_bad_coordinates_are_refused() -> None:
                 call(points)
 
 
+@gpu
 def test_every_run_and_stream_gives_the_same() -> None:
     points = (cloud(200_000) * torch.tensor([1.0, 1.0, 0.01])).cuda()
     first = radius_geometry(points, 0.01, 3, points[::3])
@@ -134,10 +447,10 @@ def test_every_run_and_stream_gives_the_same() -> None:
     with torch.cuda.stream(stream):
         again = radius_geometry(points, 0.01, 3, points[::3])
     stream.synchronize()
-    for one, two in zip(first.directions(), again.directions(), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert alike(first, again)
 
 
+@gpu
 def test_results_take_no_memory_that_is_still_read() -> None:
     """One free block that every allocation is cut from."""
     points = (cloud(200_000) * torch.tensor([1.0, 1.0, 0.01])).cuda()
@@ -152,6 +465,7 @@ def test_results_take_no_memory_that_is_still_read() -> None:
         torch.cuda.empty_cache()
 
 
+@gpu
 def test_ten_million_points() -> None:
     """Rows of some queries against brute force; pairs beyond 2³¹ bytes."""
     generator = torch.Generator("cuda").manual_seed(0)
@@ -168,6 +482,7 @@ def test_ten_million_points() -> None:
         assert torch.equal(near.indices[5 * number : 5 * number + 5].long(), square.sort(stable=True).indices[:5])
 
 
+@gpu
 def test_sums_of_many_blocks() -> None:
     """Buckets, rows, rows of the other side and points that stay: thousands of blocks sum them up at once."""
     side = 240
@@ -186,6 +501,7 @@ def test_sums_of_many_blocks() -> None:
         assert torch.equal(turned.rows[kept + 1], numbers[1 : 1 + kept.numel()])
 
 
+@gpu
 def test_a_real_cloud(data_dir: Path) -> None:
     points = read_point_cloud(data_dir / "pointclouds" / "indoor_dense" / "cloud_bin_0.ply").points
     points = torch.as_tensor(points)
@@ -198,3 +514,11 @@ def test_a_real_cloud(data_dir: Path) -> None:
     thin, exact = (grid_downsample(p, 0.02).indices for p in (points.cuda(), points))
     assert torch.equal(thin.cpu(), exact)
     assert [*pairwise([0, *found.offsets.tolist()[1:]])] == [(0, len(points))]
+
+
+def search_on_a_gpu(place: str) -> None:
+    """Compare one place's searches with the reference, for GPUs that stand for others."""
+    points = places(3000)[place]
+    assert same(radius_search(points.cuda(), 0.25, backend="cuda"), radius_search(points, 0.25, backend="reference"))
+    assert same(knn_search(points.cuda(), 7, backend="cuda"), knn_search(points, 7, backend="reference"))
+    assert torch.equal(grid_downsample(points.cuda(), 0.3).indices.cpu(), grid_downsample(points, 0.3).indices)

@@ -1,114 +1,119 @@
-"""Radius and kNN search: every backend against brute force, bit for bit; ragged clouds, odd places, bad input."""
+"""Radius and kNN search, downsampling and order: the reference by hand, and every backend as it, bit for bit."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from cloud_cases import PLACES, Backend, cloud, places, rows, same, without_gpu
 
 from fullfield import InputError
-from fullfield.ops.neighbors import BACKENDS, Neighbors, backends, knn_search, radius_search
+from fullfield.ops.neighbors import cuda, grid_downsample, knn_search, radius_search, spatial_order
+from fullfield.ops.neighbors.ordering import morton_code
 
 scipy_spatial = pytest.importorskip("scipy.spatial")
+KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu]))
 
 
-HERE = [name for name, reason in backends() if reason is None]
-
-
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    reason = dict(backends())[request.param]
-    if reason is not None:
-        pytest.skip(reason)
-    name: str = request.param
-    return name
-
-
-def cloud(count: int, seed: int = 0, spread: float = 2.0) -> Tensor:
-    return (torch.rand(count, 3, generator=torch.Generator().manual_seed(seed)) - 0.5) * 2 * spread
-
-
-def rows(found: Neighbors) -> list[list[int]]:
-    edges = found.offsets.tolist()
-    return [found.indices[a:b].tolist() for a, b in pairwise(edges)]
-
-
-def same(first: Neighbors, second: Neighbors) -> bool:
-    return torch.equal(first.offsets, second.offsets) and torch.equal(first.indices, second.indices)
-
-
-def test_radius_search_is_what_a_k_d_tree_finds(backend: str) -> None:
+def test_search_is_what_a_k_d_tree_finds() -> None:
     points, queries = cloud(2000), cloud(300, seed=1, spread=3.0)
     tree = scipy_spatial.cKDTree(points.double().numpy())
     wanted = [sorted(found) for found in tree.query_ball_point(queries.double().numpy(), 0.3)]
-    found = radius_search(points, 0.3, queries, backend=backend)
+    found = radius_search(points, 0.3, queries, backend="reference")
     assert rows(found) == wanted
     assert sum(map(len, wanted)) > 300
     assert found.offsets.dtype == torch.int64
     assert found.indices.dtype == torch.int32
+    _, wanted = tree.query(queries.double().numpy(), 7)
+    assert rows(knn_search(points, 7, queries, backend="reference")) == wanted.tolist()
 
 
-def test_knn_search_is_what_a_k_d_tree_finds(backend: str) -> None:
-    points, queries = cloud(2000), cloud(300, seed=1, spread=3.0)
-    _, wanted = scipy_spatial.cKDTree(points.double().numpy()).query(queries.double().numpy(), 7)
-    found = knn_search(points, 7, queries, backend=backend)
-    assert rows(found) == wanted.tolist()
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("backend", KERNELS, indirect=True)
+def test_every_backend_gives_the_reference_s_bits(backend: Backend, place: str) -> None:
+    points = places(backend.count)[place]
+    count = len(points)
+    queries = torch.cat([points[::3], cloud(20, seed=4, spread=4.0).to(points.dtype)])
+    cuts = torch.tensor([0, count // 3, count // 3, count])
+    asked = torch.tensor([0, 10, 20, len(queries)])
+    there = points.to(backend.device)
+    ways: list[tuple[Any, int | float]] = [(radius_search, 0.25), (knn_search, 1), (knn_search, 7)]
+    ways += [(knn_search, 100)] if backend.device == "cuda" else []
+    number = itertools.count()
+    for (search, how), own, ragged in itertools.product(ways, (None, queries), (False, True)):
+        clouds = {"offsets": cuts} if ragged else {}
+        clouds |= {"query_offsets": asked} if ragged and own is not None else {}
+        if backend.name == "cuda" and backend.device == "cpu":
+            cuda.LIBRARIES.schedule = next(number) % 2  # the last threads first, in turns
+        at = None if own is None else own.to(backend.device)
+        found = search(there, how, at, **clouds, backend=backend.name)
+        assert same(found, search(points, how, own, **clouds, backend="reference"))
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 13, 500])
-@pytest.mark.parametrize("lattice", [False, True])
-def test_backends_agree_to_the_bit(count: int, lattice: bool) -> None:
-    points = cloud(count, seed=3)
-    if lattice:  # duplicates, and distances that equal each other and the radius
-        points = (points * 2).round() / 4
-    queries = torch.cat([points[: count // 2], cloud(20, seed=4, spread=4.0)])
-    for asked in (None, queries):
-        assert same(*(radius_search(points, 0.25, asked, backend=b) for b in HERE))
-        assert same(*(knn_search(points, 5, asked, backend=b) for b in HERE))
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", KERNELS[1:], indirect=True)
+def test_downsampling_by_kernels(
+    backend: Backend, place: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = places(backend.count)[place]
+    points = points.to(dtype) if points.dtype == torch.float32 else points
+    cell = 0.3 if place != "far apart" else 1e20
+    for clouds in (None, torch.tensor([0, len(points) // 3, len(points) // 3, len(points)])):
+        found = grid_downsample(points.to(backend.device), cell, offsets=clouds)
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "supports", lambda _: "not now")
+            right = grid_downsample(points, cell, offsets=clouds)
+        assert torch.equal(found.indices.cpu(), right.indices)
+        assert torch.equal(found.offsets, right.offsets)
 
 
-def test_ragged_clouds_do_not_see_each_other(backend: str) -> None:
+def test_ragged_clouds_do_not_see_each_other() -> None:
     parts, asked = (
         [cloud(90, 1), cloud(0), cloud(3, 2), cloud(150, 3)],
         [cloud(5, 4), cloud(4, 5), cloud(0), cloud(9, 6)],
     )
     offsets = torch.tensor([0, *np.cumsum([len(p) for p in parts])])
     query_offsets = torch.tensor([0, *np.cumsum([len(p) for p in asked])])
-    whole = {"offsets": offsets, "query_offsets": query_offsets, "backend": backend}
+    whole = {"offsets": offsets, "query_offsets": query_offsets, "backend": "reference"}
     for search, how in ((radius_search, 0.7), (knn_search, 6)):
         wanted: list[list[int]] = []
         for part, query, start in zip(parts, asked, offsets.tolist(), strict=False):
-            wanted += [[i + start for i in row] for row in rows(search(part, how, query, backend=backend))]
+            wanted += [[i + start for i in row] for row in rows(search(part, how, query, backend="reference"))]
         assert rows(search(torch.cat(parts), how, torch.cat(asked), **whole)) == wanted  # type: ignore[operator]
 
 
-def test_surveyed_coordinates_are_recentred(backend: str) -> None:
+def test_surveyed_coordinates_are_recentred() -> None:
     near = cloud(400).double()
     far = near + torch.tensor([500_000.0, 5_200_000.0, 300.0], dtype=torch.float64)
     for search, how in ((radius_search, 0.4), (knn_search, 6)):
-        assert rows(search(far, how, backend=backend)) == rows(search(near, how, backend=backend))  # type: ignore[operator]
-    assert rows(radius_search(far.float(), 0.4, backend=backend)) != rows(radius_search(near, 0.4, backend=backend))
+        assert rows(search(far, how, backend="reference")) == rows(search(near, how, backend="reference"))  # type: ignore[operator]
+    assert rows(radius_search(far.float(), 0.4, backend="reference")) != rows(
+        radius_search(near, 0.4, backend="reference")
+    )
 
 
-def test_a_stray_point_costs_a_survey_no_precision(backend: str) -> None:
+def test_a_stray_point_costs_a_survey_no_precision() -> None:
     """Where nothing came back, scanners write (0, 0, 0)."""
     near = cloud(400).double()
     far = torch.cat([torch.zeros(3, 3), near + torch.tensor([500_000.0, 5_200_000.0, 300.0])])
     clouds, queries = torch.tensor([0, 0, 403, 403]), far[5:50:3]
     for own, asked in ((None, None), (queries, torch.tensor([0, 0, len(queries), len(queries)]))):
-        found = rows(radius_search(far, 0.4, own, offsets=clouds, query_offsets=asked, backend=backend))
-        right = rows(radius_search(near, 0.4, None if own is None else near[2:47:3], backend=backend))
+        found = rows(radius_search(far, 0.4, own, offsets=clouds, query_offsets=asked, backend="reference"))
+        right = rows(radius_search(near, 0.4, None if own is None else near[2:47:3], backend="reference"))
         assert [[i - 3 for i in row] for row in found[0 if asked is not None else 3 :]] == right
 
 
-def test_a_small_radius_in_a_wide_cloud() -> None:
+@pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)
+def test_a_small_radius_in_a_wide_cloud(backend: Backend) -> None:
     points = torch.cat([cloud(200) * 0.01, cloud(200) * 0.01 + 1e6, -cloud(200) * 1e6])
-    assert same(*(radius_search(points, 1e-3, backend=b) for b in HERE))
+    assert same(*(radius_search(points, 1e-3, backend=b) for b in (backend.name, "reference")))
     far = torch.tensor([[1e30, 0.0, 0.0], [-1e30, 1e30, 0.0], [0.0, 0.0, 0.0]])
-    assert same(*(radius_search(points, 0.01, far, backend=b) for b in HERE))
+    assert same(*(radius_search(points, 0.01, far, backend=b) for b in (backend.name, "reference")))
 
 
 def test_threads_change_nothing() -> None:
@@ -158,7 +163,69 @@ def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
         radius_search(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_comparison_can_fail() -> None:
-    points = cloud(50)
-    assert not same(radius_search(points, 0.5), radius_search(points, 0.6))
-    assert not same(knn_search(points, 5), knn_search(points.flip(0), 5))
+# ---- downsampling and order
+
+
+def by_hand(points: torch.Tensor, cell: float, first: int = 0) -> list[int]:
+    best: dict[tuple[int, ...], tuple[float, int]] = {}
+    for index, point in enumerate(points.double().tolist()):
+        corner = tuple(math.floor(c / cell) for c in point)
+        away = sum((c / cell - k - 0.5) ** 2 for c, k in zip(point, corner, strict=True))
+        best[corner] = min(best.get(corner, (math.inf, 0)), (away, index))
+    return sorted(index + first for _, index in best.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_point_nearest_to_the_centre_stays(dtype: torch.dtype) -> None:
+    points = (torch.rand(500, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) - 0.5) * 4
+    kept = grid_downsample(points, 0.5)
+    assert kept.indices.tolist() == by_hand(points, 0.5)
+    assert kept.offsets.tolist() == [0, len(kept.indices)]
+    assert 0 < len(kept.indices) < 500
+
+
+def test_ragged_clouds_are_thinned_apart() -> None:
+    points = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
+    kept = grid_downsample(points, 0.4, offsets=torch.tensor([0, 100, 100, 300]))
+    first, second = by_hand(points[:100], 0.4), by_hand(points[100:], 0.4, 100)
+    assert kept.indices.tolist() == first + second
+    assert kept.offsets.tolist() == [0, len(first), len(first), len(first) + len(second)]
+
+
+def test_duplicates_leave_the_first_and_nothing_leaves_nothing() -> None:
+    assert grid_downsample(torch.ones(9, 3), 0.3).indices.tolist() == [0]
+    assert grid_downsample(torch.empty(0, 3), 0.3).indices.tolist() == []
+    assert grid_downsample(torch.empty(0, 3), 0.3, offsets=torch.tensor([0, 0])).offsets.tolist() == [0, 0]
+
+
+def test_a_cell_too_small_for_its_coordinates_is_refused() -> None:
+    with pytest.raises(InputError, match="cell: expected cells whose numbers fit"):
+        grid_downsample(torch.tensor([[1e20, 0.0, 0.0]]), 1e-3)
+
+
+@pytest.mark.parametrize("far", [0.0, 5e6])
+def test_neighbours_come_together_and_clouds_stay_apart(far: float) -> None:
+    points = torch.rand(4000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + far
+    order = spatial_order(points, torch.tensor([0, 1500, 1500, 4000]))
+    assert order[:1500].sort().values.tolist() == list(range(1500))
+    assert order[1500:].sort().values.tolist() == list(range(1500, 4000))
+    assert points[order].diff(dim=0).norm(dim=1).mean() < 0.25 * points.diff(dim=0).norm(dim=1).mean()
+    assert torch.equal(order[1500:], spatial_order(points[1500:]) + 1500)
+
+
+def test_codes_take_the_bits_in_turn() -> None:
+    cells = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [3, 3, 3], [2**21 - 1] * 3])
+    assert morton_code(cells).tolist() == [1, 2, 4, 63, 2**63 - 1]
+
+
+def test_equal_points_keep_their_order_and_none_are_fine() -> None:
+    assert spatial_order(torch.ones(5, 3)).tolist() == [0, 1, 2, 3, 4]
+    assert spatial_order(torch.zeros(0, 3)).shape == (0,)
+    assert spatial_order(torch.zeros(0, 3), torch.tensor([0])).shape == (0,)
+
+
+def test_mistakes_of_the_order_are_named() -> None:
+    with pytest.raises(InputError, match=r"^points: expected finite coordinates"):
+        spatial_order(torch.full((2, 3), torch.nan))
+    with pytest.raises(InputError, match=r"^offsets: "):
+        spatial_order(torch.zeros(2, 3), torch.tensor([0, 3]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield.ops.point_conv import PointGeometry, triplet_geometry
+from fullfield.ops.point_conv import PointGeometry, point_conv, triplet_geometry
 
 
 def ragged(sizes: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -51,3 +51,22 @@ def expected_triplets(
                 ]
                 found.add((i, j, (steps[0] * kernel[1] + steps[1]) * kernel[2] + steps[2]))
     return found
+
+
+def draw(geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype: torch.dtype) -> list[Tensor]:
+    """Features, weight, bias, gradient."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = (
+        (geometry.points, channels[0]),
+        (geometry.cells, channels[0] // groups, channels[1]),
+        (channels[1],),
+        (geometry.centers, channels[1]),
+    )
+    return [torch.randn(shape, generator=generator).to(geometry.device, dtype) for shape in shapes]
+
+
+def results(tensors: list[Tensor], geometry: PointGeometry, groups: int, name: str) -> list[Tensor]:
+    """The result and all gradients."""
+    inputs = [t.detach().clone().requires_grad_() for t in tensors[:3]]
+    out = point_conv(inputs[0], inputs[1], geometry, inputs[2], groups, backend=name)
+    return [out.detach(), *torch.autograd.grad(out, inputs, tensors[3])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from point_cases import looped, ragged, random_geometry
+from point_cases import draw, looped, ragged, random_geometry, results
 from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -27,20 +27,8 @@ BOTH = ("reference", "cpu")
 SHAPES = [(3, 5, 1), (64, 64, 1), (17, 130, 1), (1, 1, 1), (32, 32, 32), (12, 18, 6), (8, 48, 2)]
 
 
-def case(cin: int, cout: int, groups: int, geometry, dtype=torch.float32, seed: int = 0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    features, weight = draw(geometry.points, cin), draw(geometry.cells, cin // groups, cout)
-    return features, weight, draw(cout), draw(geometry.centers, cout)
-
-
-def results(backend: str, features, weight, bias, grad, geometry, groups: int):
-    inputs = [t.detach().clone().requires_grad_() for t in (features, weight, bias)]
-    out = point_conv(inputs[0], inputs[1], geometry, inputs[2], groups, backend=backend)
-    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+def case(cin: int, cout: int, groups: int, geometry, dtype=torch.float32):
+    return draw(geometry, (cin, cout), groups, dtype)
 
 
 @pytest.mark.parametrize("backend", BOTH)
@@ -65,7 +53,7 @@ def test_gradients_against_loops_in_float64(kind: str, groups: int) -> None:
     tensors = case(2, 4, groups, geometry, torch.float64)
     inputs = [t.requires_grad_() for t in tensors[:3]]
     expected = torch.autograd.grad(looped(inputs[0], inputs[1], geometry, inputs[2], groups), inputs, tensors[3])
-    got = results("reference", *tensors, geometry, groups)[1:]
+    got = results(tensors, geometry, groups, "reference")[1:]
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -87,7 +75,7 @@ def test_cpu_is_the_reference(kind: str, cin: int, cout: int, groups: int) -> No
     else:
         geometry = radius_geometry(points, 0.1, 5 if kind == "kernel 5" else 3, offsets=offsets)
     tensors = case(cin, cout, groups, geometry)
-    got, expected = (results(name, *tensors, geometry, groups) for name in ("cpu", "reference"))
+    got, expected = (results(tensors, geometry, groups, name) for name in ("cpu", "reference"))
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
 
@@ -97,8 +85,8 @@ def test_cpu_is_the_reference(kind: str, cin: int, cout: int, groups: int) -> No
 def test_sixteen_bits_are_summed_in_float32(backend: str, dtype: torch.dtype) -> None:
     geometry = radius_geometry(ragged((80,))[0], 0.15)
     tensors = case(16, 24, 1, geometry, dtype)
-    got = results(backend, *tensors, geometry, 1)
-    exact = results("reference", *(t.float() for t in tensors), geometry, 1)
+    got = results(tensors, geometry, 1, backend)
+    exact = results([t.float() for t in tensors], geometry, 1, "reference")
     for a, b in zip(got, exact, strict=True):
         assert a.dtype == dtype
         torch.testing.assert_close(a.float(), b.to(dtype).float(), rtol=torch.finfo(dtype).eps * 1.01, atol=1e-5)
@@ -143,7 +131,7 @@ def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
         geometry = radius_geometry(points, 0.08, 7, points[::2])
         assert (geometry.forward.cells.numel() == 0) == packed
         tensors = tensors or case(5, 20, 1, geometry)
-        sets.append([results(backend, *tensors, geometry, 1) for backend in BOTH])
+        sets.append([results(tensors, geometry, 1, backend) for backend in BOTH])
     for one, two in zip(*sets, strict=True):
         for a, b in zip(one, two, strict=True):
             assert torch.equal(a, b)
@@ -160,7 +148,7 @@ def test_any_number_of_threads(backend: str) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            sets.append(results(backend, *tensors, geometry, 1) + results(backend, *single, geometry, 1))
+            sets.append(results(tensors, geometry, 1, backend) + results(single, geometry, 1, backend))
     finally:
         torch.set_num_threads(before)
     if backend == "cpu":
@@ -169,7 +157,7 @@ def test_any_number_of_threads(backend: str) -> None:
                 assert torch.equal(a, b)
         return
     exact = [
-        value for inputs in (tensors, single) for value in results(backend, *(t.double() for t in inputs), geometry, 1)
+        value for inputs in (tensors, single) for value in results([t.double() for t in inputs], geometry, 1, backend)
     ]
     for found in sets:
         for a, b in zip(found, exact, strict=True):
@@ -181,7 +169,7 @@ def test_any_number_of_threads(backend: str) -> None:
 def test_nothing_to_sum(backend: str, sizes: tuple[int, int]) -> None:
     geometry = random_geometry(*sizes, 0)
     tensors = case(3, 4, 1, geometry)
-    out, one, two, three = results(backend, *tensors, geometry, 1)
+    out, one, two, three = results(tensors, geometry, 1, backend)
     assert torch.equal(out, tensors[2].expand(sizes[0], 4))
     assert not one.any()
     assert one.shape == tensors[0].shape
@@ -193,9 +181,9 @@ def test_nothing_to_sum(backend: str, sizes: tuple[int, int]) -> None:
 def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = random_geometry(40, 30, 500)
     tensors = case(4, 6, 1, geometry, torch.float64)
-    whole = results("reference", *tensors, geometry, 1)
+    whole = results(tensors, geometry, 1, "reference")
     monkeypatch.setattr(reference, "CHUNK_BYTES", 2000)
-    for a, b in zip(results("reference", *tensors, geometry, 1), whole, strict=True):
+    for a, b in zip(results(tensors, geometry, 1, "reference"), whole, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -209,9 +197,7 @@ def test_strides_do_not_matter(backend: str) -> None:
         bias,
         grad.T.contiguous().T,
     )
-    for a, b in zip(
-        *(results(backend, *t, geometry, 1) for t in ((features, weight, bias, grad), turned)), strict=True
-    ):
+    for a, b in zip(*(results(t, geometry, 1, backend) for t in ((features, weight, bias, grad), turned)), strict=True):
         assert torch.equal(a, b)
 
 
@@ -321,7 +307,7 @@ def test_another_backend_fits_in_through_the_protocol(monkeypatch: pytest.Monkey
     tensors = case(4, 6, 1, geometry)
     load = CONVOLUTIONS.load
     monkeypatch.setattr(CONVOLUTIONS, "load", lambda name: reference if name == "cuda" else load(name))
-    for a, b in zip(*(results(name, *tensors, geometry, 1) for name in ("cuda", "reference")), strict=True):
+    for a, b in zip(*(results(tensors, geometry, 1, name) for name in ("cuda", "reference")), strict=True):
         assert torch.equal(a, b)
 
 

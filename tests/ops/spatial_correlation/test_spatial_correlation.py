@@ -1,19 +1,32 @@
-"""The spatial correlation on the CPU: loops, gradients, every backend, tracing, the contract."""
+"""The spatial correlation: loops, gradients, every backend, tracing, the contract."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from emulator import AMPERE, TURING, Emulator
 from torch.utils.flop_counter import FlopCounterMode
-from windows_cases import ALIGNED_NOT, CASES, allowed, by_loops, draw, farthest, named, results
+from windows_cases import ALIGNED_NOT, CASES, by_loops, compare, draw, named, results
 
 from fullfield import InputError
-from fullfield.ops.spatial_correlation import backends, spatial_correlation
+from fullfield.ops import launching
+from fullfield.ops.launching import Device
+from fullfield.ops.spatial_correlation import backends, cuda, reference, spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import Window
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_GPU = launching.why_not(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
+needs_gpu = pytest.mark.skipif(_GPU is not None, reason=str(_GPU))
+LARGE = [
+    ((1, 32, 112, 256), Window((9, 9))),
+    ((2, 196, 7, 16), Window((9, 9))),
+    ((1, 64, 56, 128), Window((7, 7), (2, 2), (2, 2))),
+    ((1, 256, 56, 128), Window((21, 21), (2, 2))),
+]
 
 
 @pytest.mark.parametrize(("shape", "window"), [*CASES, ALIGNED_NOT])
@@ -25,19 +38,33 @@ def test_the_reference_is_the_formula(shape: tuple[int, ...], window: Window) ->
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "window"), CASES)
-def test_the_kernels_are_the_reference(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
+def test_cpu_kernels_are_the_reference(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
     tensors = draw(shape, window, dtype)
-    truth = results([t.double() for t in tensors], window, "reference")
-    for found, right in zip(results(tensors, window, "cpu"), truth, strict=True):
-        assert found.dtype == dtype
-        assert farthest(found, right) <= allowed(dtype)
+    compare(results(tensors, window, "cpu"), results([t.double() for t in tensors], window, "reference"), dtype)
 
 
-def test_a_wrong_value_is_found() -> None:
-    truth = torch.tensor([1.0, 2.0])
-    assert farthest(truth, truth) == 0
-    assert farthest(torch.tensor([1.0, 2.01]), truth) > allowed(torch.float32)
-    assert farthest(torch.tensor([1.0, float("nan")]), truth) > 1
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "window"), [*CASES, *LARGE])
+def test_gpu_kernels_are_the_reference(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
+    tensors = draw(shape, window, dtype, "cuda")
+    found, again = results(tensors, window, "cuda"), results(tensors, window, "cuda")
+    compare(found, results([t.double() for t in tensors], window, "reference"), dtype)
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("gpu", [AMPERE, TURING], ids=lambda gpu: gpu.arch)
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_emulated_kernels_are_the_reference(number: int, gpu: Device, emulate: Callable[..., Emulator]) -> None:
+    shape, window = CASES[number]
+    dtype = DTYPES[(number + number // 3 + (gpu is TURING)) % 3]
+    tensors = draw(shape, window, dtype)
+    emulate(cuda, gpu=gpu).schedule = 3 * (number % 2) if gpu is AMPERE else 0
+    found = [cuda.forward(*tensors[:2], window), *cuda.backward(*tensors, window, (True, True))]
+    exact = [t.double() for t in tensors]
+    truth = [reference.compared(*exact[:2], window), *reference.backward(*exact, window, (True, True))]
+    compare(found, truth, dtype)
 
 
 def test_results_do_not_depend_on_threads() -> None:
@@ -133,3 +160,76 @@ def test_backends_say_why() -> None:
     assert "NVIDIA" in str(told["cuda"])
     with pytest.raises(InputError, match="stride that divides"):
         spatial_correlation(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 4, 4), 3, stride=2, backend="cpu")
+
+
+@pytest.mark.parametrize("shared", sorted({64 << 10, 99 << 10, 163 << 10, 227 << 10}))
+def test_every_patch_fits_into_a_block(shared: int) -> None:
+    for patch in product((1, 2, 10, 11, 32, 33, 100), repeat=2):
+        columns = cuda.columns_of(patch[1])
+        assert columns.group * columns.groups * columns.blocks >= patch[1]
+        for others in (1, 10_000):
+            rows = cuda.rows_of(patch[0], columns, others, shared)
+            assert 1 <= rows <= patch[0]
+            assert cuda.forward_threads(columns, rows) <= 512
+            assert cuda.forward_shared(columns, rows) <= shared
+            half = cuda.half_of(patch, others)
+            assert half.columns * half.blocks >= patch[1]
+            assert 1 <= half.rows <= patch[0]
+            assert half.shared <= shared
+            assert cuda.backward_shared(columns, cuda.spread_of(columns, others, 256, shared)) <= shared
+
+
+def test_windows_of_odd_kinds_are_refused_or_dense() -> None:
+    assert Window((3, 3), (4, 4), (2, 1)).is_aligned
+    assert not Window((3, 3), (4, 3), (2, 2)).is_aligned
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_is_the_results() -> None:
+    one, two, _ = draw((1, 32, 112, 256), Window((9, 9)), torch.float32, "cuda")
+    out = spatial_correlation(one, two, 9, backend="cuda")
+    size = out.numel() * 4
+    del out
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    spatial_correlation(one, two, 9, backend="cuda")
+    assert torch.cuda.max_memory_allocated() - before <= size + (1 << 20)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_graph_and_another_stream() -> None:
+    one, two, _ = draw((1, 32, 28, 64), Window((9, 9)), torch.float16, "cuda")
+    plain = spatial_correlation(one, two, 9, backend="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        aside = spatial_correlation(one, two, 9, backend="cuda")
+    torch.cuda.synchronize()
+    assert torch.equal(aside, plain)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = spatial_correlation(one, two, 9, backend="cuda")
+    one.copy_(two)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(kept, spatial_correlation(two, two, 9, backend="cuda"))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_more_than_two_thousand_million_elements() -> None:
+    if torch.cuda.mem_get_info()[0] < 30 << 30:
+        pytest.skip("needs 30 GiB of free GPU memory")
+    torch.manual_seed(0)
+    one, two = torch.randn(2, 1, 4, 2600, 2600, device="cuda", dtype=torch.float16).unbind()
+    out = spatial_correlation(one, two, 19, backend="cuda")
+    assert out.numel() > 1 << 31
+    right = (one[0, :, 2000:, 2000:].double() * two[0, :, 2009 - 9 :, 2009 - 9 :].double()).sum(0)
+    torch.testing.assert_close(out[0, 9, 9, 2000:, 2000:].double(), right, rtol=2e-3, atol=2e-3)
+    corner = (one[0, :, 2000:-9, 2000:-9].double() * two[0, :, 2009:, 2009:].double()).sum(0)
+    torch.testing.assert_close(out[0, 18, 18, 2000:-9, 2000:-9].double(), corner, rtol=2e-3, atol=2e-3)

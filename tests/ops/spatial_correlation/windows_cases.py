@@ -62,13 +62,10 @@ def results(tensors: list[Tensor], window: Window, backend: str | None) -> list[
     return [out.detach(), *torch.autograd.grad(out, (one, two), tensors[2].to(out))]
 
 
-def allowed(dtype: torch.dtype) -> float:
-    """Of the largest value: rounding of the result, and of float32 sums."""
-    return max(torch.finfo(dtype).eps, 2e-6)
-
-
-def farthest(found: Tensor, truth: Tensor) -> float:
-    """Of the largest value."""
-    assert found.shape == truth.shape
-    off = (found.double().cpu() - truth.double().cpu()).abs()
-    return float(off.nan_to_num(nan=float("inf")).max() / truth.abs().max().clamp(min=1e-9).cpu())
+def compare(found: list[Tensor], truth: list[Tensor], dtype: torch.dtype) -> None:
+    """Allow the rounding of the results, and of float32 sums, relative to the largest value."""
+    for one, right in zip(found, truth, strict=True):
+        assert one.dtype == dtype
+        assert one.shape == right.shape
+        off = (one.double() - right.double()).abs().nan_to_num(nan=float("inf"))
+        assert float(off.max() / right.abs().max().clamp(min=1e-9)) <= max(torch.finfo(dtype).eps, 2e-6)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from emulator import Emulator
+from torch import Tensor
 
 from fullfield import InputError
-from fullfield._kernels import Missing
-from fullfield.ops import backends
+from fullfield.estimators import RefinedEstimator, TVL1Estimator
 from fullfield.ops.consistency import forward_backward_distance
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided, refine_flow
+from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, TVL1Config, guided, guided_cuda, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
+from fullfield.ops.tvl1.guided import refinement_backends
+from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
 from fullfield.testing import textured_scene
 from known_scenes import known_scene
 
@@ -26,9 +31,9 @@ CONFIGS = {
 }
 
 
-def pair(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[str, torch.Tensor]:
+def pair(height: int, width: int, channels: int = 3, batch: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
     """Frames, a flow a good half pixel off with a motion boundary, and a flow back."""
-    scenes = [known_scene(height, width, seed, 4) for seed in range(batch)]
+    scenes = [known_scene(height, width, seed + number, 4) for number in range(batch)]
     noise = torch.Generator().manual_seed(1)
     truth = torch.stack([scene.flow for scene in scenes])
     flow = truth + 0.4 * torch.randn(1, 2, 1, 1, generator=noise) + 0.1 * torch.randn(truth.shape, generator=noise)
@@ -36,11 +41,16 @@ def pair(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[str
     return {"frame1": frames[0], "frame2": frames[1], "flow": flow, "backward": -flow}
 
 
+def inputs_of(height: int, width: int, channels: int = 3, seed: int = 0, batch: int = 1) -> dict[str, torch.Tensor]:
+    """The corner of larger scenes; its values are not contiguous."""
+    whole = pair(max(height, 64), max(width, 132), channels, batch, seed)
+    return {name: value[..., :height, :width] for name, value in whole.items()}
+
+
 @pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_backends_agree(name: str, size: tuple[int, int]) -> None:
-    inputs = pair(64, 132, batch=2)
-    inputs = {key: value[..., : size[0], : size[1]] for key, value in inputs.items()}  # not contiguous
+    inputs = inputs_of(*size, batch=2)
     exact = refine_flow(**{key: value.double() for key, value in inputs.items()}, config=CONFIGS[name])
     assert exact.dtype == torch.float64
     for backend in ("reference", "cpu"):
@@ -198,16 +208,6 @@ def test_contract() -> None:
         RefinementConfig(epsilon=0)
 
 
-def test_the_slow_backend_is_told_once(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
-    monkeypatch.setattr(backends, "_warned", set())
-    monkeypatch.setattr(guided.guided_cpu, "supports", lambda *_: Missing("not here"))
-    with pytest.warns(UserWarning, match=r"the refinement: the cpu kernel is not used \(not here\)"):
-        assert FlowRefiner(20, 30).backend == "reference"
-    assert FlowRefiner(20, 30).backend == "reference"
-    assert FlowRefiner(20, 30, backend="reference").backend == "reference"
-    assert not recwarn.list
-
-
 def test_memory_is_that_of_the_buffers() -> None:
     assert FlowRefiner(64, 96, backend="reference").memory_bytes is None
     small, large = (FlowRefiner(height, 96, backend="cpu").memory_bytes for height in (64, 128))
@@ -276,3 +276,253 @@ def test_every_pair_of_a_batch_is_judged_by_itself() -> None:
         spoilt[name] = spoilt[name] + 0.05 * torch.randn(spoilt[name].shape, generator=noise)
     together = refine_flow(**{name: torch.cat([clean[name], spoilt[name]]) for name in clean})
     assert torch.equal(together, torch.cat([refine_flow(**clean), refine_flow(**spoilt)]))
+
+
+# ---- the CUDA kernels, emulated
+
+CPU = torch.device("cpu")
+SMALL = Shape(4, 4, 5)
+EMULATED = {
+    "default": RefinementConfig(),
+    "bare": RefinementConfig(rounds=1, warps=2, iterations=13, blur=0, trust=0, edges=0, consistent_coupling=0),
+    "all median": RefinementConfig(filter_threshold=0, filter_colour=60, warps=1, blur=1.5),
+}
+
+
+def laid_out(height: int, width: int, channels: int = 3, seed: int = 0) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in inputs_of(height, width, channels, seed).items()}
+
+
+@pytest.fixture
+def machine(emulate: Callable[..., Emulator]) -> Emulator:
+    return emulate(guided_cuda)
+
+
+gpu_marks = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def on_gpu(test: Any) -> Any:
+    return gpu_marks[0](gpu_marks[1](test))
+
+
+def close(found: tuple[Tensor, ...], inputs: dict[str, Tensor], config: RefinementConfig) -> None:
+    """Flow and misfits; and nothing was noted."""
+    frames, flows = (
+        [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
+    )
+    reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
+    flow, misfit, _ = reference._made(*frames, *flows, rounds=config.rounds)
+    error = (found[0] - flow).abs()
+    assert error.max() < 2e-3
+    assert error.mean() < 1e-5
+    assert int(found[1]) == 0
+    assert found[2].shape == (len(flow), min(config.rounds, 2))
+    assert torch.allclose(found[2], misfit, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1), (1, 40), (70, 101)])
+@pytest.mark.parametrize("name", EMULATED)
+def test_the_kernels_are_the_reference(name: str, size: tuple[int, int], machine: Emulator) -> None:
+    config, inputs = EMULATED[name], laid_out(*size)
+    refiner = Refiner(*size, config, CPU, SMALL)
+    for schedule in (0, 1):
+        machine.schedule = schedule
+        close(refiner(**inputs), inputs, config)
+
+
+@pytest.mark.parametrize("shape", guided_cuda.SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("device", "size"), [("emulated", (50, 90)), pytest.param("cuda", (200, 330), marks=gpu_marks)], ids=str
+)
+def test_every_shape_gives_the_same_flow(
+    device: str, size: tuple[int, int], shape: Shape, request: pytest.FixtureRequest
+) -> None:
+    if device == "emulated":
+        request.getfixturevalue("machine")
+    config = RefinementConfig() if device == "cuda" else RefinementConfig(warps=1, rounds=1)
+    where = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else CPU
+    inputs: dict[str, Any] = {name: value.to(where) for name, value in laid_out(*size).items()}
+    inputs["backward"] = inputs["backward"] if device == "cuda" else None
+    shapes = (guided_cuda.SHAPE, shape) if device == "cuda" else (shape, SMALL)
+    assert torch.equal(*(guided_cuda.Refiner(*size, config, where, one)(**inputs)[0] for one in shapes))
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_batch_and_frames_of_any_strides() -> None:
+    config, parts = RefinementConfig(warps=1), [laid_out(24, 40, 1, seed) for seed in (0, 1)]
+    inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    for name in ("frame1", "frame2"):
+        inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
+    refiner = Refiner(24, 40, config, CPU, SMALL)
+    close(refiner(**inputs), inputs, config)
+    colour = laid_out(24, 40)
+    colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    close(refiner(**colour), colour, config)  # channels may change from call to call
+
+
+SPOILT: list[tuple[str, Callable[[Tensor], None], int]] = [
+    ("frame1", lambda t: t[0, 1, 2, 3].fill_(torch.nan), 1),
+    ("frame2", lambda t: t[0, 2, 2, 3].fill_(2e6), 2),
+    ("flow", lambda t: t[0, 1, 5, 6].fill_(torch.inf), 8),
+    ("flow", lambda t: t[0, 0, 5, 6].fill_(torch.nan), 8),
+    ("backward", lambda t: t[0, 1, 0, 0].fill_(torch.nan), 16),
+]
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("name", "spoil", "bit"), SPOILT)
+def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: int) -> None:
+    inputs = laid_out(10, 12)
+    spoil(inputs[name])
+    _, flags, _ = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
+    assert int(flags) & bit
+    assert not int(flags) & ~(bit | 4)
+
+
+def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner:
+    """The public refiner, on the emulated kernels."""
+    refiner = FlowRefiner(height, width, config, backend="reference")
+    refiner._cuda = Refiner(height, width, config, CPU, SMALL)
+    return refiner
+
+
+@pytest.mark.usefixtures("machine")
+def test_passes_and_what_remains_of_them() -> None:
+    inputs, config = laid_out(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
+    exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
+    found = by_kernels(23, 37, config)(**inputs)
+    assert (found - exact).abs().max() < 2e-3
+    everything = by_kernels(23, 37, config.replace(least_fall=0.0))(**inputs)
+    assert (found - everything).abs().max() > 0.05
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("name", "spoil", "_bit"), SPOILT)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_bad_values_are_refused_by_name_after_the_last_pass(
+    name: str, spoil: Callable[[Tensor], None], _bit: int, passes: int
+) -> None:
+    inputs = laid_out(10, 12)
+    spoil(inputs[name])
+    with pytest.raises(InputError, match=f"^{name}: expected finite values"):
+        by_kernels(10, 12, RefinementConfig(passes=passes, rounds=1, warps=1, iterations=2))(**inputs)
+
+
+@pytest.mark.usefixtures("machine")
+def test_fewer_rounds_than_the_configuration_s() -> None:
+    inputs, config = laid_out(20, 30), RefinementConfig(warps=1)
+    refiner = Refiner(20, 30, config, CPU, SMALL)
+    whole = refiner(**inputs)[0]
+    close(refiner(**inputs, rounds=1), inputs, config.replace(rounds=1))
+    assert torch.equal(refiner(**inputs)[0], whole)
+
+
+@pytest.mark.usefixtures("machine")
+def test_made_in_inference_mode_and_used_in_and_outside() -> None:
+    inputs, config = laid_out(20, 30), RefinementConfig(warps=1, rounds=1, iterations=2)
+    with torch.inference_mode():
+        refiner = Refiner(20, 30, config, CPU, SMALL)
+        within = refiner(**inputs)[0]
+    assert torch.equal(refiner(**inputs)[0], within)
+
+
+@pytest.mark.usefixtures("machine")
+def test_emulated_memory_is_what_the_formula_says() -> None:
+    refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
+    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 24 * 30 * 64 * 4
+
+
+# ---- on a GPU
+
+
+def on_cuda(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[str, torch.Tensor]:
+    return {name: value.cuda() for name, value in inputs_of(height, width, channels, batch=batch).items()}
+
+
+@on_gpu
+def test_cuda_is_the_first_choice_on_a_gpu() -> None:
+    assert refinement_backends("cuda")[0] == ("cuda", None)
+    assert FlowRefiner(20, 30, device="cuda").backend == "cuda"
+    assert FlowRefiner(20, 30, device="cuda", dtype=torch.float64).backend == "reference"
+
+
+@on_gpu
+@pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1), (1, 40), (300, 411)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_the_reference_to_rounding(name: str, size: tuple[int, int]) -> None:
+    small = size[0] * size[1] < 10_000  # whose reference, thousands of short steps, is sooner done on the CPU
+    inputs = on_cuda(*size, batch=2 if small else 1)
+    refiner = FlowRefiner(*size, CONFIGS[name], device="cuda")
+    read = {key: value.cpu() if small else value for key, value in inputs.items()}
+    exact = refine_flow(**{key: value.double() for key, value in read.items()}, config=CONFIGS[name]).cuda()
+    plain = refine_flow(**read, config=CONFIGS[name], backend="reference").cuda() - exact
+    for _ in range(3):  # launched, recorded, replayed
+        error = (refiner(**inputs) - exact).abs()
+        assert error.mean() <= 2 * plain.abs().mean() + 1e-5
+        assert (error > 2e-3).float().mean() <= (plain.abs() > 2e-3).float().mean() + 1e-4  # the median's ties
+
+
+@on_gpu
+def test_a_recorded_call_reads_where_its_tensors_lie() -> None:
+    refiner = FlowRefiner(60, 90, device="cuda")
+    first = on_cuda(60, 90)
+    second = {name: value.flip(-1).contiguous() for name, value in first.items()}
+    want = [FlowRefiner(60, 90, device="cuda")(**one) for one in (first, second)]
+    for _ in range(3):
+        found = [refiner(**one) for one in (first, second)]
+        assert all(torch.equal(one, other) for one, other in zip(found, want, strict=True))
+    grey = {name: value[:, :1] if name.startswith("frame") else value for name, value in first.items()}
+    without = {name: value for name, value in first.items() if name != "backward"}
+    for other in (grey, without):
+        assert torch.equal(refiner(**other), FlowRefiner(60, 90, device="cuda")(**other))
+    assert torch.equal(refiner(**first), want[0])
+
+
+@on_gpu
+def test_streams_and_pickle() -> None:
+    inputs, refiner = on_cuda(120, 160), FlowRefiner(120, 160, device="cuda")
+    want = refiner(**inputs)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = [refiner(**inputs) for _ in range(3)]
+    stream.synchronize()
+    assert all(torch.equal(one, want) for one in found)
+    assert torch.equal(pickle.loads(pickle.dumps(refiner))(**inputs), want)
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["frame1", "frame2", "flow", "backward"])
+def test_bad_values_are_refused_by_name(name: str) -> None:
+    inputs, refiner = on_cuda(40, 50), FlowRefiner(40, 50, device="cuda")
+    want = refiner(**inputs)
+    bad = {**inputs, name: inputs[name].clone()}
+    bad[name][0, 1, 20, 30] = torch.nan
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"^{name}: expected finite values"):
+            refiner(**bad)
+    assert torch.equal(refiner(**inputs), want)
+
+
+@on_gpu
+def test_memory_is_what_the_formula_says() -> None:
+    height, width = 540, 960
+    inputs = on_cuda(height, width)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    refiner = FlowRefiner(height, width, device="cuda")
+    refiner(**inputs)
+    kept = torch.cuda.memory_allocated() - before
+    assert abs(kept - guided_cuda.bytes_of(height, width)) < 2**20
+    torch.cuda.reset_peak_memory_stats()
+    refiner(**inputs)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak < guided_cuda.bytes_of(height, width) + 2 * 4 * height * width + 2**21, "the result, and nothing else"
+
+
+@on_gpu
+def test_an_estimator_is_refined_on_the_gpu() -> None:
+    inputs = on_cuda(80, 100)
+    refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
+    refined(inputs["frame1"], inputs["frame2"])
+    assert refined.parameters["refinement"]["backend"] == "cuda"

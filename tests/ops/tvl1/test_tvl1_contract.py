@@ -7,7 +7,6 @@ import os
 import signal
 import textwrap
 import threading
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -16,8 +15,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
-from fullfield._kernels import Missing, numba_cache
-from fullfield.ops import backends as backends_of
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, backends, tvl1
 from fullfield.testing import textured_scene
 
@@ -108,19 +105,6 @@ def test_what_only_cuda_can_do_is_refused_elsewhere() -> None:
             TVL1Solver(40, 56, config, backend=backend)
 
 
-def test_missing_numba_warns_once_and_uses_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_cache, "why_not", lambda: Missing("numba is not installed (pip install numba)"))
-    monkeypatch.setattr(backends_of, "_warned", set())
-    with pytest.warns(UserWarning, match=r"TV-L1: the cpu kernel is not used \(numba is not installed"):
-        chosen = TVL1Solver(40, 56, QUICK).backend
-    assert chosen == "reference"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert TVL1Solver(40, 56, QUICK).backend == "reference"
-    with pytest.raises(InputError, match="numba is not installed"):
-        TVL1Solver(40, 56, backend="cpu")
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_types_batches_and_strides(dtype: torch.dtype, channels: int) -> None:
@@ -189,7 +173,7 @@ def test_progress_rises_to_one() -> None:
 
 def test_operator_is_well_formed() -> None:
     first, second = frames()
-    from fullfield.ops.tvl1 import api  # noqa: F401 - registers the operator
+    from fullfield.ops.tvl1 import op  # noqa: F401 - registers the operator
 
     start = torch.zeros(1, 2, 40, 56)
     for arguments in ((first, second, None, None), (first, second, start, "reference")):

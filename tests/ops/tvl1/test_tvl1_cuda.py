@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from gpu_modes import no_waiting
 from torch import Tensor
 
 from fullfield import InputError, estimate
@@ -73,16 +71,6 @@ def test_equals_the_reference_to_rounding(variant: str, size: tuple[int, int]) -
     half = (solved(frames, config.replace(precision="float16")) - exact).abs()
     assert half.mean() < 0.02
     assert half.max() < 0.5
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_200_pixels_of_motion_keep_their_precision(precision: str) -> None:
-    wide = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 64, 700, device="cuda"), 5, 1, 2)
-    frames = [wide[..., 200:].contiguous(), wide[..., :500].contiguous()]
-    start = torch.zeros(1, 2, 64, 500, device="cuda")
-    start[:, 0] = 199.4
-    flow = solved(frames, TVL1Config(scales=1, precision=precision), initial_flow=start)[0]
-    assert (flow[0, 8:-8, 8:280] - 200).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -250,18 +238,6 @@ class Foreign:
 def video() -> list[Tensor]:
     torch.manual_seed(1)
     return as_bytes(scene(90, 131, channels=3, frames=5))
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Inside, whatever waits for the device raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -5,22 +5,23 @@ Not races between warps, the GPU's own approximations of roots and reciprocals, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
-import emulator
 import pytest
 import torch
-from emulator import AMPERE, Emulator
+from emulator import AMPERE, FLAGS, TURING, Emulator, Kernel
 
+from benchmarks.cases.tvl1 import romera
+from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
+from fullfield._kernels.nvrtc import Source
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
 from tests.oracles.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
-pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-GPU = AMPERE
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float16)
 # Pixels; float16 keeps about three digits of a few pixels' change, and sums them over iterations.
@@ -35,17 +36,32 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def machine() -> Emulator:
-    # Registers that nobody wrote are NaN in half precision.
-    return Emulator(GPU.shared, flags=(*emulator.FLAGS, "-ftrivial-auto-var-init=pattern"))
-
-
 @pytest.fixture(autouse=True)
-def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine.installed(monkeypatch, GPU, passes)
-    with machine.used():
-        yield
+def machine(request: pytest.FixtureRequest, emulate: Callable[..., Emulator]) -> Emulator:
+    # Registers that nobody wrote are NaN in half precision.
+    gpu = getattr(request, "param", AMPERE)
+    return emulate(passes, gpu=gpu, flags=(*FLAGS, "-ftrivial-auto-var-init=pattern"))
+
+
+def iterated_on(
+    schedule: str,
+    term: Term,
+    dtype: torch.dtype,
+    config: TVL1Config,
+    iterations: int,
+    shape: Shape | None = None,
+    **options: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Flow and dual variable by a schedule's kernels."""
+    batch, _, height, width = term.start.shape
+    level = Level(batch, height, width, dtype, CPU)
+    load(level, term, config)
+    if options:
+        level.dual.fill_(float("nan"))
+    how = schedule_of(schedule, SHAPES[schedule] if shape is None else shape)
+    how.prepare(level, iterations)
+    how.iterate(level, iterations, config, 0, **options)
+    return result(level, config)
 
 
 def check(
@@ -56,13 +72,7 @@ def check(
     iterations: int = 10,
     shape: Shape | None = None,
 ) -> None:
-    batch, _, height, width = term.start.shape
-    level = Level(batch, height, width, dtype, CPU)
-    load(level, term, config)
-    how = schedule_of(schedule, SHAPES[schedule] if shape is None else shape)
-    how.prepare(level, iterations)
-    how.iterate(level, iterations, config, 0)
-    flow, dual = result(level, config)
+    flow, dual = iterated_on(schedule, term, dtype, config, iterations, shape)
     true_flow, true_dual = iterated(term, iterations, config)
     assert torch.isfinite(flow).all()
     error, (most, usual) = flow - true_flow, allowed(dtype, iterations)
@@ -77,6 +87,13 @@ def check(
 def test_like_the_reference(schedule: str, dtype: torch.dtype, borders: str) -> None:
     config = TVL1Config(borders=borders)
     check(schedule, make_term(2, 19, 75, borders), dtype, config)
+
+
+@pytest.mark.parametrize("machine", [TURING], indirect=True, ids=["turing"])
+@pytest.mark.parametrize("borders", ["adjoint", "clamp"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_register_pipeline_on_turing(dtype: torch.dtype, borders: str) -> None:
+    check("register_pipeline", make_term(2, 19, 75, borders), dtype, TVL1Config(borders=borders))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 37), (40, 1), (2, 65), (31, 2)], ids=str)
@@ -127,12 +144,7 @@ def test_float16_where_squares_overflow(schedule: str) -> None:
     step[:, 0, :, 38:] += 500
     step[:, :, 9:, :20] += 200
     term = term._replace(start=(term.start + step).half().double())  # the origin is
-    level = Level(1, 13, 75, torch.float16, CPU)
-    load(level, term, config)
-    how = schedule_of(schedule, SHAPES[schedule])
-    how.prepare(level, 3)
-    how.iterate(level, 3, config, 0)
-    flow, dual = result(level, config)
+    flow, dual = iterated_on(schedule, term, torch.float16, config, 3)
     true_flow, _ = iterated(term, 3, config)
     assert torch.isfinite(flow).all()
     assert torch.isfinite(dual).all()
@@ -147,11 +159,57 @@ def test_a_dual_variable_of_zero_is_not_read(schedule: str, dtype: torch.dtype) 
     term = make_term(1, 13, 41, "adjoint")
     term = term._replace(dual=torch.zeros_like(term.dual))
     config = TVL1Config()
-    level = Level(1, 13, 41, dtype, CPU)
-    load(level, term, config)
-    level.dual.fill_(float("nan"))
-    how = schedule_of(schedule, SHAPES[schedule])
-    how.prepare(level, 5)
-    how.iterate(level, 5, config, 0, zero_dual=True)
-    for value, true in zip(result(level, config), iterated(term, 5, config), strict=True):
+    found = iterated_on(schedule, term, dtype, config, 5, zero_dual=True)
+    for value, true in zip(found, iterated(term, 5, config), strict=True):
         assert float((value - true).abs().max()) <= FLOW_BOUND[dtype]
+
+
+# ---- the benchmark times what it checks
+
+
+@pytest.fixture
+def _benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvl1_schedules, "shape_for", lambda schedule, *_: SHAPES[schedule])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+
+
+def quiet(text: str) -> None:
+    del text
+
+
+@pytest.mark.usefixtures("_benchmark")
+def test_every_version_passes_its_check_and_counts_its_work() -> None:
+    rows = tvl1_schedules.timed((19, 33), tvl1_schedules.versions(), CPU, 1, quiet)
+    assert len(rows) == 2 * len(romera.SCHEDULES)
+    for row in rows:
+        assert row["status"] == "ok", row
+        assert row["operations"] > 300, "ten iterations of some thirty operations at least"
+        assert row["bytes_read"] > row["bytes_written"] > 0
+    moved = {row["name"]: row["bytes_read"] + row["bytes_written"] for row in rows}
+    assert moved["register_pipeline float16"] < moved["register_pipeline float32"] < moved["global float32"]
+
+
+@pytest.mark.usefixtures("_benchmark")
+def test_depths() -> None:
+    contenders = tvl1_schedules.pipelines((1, 2), ("float32",))
+    case = tvl1_schedules.by_depth(18, contenders, CPU, 1, quiet)
+    assert {row["status"] for row in case["rows"]} == {"ok"}
+    assert [row["iterations"] for row in case["rows"]] == [2, 4] * 3
+
+
+@pytest.mark.usefixtures("_benchmark")
+def test_what_is_compiled_ahead_is_what_is_launched(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = [*tvl1_schedules.versions(), *tvl1_schedules.pipelines((1, 3))]
+    ahead = set(tvl1_schedules.sources_of(contenders, lambda _: 6, AMPERE))
+    needed: set[object] = set()
+
+    def load(sources: Sequence[Source], arch: str, device: int) -> list[dict[str, Kernel]]:
+        needed.update(sources)
+        return Emulator.load(machine, sources, arch, device)
+
+    monkeypatch.setattr(machine, "load", load)
+    rows = tvl1_schedules.timed((9, 17), contenders, CPU, 1, quiet, lambda _: 6)
+    assert {row["status"] for row in rows} == {"ok"}
+    assert needed == ahead
+    deep = [one for one in tvl1_schedules.pipelines((300,)) if one.schedule == "shared_pipeline"]
+    assert not tvl1_schedules.sources_of(deep, lambda _: 300, AMPERE), "deeper than a block is wide"

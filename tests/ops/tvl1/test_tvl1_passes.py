@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import emulator
 import pytest
 import torch
-from emulator import AMPERE, Emulator
-from test_tvl1_iterations_on_cpu import SHAPES
+from emulator import AMPERE, TURING, Emulator
+from test_tvl1_iterations import SHAPES
 from torch import Tensor
 
 from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
@@ -32,26 +31,16 @@ from fullfield.ops.tvl1.cuda.state import Level, pitch_of
 from fullfield.ops.tvl1.frames import gaussian_table, linear_table
 from tests.oracles.tvl1 import VARIANTS
 
-pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 CPU = torch.device("cpu")
-GPU = AMPERE
 DTYPES = (torch.float32, torch.float16)
 # (height, width): one row or column, odd, one thread block and a bit
 SIZES = [(1, 40), (40, 1), (7, 5), (19, 67), (34, 70)]
 
 
-@pytest.fixture(scope="module")
-def machine() -> Emulator:
-    return Emulator(163 << 10)
-
-
 @pytest.fixture(autouse=True)
-def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine.installed(monkeypatch, GPU, passes)
-    monkeypatch.setattr(engines, "raw_stream", lambda _: 0)
+def machine(request: pytest.FixtureRequest, emulate: Callable[..., Emulator]) -> Emulator:
     torch.manual_seed(0)
-    with machine.used():
-        yield
+    return emulate(passes, engines, gpu=getattr(request, "param", AMPERE))
 
 
 def padded(values: Tensor) -> Tensor:
@@ -260,6 +249,18 @@ def expected(frames: tuple[Tensor, Tensor], config: TVL1Config, start: Tensor | 
     return solver(frames[0].double(), frames[1].double(), initial_flow=double)
 
 
+def check_solve(
+    config: TVL1Config, frames: tuple[Tensor, Tensor], schedule: Any = None, start: Tensor | None = None
+) -> None:
+    """Compare a solve by the engine with the reference in float64."""
+    batch, _, height, width = frames[0].shape
+    engine = Engine(batch, height, width, config, CPU, *([] if schedule is None else [schedule]))
+    error = (solved(engine, frames, start).double() - expected(frames, config, start)).abs()
+    half = config.precision == "float16"
+    assert error.mean() < (1e-2 if half else 1e-4)
+    assert error.max() < (0.2 if half else 5e-3)
+
+
 MORE_VARIANTS = {
     **VARIANTS,
     "one scale": {"scales": 1},
@@ -273,11 +274,8 @@ MORE_VARIANTS = {
 def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**MORE_VARIANTS[variant])
     frames = scene(33, 52)
-    truth = expected(frames, config)
-    error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - truth).abs()
-    assert truth.abs().max() > 0.5, "the scene must move"
-    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
-    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+    assert expected(frames, config).abs().max() > 0.5, "the scene must move"
+    check_solve(config, frames)
 
 
 # ---- whole warps in one kernel
@@ -301,14 +299,22 @@ def test_fused_tiles(
 ) -> None:
     with_shape(monkeypatch, *shape)
     config = TVL1Config(warps=3, iterations=7, scale_factor=0.4)
-    machine.launched.clear()
     machine.schedule = sum(size) % 4  # bit 0: the last threads first, bit 1: copies as late as may be
-    frames = scene(*size, batch=2)
-    error = (solved(Engine(2, *size, config, CPU), frames).double() - expected(frames, config)).abs()
+    check_solve(config, scene(*size, batch=2))
     assert machine.launched["fused_warp"] >= 3
     assert "linearise" not in machine.launched
-    assert error.mean() < 1e-4
-    assert error.max() < 5e-3
+
+
+@pytest.mark.parametrize("machine", [TURING], indirect=True, ids=["turing"])
+@pytest.mark.parametrize("schedule", [0, 1])
+@pytest.mark.parametrize(("shape", "precision"), [((5, 3, True, 1), "float32"), ((4, 5, False), "float16")], ids=str)
+def test_fused_warps_on_turing(
+    shape: tuple[int | bool, ...], precision: str, schedule: int, machine: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_shape(monkeypatch, *shape)
+    machine.schedule = schedule
+    check_solve(TVL1Config(warps=2, iterations=4, scale_factor=0.5, precision=precision), scene(33, 52))
+    assert machine.launched["fused_warp"] >= 2
 
 
 # Of the precisions one each, in turns: every variant in both, every shape in both, every variant in every shape.
@@ -326,10 +332,7 @@ def test_fused_variants(
 ) -> None:
     with_shape(monkeypatch, *shape)
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**VARIANTS[variant])
-    frames = scene(50, 72)
-    error = (solved(Engine(1, 50, 72, config, CPU), frames).double() - expected(frames, config)).abs()
-    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
-    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+    check_solve(config, scene(50, 72))
 
 
 @pytest.mark.parametrize("shape", [(5, 8, False), (4, 3, False, 4, 4)], ids=str)
@@ -340,9 +343,7 @@ def test_large_motion_in_a_tile_needs_no_patch(shape: tuple[int | bool, ...], mo
     start = torch.zeros(1, 2, 50, 90)
     start[:, 0] = torch.linspace(-25, 25, 90)
     start[:, 1, 25:] = 19.3
-    error = (solved(Engine(1, 50, 90, config, CPU), frames, start).double() - expected(frames, config, start)).abs()
-    assert error.mean() < 1e-4
-    assert error.max() < 5e-3
+    check_solve(config, frames, start=start)
 
 
 def test_where_whole_warps_are_one_kernel() -> None:
@@ -382,11 +383,7 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_every_schedule_in_a_solve(schedule: str, precision: str) -> None:
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision)
-    frames = scene(33, 52)
-    engine = Engine(1, 33, 52, config, CPU, schedule_of(schedule, SHAPES[schedule]))
-    error = (solved(engine, frames).double() - expected(frames, config)).abs()
-    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
-    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+    check_solve(config, scene(33, 52), schedule_of(schedule, SHAPES[schedule]))
 
 
 @pytest.mark.usefixtures("reference_iterations")

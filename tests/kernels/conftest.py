@@ -1,0 +1,5 @@
+"""Fixtures of the kernels' tests."""
+
+from __future__ import annotations
+
+from emulator import emulate  # noqa: F401

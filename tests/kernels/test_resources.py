@@ -1,0 +1,356 @@
+"""The CUDA kernels compile for every GPU from Turing on, within registers and shared memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from assembled import said_of
+
+import fullfield
+from benchmarks.cases.correlation import voting
+from benchmarks.cases.points import listing as points_listing
+from benchmarks.cases.tvl1 import romera, tuning
+from fullfield._kernels import nvrtc
+from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
+from fullfield.ops.correlation.cuda import config as shapes
+from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.fused import cuda as fused
+from fullfield.ops.matching import cuda as matching
+from fullfield.ops.neighbors import cuda as neighbors
+from fullfield.ops.point_conv import protocol as points
+from fullfield.ops.point_conv.cuda import config, pooling, triplets
+from fullfield.ops.point_norm import cuda as norms
+from fullfield.ops.spatial_correlation import cuda as spatial
+from fullfield.ops.tvl1 import guided_cuda
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import fused as tvl1_fused
+from fullfield.ops.tvl1.cuda import passes as tvl1
+from fullfield.ops.tvl1.cuda.pipeline import Shape
+from fullfield.ops.tvl1.cuda.state import Level
+from fullfield.training.flow.convex_loss import cuda as loss
+from fullfield.training.flow.layered import cuda as layered
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
+SHARED = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
+ARCHS = ("sm_75", "sm_80", "sm_87", "sm_90a")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+Limits = Iterator[tuple[Source, str, float, int]]
+"""Sources, names of kernels ("" for all of a source), limits of registers and of spilled bytes."""
+
+
+def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.bfloat16, levels: int = 4) -> Request:
+    sizes = tuple((64 >> level, 96 >> level) for level in range(levels))
+    return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
+
+
+def device_of(arch: str) -> launching.Device:
+    return launching.Device(0, "", arch, 132, SHARED[arch])
+
+
+def most(registers: int, arch: str) -> int:
+    """Return the limit of registers: before sm_80 a multiprocessor runs 1024 threads, for which 64 suffice."""
+    return max(registers, 64) if arch == "sm_75" else registers
+
+
+def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
+    """Return registers and spilled bytes of every kernel, as the assembler reports them."""
+    return said_of(source, arch).kernels
+
+
+# ---- the lookup
+
+
+def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool = False) -> Source:
+    forward = shapes.forward_config(request, device_of(arch))
+    found = shapes.lookup_config(forward, out, channels_last, SHARED[arch])
+    assert found is not None
+    assert shapes.lookup_shared(found, out, channels_last) <= SHARED[arch]
+    return shapes.lookup_source(found, out, channels_last)
+
+
+def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source, Source]:
+    """Return the sources of ``collect`` and of ``multiply_out``."""
+    shared = SHARED[arch]
+    found = shapes.gradient_config(shapes.forward_config(request, device_of(arch)))
+    side, form = shapes.patch_side(found, shared), shapes.multiply_form(found, shared)
+    assert side >= 2 * request.radius + 2
+    assert found.channels % form[0] == 0
+    assert shapes.collect_shared(side) <= shared
+    assert shapes.multiply_shared(found, *form) <= shared
+    return shapes.collect_source(found, grad, side), shapes.multiply_source(found, side, *form)
+
+
+def of_lookups(arch: str) -> Limits:
+    hopper, turing = arch == "sm_90a", arch == "sm_75"
+    for dtype in DTYPES:
+        request = request_of(dtype=dtype)
+        forward, code = shapes.forward_config(request, device_of(arch)), launching.CODES[dtype]
+        # Hopper's blocks move registers between their warps at run time.
+        yield lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
+        prepare = shapes.prepare_source(forward, code, shapes.is_scaled(request, forward), False)
+        yield prepare, "prepare prepare_deep magnitude", 80, 16
+        collect, multiply = gradient_sources(request, arch)
+        # Five blocks a multiprocessor; before sm_80 shared memory holds one.
+        yield collect, "collect", 104 if turing else 102, 0
+        yield multiply, "multiply_out", 255 if forward.split or turing else 128, 256  # two blocks, where they fit
+        yield shapes.coords_source(forward, 0), "coords_gradient", 72 if turing else 64, 64
+
+
+# ---- points
+
+
+def convolution_of(
+    dtype: torch.dtype,
+    arch: str,
+    channels: tuple[int, int] = (64, 64),
+    rows: int = 900_000,
+    cells: int = 27,
+    groups: int = 1,
+) -> tuple[points.Request, config.Operands]:
+    """Return the request as the launches change it, and what they multiply."""
+    request = points.Request(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
+    if not device_of(arch).multiplies_bfloat16:
+        request = config.without_bfloat16(request)
+    return request, config.operands_of(request, False)
+
+
+def of_point_convolutions(arch: str) -> Limits:
+    for dtype in DTYPES:
+        request, operands = convolution_of(dtype, arch)
+        device, hopper = device_of(arch), arch == "sm_90a"
+        forward = config.multiply_config(request, operands, device)
+        gradient = config.outer_config(request, operands, device)
+        assert forward.shared(27, operands.parts) <= device.shared
+        assert gradient.shared(operands.parts) <= device.shared
+        registers = (1 << 16) / forward.threads / forward.blocks
+        yield forward.source(operands), "multiply", registers, 32 if hopper else 16
+        if isinstance(forward, config.MultiplyHopper):  # else its warps would wait for registers for ever
+            wanted = 128 * (forward.groups * forward.registers + forward.listing)
+            assert wanted <= resources(forward.source(operands), arch)["multiply"][0] * forward.threads
+        spilled = 0 if hopper and operands.code else 256
+        yield gradient.source(operands), "outer", (1 << 16) / 32 / gradient.warps, spilled
+        yield forward.source(operands), "pack", most(48, arch), 0
+        yield gradient.source(operands), "add_shares", most(48, arch), 0
+
+
+def of_geometries(arch: str) -> Limits:
+    sources = {neighbors.radius_source(): 64, neighbors.thin_source(): 56}
+    sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
+    sources |= {triplets.source(*where): 48 for where in product((False, True), repeat=2)}
+    sources |= {pooling.source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
+    sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
+    # 64 registers leave as many blocks of 256 threads on a multiprocessor as 56.
+    for source, limit in sources.items():  # the sort of long rows is called: what it needs is saved around the call
+        yield source, "", most(limit, arch), 80
+
+
+def of_norms(arch: str) -> Limits:
+    del arch
+    for dtype, (channels, wide, limit) in product(DTYPES, ((64, True, 128), (1000, True, 255), (37, False, 128))):
+        yield norms.source(dtype, dtype, channels, wide), "", limit, 64
+
+
+# ---- images
+
+
+def of_networks(arch: str) -> Limits:
+    del arch
+    for dtype in DTYPES:
+        yield fused.passes_source(dtype), "", 64, 0
+        yield fused.depthwise_source(dtype, 384), "depthwise_norm", 64, 4096 if dtype == torch.float32 else 256
+        for factor, channels_last in ((8, True), (8, False), (3, True)):
+            yield fused.convex_source(dtype, factor, channels_last), "convex", 168, 0
+    for channels in (2, 6, 7):
+        yield fused.convex_gradients_source(torch.bfloat16, channels), "", 255, 0
+
+
+def of_training(arch: str) -> Limits:
+    del arch
+    yield loss.source(torch.bfloat16), "", 255, 0
+    yield layered.source(), "", 128, 0
+
+
+def of_matching(arch: str) -> Limits:
+    del arch
+    for dtype in (torch.float16, torch.float32):  # all threads that a multiprocessor holds, or half of them
+        yield matching.source(dtype), "positions gradient", 64, 0
+
+
+def of_spatial_correlation(arch: str) -> Limits:
+    half_dtype = torch.float16 if arch == "sm_75" else torch.bfloat16
+    for dtype, patch in ((torch.float32, 9), (half_dtype, 9), (half_dtype, 21)):
+        columns = spatial.columns_of(patch)
+        rows = spatial.rows_of(patch, columns, 1000, SHARED[arch])
+        if dtype == torch.float32:
+            limit = 65536 / spatial.forward_threads(columns, rows)
+            yield spatial.forward_source(True, columns, rows), "spatial_forward", limit, 128
+        else:
+            half = spatial.half_of((patch, patch), 1000)
+            limit = 255 if arch == "sm_75" else 128  # one block, or two
+            yield spatial.half_source(dtype, True, half), "spatial_forward_half", limit, 128
+        for spread in spatial.SPREADS:
+            yield spatial.backward_source(dtype, True, columns, spread), "spatial_backward", 168, 64
+
+
+def of_tvl1(arch: str) -> Limits:
+    yield tvl1.pyramid_source(), "grey resample", most(48, arch), 0
+    for dtype in (torch.float32, torch.float16):
+        yield tvl1.warp_source(dtype), "linearise", 80, 0
+        yield tvl1.median_source(dtype), "median0 median3 median5", 80, 0
+
+
+def of_guided_refinement(arch: str) -> Limits:
+    for shape in guided_cuda.SHAPES:
+        source = guided_cuda.source(shape)
+        yield source, "guided_iterate", 65536 / 32 / shape.warps / shape.blocks, 16
+        yield source, "guided_median", 128, 0
+        yield source, " ".join({*resources(source, arch)} - {"guided_iterate", "guided_median"}), 255, 0
+
+
+def of_fused_warps(arch: str) -> Limits:
+    """Registers for the block's threads, and few spilled; where levels are smaller than a tile, on one GPU."""
+    hopper = arch == ARCHS[-1]
+    usable = [shape for shape in tvl1_fused.SHAPES if hopper or shape.cluster == 1]
+    for shape in usable[:: 1 if hopper else 5]:
+        for small in (False, True)[: 1 + (hopper and shape.part * shape.each <= 32)]:
+            dtype = torch.float16 if small else torch.float32
+            cut = tvl1_fused.Tiling(shape, 12, 40, 10, 3, 3, small)
+            limit = 65536 / 32 / shape.groups / shape.resident
+            yield tvl1_fused.source(TVL1Config(), cut, dtype), "fused_warp", limit, 256
+            assert shape.shared <= SHARED["sm_90a"]
+    assert any(shape.shared <= SHARED[arch] for shape in tvl1_fused.SHAPES)
+
+
+def of_voting(arch: str) -> Limits:
+    for dtype in (torch.float16, torch.bfloat16) if arch in ("sm_80", "sm_90a") else ():
+        yield voting.source(dtype), "vote", 168, 0
+
+
+OPERATORS: list[Callable[[str], Limits]] = [
+    of_lookups,
+    of_point_convolutions,
+    of_geometries,
+    of_norms,
+    of_networks,
+    of_training,
+    of_matching,
+    of_spatial_correlation,
+    of_tvl1,
+    of_guided_refinement,
+    of_fused_warps,
+    of_voting,
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("limits", OPERATORS, ids=lambda limits: limits.__name__)
+def test_resources(limits: Callable[[str], Limits], arch: str) -> None:
+    for source, names, registers, spilled in limits(arch):
+        found = resources(source, arch)
+        assert found
+        for name in names.split() or found:
+            assert found[name][0] <= registers, name
+            assert found[name][1] <= spilled, name
+
+
+# Of every schedule what it begins with, on every GPU; what tuning may choose instead, on one.
+ITERATIONS = [
+    (arch, schedule, dtype, shape)
+    for (schedule, dtype), candidates in tuning.CANDIDATES.items()
+    for number, shape in enumerate(candidates)
+    for arch in (ARCHS if number == 0 else ARCHS[-1:] if schedule == "register_pipeline" else ())
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
+def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
+    """Registers for as many blocks as are to run at once, and none spilled."""
+    device = launching.Device(0, "any", arch, 100, SHARED[arch])
+    level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
+    for launch in romera.passes_of(schedule, level, romera.depth_of(schedule, shape), shape, device):
+        registers, spilled = resources(launch.source, arch)[launch.name]
+        blocks = shape.blocks if schedule == "register_pipeline" else 2
+        assert registers * launch.threads * blocks <= 65536
+        assert spilled == 0
+        assert launch.shared <= SHARED[arch]
+
+
+# Everything a user may ask for compiles: radii, several blocks of channels, every result. Shared memory and Hopper
+# decide what the source is, so sm_87 gets sm_80's: the largest patches and the smallest are asked of it.
+VARIANTS = [
+    (1, 1, torch.bfloat16, 0, False),
+    (256, 8, torch.float16, 2, False),
+    (600, 2, torch.float32, 1, False),
+    (100, 5, torch.float32, 0, False),
+    (128, 4, torch.bfloat16, 1, True),
+]
+
+
+def test_sources_follow_shared_memory_and_hopper() -> None:
+    for channels, radius, dtype, out, channels_last in VARIANTS:
+        request = request_of(channels, radius, dtype, levels=8)
+        one, other = (lookup_source(request, arch, out, channels_last) for arch in ("sm_80", "sm_87"))
+        assert one == other
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", SHARED)
+def test_variants_of_the_lookup_compile(arch: str) -> None:
+    for channels, radius, dtype, out, channels_last in VARIANTS[: 2 if arch == "sm_87" else None]:
+        if (arch, radius) == ("sm_75", 8):  # refused
+            continue
+        request = request_of(channels, radius, dtype, levels=8)
+        for source in (lookup_source(request, arch, out, channels_last), *gradient_sources(request, arch, out)):
+            assert resources(source, arch)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", SHARED)
+@pytest.mark.parametrize(
+    ("channels", "groups", "cells", "rows"),
+    [((1, 1), 1, 1, 10), ((512, 512), 1, 27, 3000), ((3, 64), 1, 343, 200_000), ((32, 32), 32, 125, 10**7)],
+    ids=str,
+)
+def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int) -> None:
+    device = device_of(arch)
+    for dtype in DTYPES:
+        request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
+        operands = replace(operands, beside=True)
+        forward, gradient = (f(request, operands, device) for f in (config.multiply_config, config.outer_config))
+        assert forward.shared(cells, operands.parts) <= device.shared
+        assert gradient.shared(operands.parts) <= device.shared
+        assert 1 <= gradient.warps <= 16
+    if arch in ("sm_75", "sm_86", "sm_90a"):
+        assert "multiply" in resources(forward.source(operands), arch)
+        assert "outer" in resources(gradient.source(operands), arch)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [(64, 64), (64, 128), (8, 16)], ids=str)
+def test_wgmma_runs_beside_the_rest(dtype: torch.dtype, channels: tuple[int, int]) -> None:
+    """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
+    request, operands = convolution_of(dtype, "sm_90a", channels)
+    forward, gradient = (
+        f(request, operands, device_of("sm_90a")) for f in (config.multiply_config, config.outer_config)
+    )
+    assert isinstance(forward, config.MultiplyHopper)
+    found = resources(forward.source(operands), "sm_90a")["multiply"][0]
+    assert 128 * (forward.groups * forward.registers + forward.listing) <= found * forward.threads
+    for form in (forward, gradient):
+        assert not said_of(form.source(operands), "sm_90a").waits
+
+
+def test_the_kernels_include_nothing() -> None:
+    sources = sorted(Path(fullfield.__file__).parent.rglob("*.cu*"))
+    assert len(sources) >= 15
+    assert not [path.name for path in sources if re.search(r"^\s*#\s*include", path.read_text("utf-8"), re.MULTILINE)]
