@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_bench_tvl1_gpu import CPU, _stand_ins, stand_in
+from test_bench_tvl1_gpu import CPU, _stand_ins
 
 from benchmarks.bench import measure
-from benchmarks.cases.tvl1 import command as bench_tvl1
 from benchmarks.cases.tvl1 import gpu as tvl1_gpu
-from benchmarks.cases.tvl1 import plots as tvl1_plots
 from benchmarks.cases.tvl1 import report as tvl1_report
 from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from benchmarks.cases.tvl1 import solver as tvl1_solver
@@ -23,7 +20,6 @@ from benchmarks.cases.tvl1.cpu import synthetic_pair
 from benchmarks.harness import CheckFailed
 from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
-from fullfield.ops.tvl1 import PRESETS
 
 __all__ = ["_stand_ins"]
 
@@ -73,25 +69,6 @@ def test_the_verb_on_a_gpu(
     assert "shared_pipeline float16, published" in page
     assert "Energy: not measured, no sensor" in page
     assert "Jetson AGX Xavier" in page
-
-
-def test_words_for_people_and_a_failed_check(
-    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tvl1_schedules, "versions", lambda: [stand_in("global"), stand_in("bad", off=1.0)])
-    assert on_cpu("--sides", 32, "--parts", "schedules", "--repeats", 1) == 1
-    captured = capsys.readouterr()
-    assert "Inner iterations by schedule and size" in captured.out
-    assert "check failed: schedules: bad float32: off by up to" in captured.err
-
-
-def test_without_pairs_there_are_no_errors(on_cpu: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert on_cpu("--parts", "quality") == 2
-    assert "--parts quality: needs pairs with true flow" in capsys.readouterr().err
-    told: list[str] = []
-    plan = tvl1_gpu.GpuPlan(CPU, parts=("quality",))
-    assert [case["case"] for case in measure(tvl1_gpu.cases(plan, told.append), told.append)] == ["ceilings"]
-    assert told[-1] == "no pairs with true flow were given: no errors against time"
 
 
 def test_a_part_that_fails_says_why_and_the_others_go_on(
@@ -187,137 +164,3 @@ def test_a_run_is_resumed(
     assert "--resume: expected results of the benchmark tvl1 in" in capsys.readouterr().err
     assert on_cpu("--resume") == 2
     assert "--output is absent" in capsys.readouterr().err
-
-
-def test_stored_results_are_shown_again(
-    on_cpu: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    output, tables = tmp_path / "r.json", tmp_path / "t.md"
-    assert on_cpu("--parts", "depths", "--sides", 32, "--depths", 1, "--repeats", 1, "-o", output, "-q") == 0
-    first = capsys.readouterr().out
-    assert main(["tvl1", "--stored", str(output), "--plots", str(tmp_path), "--tables", str(tables)]) == 0
-    assert capsys.readouterr().out == first
-    assert (tmp_path / "figure11_depth.png").exists()
-    assert "Time per iteration" in tables.read_text("utf-8")
-    for more, word in (
-        (("--repeats", "3"), "--repeats: --stored measures nothing"),
-        (("--device", "cuda"), "--device: --stored measures nothing"),
-        (("--tune",), "--tune: --stored measures nothing"),
-    ):
-        assert main(["tvl1", "--stored", str(output), *more]) == 2
-        assert word in capsys.readouterr().err
-    row = {"name": "opencv", "median_s": 1.0, "epe": 0.5}
-    on_the_cpu = {"bench": "tvl1", "environment": {}, "cases": [{"case": "own defaults", "rows": [row]}]}
-    output.write_text(json.dumps(on_the_cpu))
-    assert main(["tvl1", "--stored", str(output)]) == 0
-    assert "own defaults, per pair\n  opencv" in capsys.readouterr().out
-    assert main(["tvl1", "--stored", str(output), "--tables", str(tables)]) == 2
-    assert "--tables: expected results of --device cuda" in capsys.readouterr().err
-    output.write_text("nonsense")
-    assert main(["tvl1", "--stored", str(output)]) == 2
-    assert "expected results of the benchmark tvl1 in" in capsys.readouterr().err
-
-
-def test_shapes_are_tuned(
-    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tuning = "benchmarks.cases.tvl1.tuning"
-    times = {"global float32": {"Shape(256)": 1.5, "Shape(128)": 1.25}}
-    monkeypatch.setattr(f"{tuning}.tune", lambda _: times)
-    monkeypatch.setattr(f"{tuning}.kept_at", lambda _: Path("cache", "gpu.json"))
-    assert on_cpu("--tune") == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "global float32"
-    assert told[1].split() == ["1.5000", "ms", "Shape(256)"]
-    assert told[2].split() == ["1.2500", "ms", "Shape(128)", "fastest"]
-    assert told[3] == f"the fastest are kept in {Path('cache', 'gpu.json')}"
-    monkeypatch.setattr(f"{tuning}.kept_at", lambda _: None)
-    assert on_cpu("--tune", "--json") == 0
-    told_json = json.loads(capsys.readouterr().out)
-    assert told_json["milliseconds"] == times
-    assert told_json["kept_in"] is None
-    assert on_cpu("--tune") == 0
-    assert "nothing is kept" in capsys.readouterr().out
-    assert on_cpu("--tune", "--parts", "frames") == 2
-    assert "--parts: --tune measures shapes of kernels alone" in capsys.readouterr().err
-    assert main(["tvl1", "--tune"]) == 2
-    assert "--tune: is for --device cuda" in capsys.readouterr().err
-
-
-def test_the_table_of_energy() -> None:
-    rows = [{"name": "global float32", "precision": "float32", "size": [64, 64], "status": "ok", "watts": 400.0,
-             "nj_per_pixel": 12.5, "ns_per_pixel": 0.031}]  # fmt: skip
-    case = {
-        "case": "energy",
-        "meter": "made up",
-        "idle_watts": 80.0,
-        "setting": PRESETS["paper"].as_dict(),
-        "rows": rows,
-    }
-    title, table = next(iter(tvl1_report.tables({"cases": [case]})))
-    assert "made up, idle 80 W" in title
-    assert table[1] == ["global float32", "12.500", "0.0310", "400"]
-
-
-def test_the_picture_of_energy(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [{"name": "global float32", "precision": "float32", "size": [64, 64], "status": "ok",
-             "nj_per_pixel": 12.5, "ns_per_pixel": 0.031}]  # fmt: skip
-    case = {"case": "energy", "meter": "made up", "rows": rows}
-    (written,) = tvl1_plots.draw({"cases": [case]}, tmp_path)
-    assert written.name == "figure12_energy.png"
-
-
-def test_the_table_of_real_time() -> None:
-    rows = [
-        {
-            "name": "x",
-            "precision": "float32",
-            "limit_s": 0.02,
-            "status": "ok",
-            "side": 640,
-            "median_s": 0.019,
-            "watts": 300.0,
-        },
-        {"name": "y", "precision": "float32", "limit_s": 0.05, "status": "not possible", "reason": "slow"},
-    ]
-    setting = PRESETS["paper"].replace(iterations=10).as_dict()
-    case = {"case": "real time", "setting": setting, "rows": rows}
-    title, table = next(iter(tvl1_report.tables({"cases": [case]})))
-    assert "3 × 1 × 10" in title
-    assert next(iter(tvl1_report.tables({"cases": [{**case, "commit": "abc"}]})))[0] == f"{title}; commit abc"
-    assert table[1] == ["fullfield float32", "640² (19.0 ms, 300 W)", ""]
-    assert table[-1][0] == "float16, published"
-
-
-def test_parts_are_the_same_everywhere() -> None:
-    assert bench_tvl1.PARTS == tvl1_gpu.PARTS
-
-
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, word in (
-        (("--parts", "energy"), "--parts: is for --device cuda"),
-        (("--tables", "x.md"), "--tables: is for --device cuda"),
-        (("--device", "cuda", "--large", "a.png", "b.png"), "large"),
-        (("--device", "cuda", "--tables", "x.txt"), "--tables takes .md"),
-        (("--device", "cuda", "--plots", str(tmp_path / "none")), "--plots"),
-        (("--device", "abacus"), "--device"),
-    ):
-        assert main(["tvl1", *arguments]) == 2
-        captured = capsys.readouterr()
-        assert captured.err.count("\n") == 1
-        assert word in captured.err, captured.err
-
-
-def test_what_cannot_be_done_is_said_before_anything_is_measured(
-    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tvl1_gpu, "cases", lambda *_: pytest.fail("nothing is to be measured"))
-    assert on_cpu("--device", "cpu:3") == 2
-    assert "--device: expected cpu, cuda, cuda:1, ..., got cpu:3" in capsys.readouterr().err
-    assert on_cpu("--presets", tmp_path / "none") == 2
-    assert "--presets: folder" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert on_cpu("--plots", tmp_path) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err

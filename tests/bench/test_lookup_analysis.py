@@ -16,7 +16,6 @@ from benchmarks.cases.correlation.analysis import (
     recorded_positions,
     window_statistics,
 )
-from fullfield import InputError
 from fullfield.testing.correlation import make_case
 
 
@@ -62,12 +61,6 @@ def test_equals_brute_force(motion: str, layout: str, block: int) -> None:
     assert block > 2 or shares[0].share < 1
 
 
-def test_the_comparison_can_fail() -> None:
-    coords = make_case((5, 9), (11, 7), batch=3).coords
-    (found,) = read_shares(coords, 1, size2=(11, 7), blocks=[2], layouts=["patch-major"])
-    assert found.share != pytest.approx(by_brute_force(coords, 1, (11, 7), 0, 2, "row-major"), abs=1e-4)
-
-
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.cases.correlation import analysis
 
@@ -95,24 +88,3 @@ def test_recorded_lookups_have_the_papers_pattern(data_dir: Path, scene: str) ->
     statistics = window_statistics(recorded_positions(offsets[-1:]))
     assert 100 < statistics.mean_columns < 260
     assert 0.8 < statistics.inside < 1
-
-
-def test_window_statistics_of_a_still_pair() -> None:
-    grid = recorded_positions(torch.zeros(2, 2, 64, 64))
-    found = window_statistics(grid[:, :, 24:40, 24:40] - 24, size2=(16, 16), levels=1, radius=1)
-    # Four 8×8 tiles: 8 + 3 positions a side, minus what lies outside: 1 before, 2 behind.
-    assert found.mean_columns == pytest.approx(((8 + 2 + 8 + 1) / 2) ** 2)
-    inner = recorded_positions(torch.zeros(1, 2, 8, 8)) + 30
-    assert window_statistics(inner, size2=(90, 90), levels=1).mean_columns == (8 + 9) ** 2
-    assert window_statistics(inner, size2=(90, 90), levels=1).inside == 1.0
-    assert window_statistics(inner + 1e4, size2=(90, 90), levels=1).mean_columns == 0.0
-
-
-def test_wrong_arguments_are_named() -> None:
-    coords = torch.zeros(1, 2, 4, 4)
-    with pytest.raises(InputError, match="coords: expected shape"):
-        read_shares(coords[0])
-    with pytest.raises(InputError, match="blocks: expected an integer"):
-        read_shares(coords, blocks=[0])
-    with pytest.raises(InputError, match="layouts: expected one of row-major, patch-major"):
-        read_shares(coords, layouts=["column-major"])
