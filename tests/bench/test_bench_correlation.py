@@ -156,22 +156,6 @@ def test_what_a_result_may_not_be() -> None:
         assert complaint in str(truth.of_lookup(out, SMALL, 1.0)[0])
 
 
-def test_gradient_of_the_second_map_is_checked() -> None:
-    problem = replace(SMALL, backward=True)
-    inputs = Inputs.make(problem, Scene("smooth"))
-    truth = Truth.of(inputs, "highest")
-    (who,) = contenders.our_contenders(["reference"])
-    before = inputs.grad_out.clone() if inputs.grad_out is not None else None
-    with inputs.only_at(truth.pixels):
-        first, second = inputs.backward(who)
-    assert before is not None
-    assert inputs.grad_out is not None
-    assert torch.equal(inputs.grad_out, before)
-    assert truth.of_gradients((first, second), 1.0)[0] is None
-    assert "gradient of fmap1" in str(truth.of_gradients((first * 1.01, second), 1.0)[0])
-    assert "gradient of fmap2" in str(truth.of_gradients((first, second * 1.01), 1.0)[0])
-
-
 def test_too_large_a_volume_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     (dense,) = contenders.our_contenders(["dense"])
     monkeypatch.setattr(contenders, "_free_memory", lambda: 100 << 30)
@@ -197,20 +181,6 @@ def test_too_large_a_volume_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) ->
     text = "\n".join(report({"cases": cases}))
     assert "OOM" in text
     assert "out of memory: CUDA out of memory" in text
-
-
-def test_sweeps_vary_one_thing() -> None:
-    base = plan()
-    for sweep, name in (("updates", "updates"), ("channels", "channels")):
-        varied = replace(base, sweep=sweep, **{name: [1, 4]})
-        assert [(v, n, getattr(p, name)) for v, n, p in varied.problems()] == [(name, 1, 1), (name, 4, 4)]
-    sizes = replace(base, sweep="size", sizes=[(14, 32), (28, 64)])
-    assert [n for _, n, _ in sizes.problems()] == [32, 64]
-    values = correlation.default_values(torch.device("cuda"), "size")
-    assert values["sizes"][0] == (14, 32)
-    assert values["sizes"][-1] == (896, 2048)
-    assert correlation.default_values(torch.device("cuda"), "updates")["updates"] == [1, 8, 16, 24, 32]
-    assert correlation.default_values(torch.device("cuda"), "channels")["channels"] == [64, 128, 256, 512, 1024]
 
 
 # --- peers

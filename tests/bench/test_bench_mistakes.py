@@ -33,6 +33,7 @@ MISTAKES = [
     ("tvl1 --device cuda --tables x.txt", "--tables takes .md"),
     ("tvl1 --device cuda --plots none", "--plots"),
     ("tvl1 --device abacus", "--device"),
+    ("tvl1 --device cuda --resume", "--output is absent"),
     ("packing", "--flows: expected files of flow"),
     ("training --sizes 64x64 --batches 1 2", "--batches: expected one number or one for each of 1 sizes"),
     ("sequence --devices 3 --device cpu", "--devices 3: expected GPUs, and PyTorch finds"),
@@ -207,15 +208,22 @@ def test_a_bad_file_of_results_is_one_line(name: str, tmp_path: Path, capsys: py
         assert captured.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("scene")
 def test_a_part_without_its_data_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.cases.tvl1 import gpu
 
     measured: list[Any] = []
+    Path("other.json").write_text("[]")
+    row = {"name": "x", "status": "ok", "median_s": 1.0}
+    old = {"bench": "tvl1", "cases": [{"case": "depths", "rows": [row]}], "environment": {"commit": "another"}}
+    Path("old.json").write_text(json.dumps(old))
     monkeypatch.setattr(gpu, "cases", lambda *_: measured.append(1))
     monkeypatch.setattr("benchmarks.harness.timing_device", lambda _: torch.device("cpu"))
     for options, words in (
         (("--parts", "quality"), "--parts quality: needs pairs with true flow"),
         (("--presets", "none"), "--presets: folder"),
+        (("--resume", "-o", "other.json"), "--resume: expected results of the benchmark tvl1 in"),
+        (("--resume", "-o", "old.json"), "--resume: expected results of commit "),
         (("--tune", "--parts", "frames"), "--parts: --tune measures shapes of kernels alone"),
     ):
         assert words in refused("tvl1", "--device", "cuda", *options)

@@ -7,14 +7,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.cases.sequences import shots
-from fullfield.estimators.refined import RefinedEstimator
 from fullfield.sequences import Outcome, Work, outputs
 from fullfield.sequences.run import run
 
@@ -76,34 +73,3 @@ def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.
     assert ran.code == 1
     assert ("of 4 files were written" if harm == "missing" else "vectors are off by 1") in ran.err
     assert "frames/s" not in ran.out
-
-
-def test_a_refining_estimator_is_asked_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Plain:
-        method, backend, parameters = "plain", "none", MappingProxyType({})
-
-        def __call__(self, *_: Any, **__: Any) -> torch.Tensor:
-            asked.append("one way")
-            return torch.zeros(1, 2, 8, 8)
-
-        def bidirectional(self, *_: Any) -> SimpleNamespace:
-            asked.append("both")
-            return SimpleNamespace(forward=torch.full((1, 2, 8, 8), 1.0), backward=torch.full((1, 2, 8, 8), 2.0))
-
-    estimator = RefinedEstimator(Plain())
-    told: list[tuple[float, ...]] = []
-
-    def refined(one: torch.Tensor, _: torch.Tensor, flow: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        told.append((float(one.max()), float(flow.max()), float(back.max())))
-        return flow + 10
-
-    monkeypatch.setattr(estimator, "refined", refined)
-    frames = torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)
-    flows = shots.one_pair(estimator, *frames, ("forward", "backward"))
-    assert asked == ["both"]
-    assert sorted(told) == [(0.0, 1.0, 2.0), (1.0, 2.0, 1.0)]
-    assert (float(flows["forward"].max()), float(flows["backward"].max())) == (11, 12)
-    assert list(shots.one_pair(estimator, *frames, ("forward",))) == ["forward"]
-    assert asked == ["both"] * 2, "the way back decides how far a flow is trusted"

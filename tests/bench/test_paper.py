@@ -23,26 +23,6 @@ from fullfield.io import write_flow, write_image
 METRICS = ("px1", "epe", "lm_px1", "lm_epe")
 
 
-def cells(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("default", "on_demand", "ours") if isinstance(row.get(name), dict)}
-
-
-def test_every_number_is_there() -> None:
-    counts = {"1": 17, "2": 15, "3": 5, "6": 17, "7": 15, "8": 12, "9": 19, "11": 58}
-    assert {number: len(published.rows(number)) for number in counts} == counts
-    for number in counts:
-        for row in published.rows(number):
-            assert "method" not in row or row["method"] in METHODS
-    assert published.rows("11")[-1]["on_demand"] == {"runtime_s": 2.89, "std_s": 0.02}
-    assert published.rows("8")[2]["default"] == {
-        "runtime_s": 0.32,
-        "runtime_percent": 7,
-        "memory_gib": 8.22,
-        "memory_percent": 423,
-    }
-    assert published.rows("9")[0]["mixed"] == {"runtime_s": 0.38, "memory_gib": 9.2}
-
-
 @pytest.mark.parametrize("number", ["2", "7", "8"])
 def test_percentages_are_those_of_the_numbers(number: str) -> None:
     checked = 0
@@ -240,16 +220,6 @@ def test_fewer_pairs_have_rows_of_their_own(tmp_path: Path) -> None:
     assert [(row["source"], row["at"]) for row in rows[-2:]] == [("here", "4 of 332 pairs")] * 2
     pytest.importorskip("matplotlib")
     figures.accuracy_over_runtime(TABLES["1"](Runs(read_runs([tmp_path]))))
-
-
-def test_stand_ins_and_second_runs_are_told(tmp_path: Path) -> None:
-    store(tmp_path / "a", "raft", **OURS, dataset="mine", scores=scores(5.0))
-    store(tmp_path / "b", "raft", **OURS, dataset="mine", scores=scores(6.0))
-    table = TABLES["11"](Runs(read_runs([tmp_path]), {"charge-8k": "mine"}))
-    assert line(table, "RAFT", "1/1").here["px1"] == 5.0
-    assert any("mine stand in for charge-8k" in note for note in table.notes)
-    assert any("same place" in note and str(tmp_path / "b") in note for note in table.notes)
-    assert all(row.here["px1"] != 5.0 for row in TABLES["11"](Runs(read_runs([tmp_path]))).lines)
 
 
 def test_sampled_cells() -> None:
