@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -319,3 +321,21 @@ def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: 
     captured = capsys.readouterr()
     assert "check failed" in captured.err
     assert "check failed" in captured.out
+
+
+def test_fused_local_corr_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local_corr(rows: Tensor, level: Tensor, warp: Tensor, mode: str) -> Tensor:
+        assert mode == "bilinear"
+        height, width = level.shape[1:3]
+        grid = 2 * warp / torch.tensor([width, height]) - 1
+        sampled = torch.nn.functional.grid_sample(level.permute(0, 3, 1, 2), grid, align_corners=False)
+        return torch.einsum("bnc,bcnm->bnm", rows, sampled)
+
+    module = SimpleNamespace(local_corr=local_corr, __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "local_corr", module)  # type: ignore[arg-type]
+    peer = contenders.fused_local_corr()
+    assert peer is not None
+    (case,) = measured(plan(peer, batch=2))
+    assert case["rows"][0]["status"] == "ok", case["rows"][0]
+    (case,) = measured(plan(peer, backward=True))
+    assert case["rows"][0]["status"] == "cannot"

@@ -17,16 +17,20 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_image
-from fullfield.training.flow.pictures import licence_list, licence_text, load_pictures
+from fullfield.training.flow.pictures import licence_list, licence_text, load_pictures, unpack_masks
 from fullfield.training.flow.procedural import MARGIN, procedural_shapes
+from tools.textures import pack as picture_pack
 from tools.textures.pack import (
+    brightened,
     build_pack,
     fingerprint,
     is_duplicate,
     is_same_shape,
     named_as_map,
+    pack_masks,
     shape_fingerprint,
     silhouette,
+    views,
     why_not_texture,
 )
 from tools.textures.sources import (
@@ -365,3 +369,37 @@ def test_names_of_maps() -> None:
     maps = ["wall_nm", "wall01_s", "Carpet_Normal", "masks", "a-gloss", "door_local", "x_colormask"]
     pictures = ["wall", "wall_d", "tiles", "unmask3d", "wall02", "Normandy"]
     assert [stem for stem in (*maps, *pictures) if named_as_map(stem)] == maps
+
+
+def test_dark_pictures_get_brighter() -> None:
+    dark, was = brightened(photo(1) // 8)
+    assert was
+    assert 85 < np.percentile(dark, 99) < 130
+    same, was = brightened(photo(1))
+    assert not was
+    assert np.array_equal(same, photo(1))
+
+
+def test_masks_of_four_bits() -> None:
+    masks = np.random.default_rng(0).integers(0, 256, (3, 128, 128), np.uint8)
+    packed = pack_masks(masks)
+    assert packed.shape == (3, 128, 64)
+    assert np.abs(unpack_masks(packed).astype(int) - masks).max() <= 8
+    assert set(np.unique(unpack_masks(pack_masks(np.array([[[0, 255]]], np.uint8))))) == {0, 255}
+
+
+def test_views_of_a_large_picture() -> None:
+    found = views(photo(1, 1300, 2600))
+    assert [name for name, _ in found[:3]] == ["piece 1 of 2", "piece 2 of 2", "part 1-1 of 1/2"]
+    assert len(found) == 2 + 8
+    assert all(max(view.shape[:2]) <= 640 for _, view in found)
+    (whole,) = views(photo(1, 200, 260))
+    assert np.array_equal(whole[1], photo(1, 200, 260))
+
+
+def test_huge_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "a.png", photo(1))
+    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260)
+    assert picture_pack.open_picture(tmp_path / "a.png") is not None
+    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260 - 1)
+    assert picture_pack.open_picture(tmp_path / "a.png") is None
