@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,23 @@ def test_candidates_take_turns_and_start_in_turn() -> None:
     assert order == [*"abc", *"abc", *"bca", *"cab"]
     assert [t.name for t in timings] == ["a", "b", "c"]
     assert all(len(t.seconds) == 3 and min(t.seconds) <= t.median <= max(t.seconds) for t in timings)
+
+
+def test_a_slow_candidate_sits_out() -> None:
+    ticks = {"slow": 3.0, "fast": 0.1}
+    running: list[str] = []
+    made = [
+        Candidate(name, lambda name=name: running.append(name), lambda _: None)  # type: ignore[misc]
+        for name in ticks
+    ]
+
+    def clock(call: Callable[[], Any]) -> float:
+        call()
+        return ticks[running[-1]]
+
+    slow, fast = interleaved(made, 4, quiet, clock, patience=5.0)
+    assert len(slow.seconds) == 2
+    assert len(fast.seconds) == 4
 
 
 def test_no_time_without_a_green_check() -> None:

@@ -211,3 +211,4 @@ def test_the_largest_side_within_a_limit(start: int) -> None:
     assert best["side"] <= (9.9e-3 / 1e-9) ** 0.5
     assert best["side"] >= 0.97 * (9.9e-3 / 1e-9) ** 0.5
     assert len(tried) == len(set(tried)) <= tvl1_solver._TRIES
+    assert not any(side % 16 for side in tried)
