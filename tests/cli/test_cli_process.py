@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 COMMAND = (sys.executable, "-m", "fullfield")
-HEAVY = ("torch", "numpy", "numba", "OpenImageIO", "h5py", "PIL")
 
 
 def test_a_mistake_is_found_before_anything_heavy_is_loaded(scene: Path, spent: Callable[[], float]) -> None:
