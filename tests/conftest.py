@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -62,6 +64,29 @@ def pytest_collection_finish() -> None:
     """What is there now stays to the end."""
     gc.collect()
     gc.freeze()
+
+
+# Folders and files of the tests marked unit, and what such a test does not do: start a process, compile.
+_UNIT = (
+    *(f"tests/{folder}/" for folder in ("datasets", "io", "metrics", "nn", "testing", "viz")),
+    *(f"tests/test_{name}.py" for name in ("api_surface", "complaints", "devices", "layering")),
+)
+_NO_UNIT = re.compile(r"subprocess|torch\.(compile|export)|opcheck")
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    if not item.nodeid.startswith(_UNIT) or any(item.get_closest_marker(name) for name in ("gpu", "alone", "slow")):
+        return False
+    function = item.function  # type: ignore[attr-defined]
+    fixtures: list[str] = item.fixturenames  # type: ignore[attr-defined]
+    return "forked" not in fixtures and not _NO_UNIT.search(inspect.getsource(function))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark it before -m selects."""
+    if _is_unit(item):
+        item.add_marker("unit")
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -37,28 +35,11 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
-def test_processes_share_the_cores(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "CORES", 7)
-    monkeypatch.setattr(check, "WORKERS", 3)
-    monkeypatch.setattr(check, "ENVIRONMENT", {"OMP_WAIT_POLICY": "active"})
-    check.commands("tests", [])
-    assert check.ENVIRONMENT == {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}
-    assert f"--numprocesses={min(os.cpu_count() or 1, 10)}" in check.TESTS
-
-
 def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
     assert check.STEPS == ("lint", "spelling", "format", "types", "site", "tests")
     (site,) = check.commands("site", ["--quick"])
     assert site == [str(SCRIPT.parent / "site.py"), "--quick"]
     assert check.commands("spelling", []) == [["-m", "codespell_lib"]]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs env")
-def test_what_it_starts_keeps_bytecode(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check.sys, "executable", shutil.which("env"))
-    _, said = check.run([])
-    assert "PATH=" in said
-    assert "PYTHONDONTWRITEBYTECODE" not in said
 
 
 def test_the_summary_of_a_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,10 +23,6 @@ def test_import_loads_nothing_heavy() -> None:
     assert not any(loaded("import fullfield; dir(fullfield)").values())
 
 
-def test_the_check_can_fail() -> None:
-    assert loaded("import numpy")["numpy"]
-
-
 def test_estimators_do_not_load_what_they_may_not_need() -> None:
     there = loaded(
         "import torch, fullfield.integrations.patching, fullfield.models.pointcnnpp, fullfield.training.flow.loop\n"

@@ -1,15 +1,94 @@
-"""``python -m benchmarks analyze``: the share of the correlation volume that a recording reads."""
+"""Shares of the all-pairs matrix that lookups read, and ``python -m benchmarks analyze``, which prints them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
-from benchmarks.cases.correlation.analysis import read_shares, recorded_positions
+from benchmarks.cases.correlation.analysis import (
+    BLOCKS,
+    LAYOUTS,
+    read_shares,
+    recorded_positions,
+    window_statistics,
+)
+from fullfield.testing.correlation import make_case
+
+
+def by_brute_force(coords: Tensor, radius: int, size2: tuple[int, int], level: int, block: int, layout: str) -> float:
+    """The whole matrix, cell by cell, then block by block."""
+    updates, _, height, width = coords.shape
+    rows, columns = size2[0] // 2**level, size2[1] // 2**level
+    read = np.zeros((height * width, rows * columns), bool)
+    for u, y, x in np.ndindex(updates, height, width):
+        at = coords[u, :, y, x].double() / 2**level
+        if not bool(at.isfinite().all()):
+            continue
+        left, top = (int(v) - radius for v in at.floor())
+        for j in range(2 * radius + 2):
+            for i in range(2 * radius + 2):
+                if 0 <= left + i < columns and 0 <= top + j < rows:
+                    read[y * width + x, (top + j) * columns + left + i] = True
+
+    def block_of(pixel: int, across: int) -> tuple[int, int]:
+        if layout == "row-major":
+            return (pixel // block**2, 0)
+        return (pixel // across // block, pixel % across // block)
+
+    sources = [block_of(p, width) for p in range(height * width)]
+    targets = [block_of(p, columns) for p in range(rows * columns)]
+    hit = {(sources[p], targets[q]) for p, q in zip(*read.nonzero(), strict=True)}
+    cells = sum((s, t) in hit for s in sources for t in targets)
+    return cells / read.size
+
+
+@pytest.mark.parametrize("motion", ["smooth", "outside"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("block", [1, 2, 4, 8])
+def test_equals_brute_force(motion: str, layout: str, block: int) -> None:
+    coords = make_case((5, 9), (11, 7), batch=3, motion=motion).coords
+    coords[1, 0, 2, 2] = float("nan")
+    shares = read_shares(coords, 1, size2=(11, 7), levels=2, blocks=[block], layouts=[layout])
+    for found in shares:
+        expected = by_brute_force(coords, 1, (11, 7), found.level, block, layout)
+        assert found.share == pytest.approx(expected, abs=1e-12)
+    assert len(shares) == 2
+    assert 0 < shares[0].share <= 1
+    assert block > 2 or shares[0].share < 1
+
+
+def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.cases.correlation import analysis
+
+    coords = make_case((9, 13), batch=2).coords
+    whole = read_shares(coords, 2, blocks=[1, 4])
+    monkeypatch.setattr(analysis, "_MASK_CELLS", 200)
+    assert read_shares(coords, 2, blocks=[1, 4]) == whole
+
+
+@pytest.mark.parametrize("scene", ["easy", "medium"])
+def test_recorded_lookups_have_the_papers_pattern(data_dir: Path, scene: str) -> None:
+    file = data_dir / "lookups" / f"flow_{scene}_256x112.npy"
+    if not file.exists():
+        pytest.skip(f"{file.name} is absent")
+    offsets = torch.from_numpy(np.load(file))
+    # On a quarter of the map: the paper's grid.
+    small = torch.nn.functional.interpolate(offsets, scale_factor=0.5, mode="area") / 2
+    shares = {(s.layout, s.block): s.share for s in read_shares(recorded_positions(small))}
+    assert len(shares) == 2 * len(BLOCKS) - 1
+    # Table 3: 1.6 ± 0.4, 6.7 ± 1.1 and 4.2 ± 0.7, 20.6 ± 4.4 and 8.6 ± 1.4 percent over all of Sintel.
+    assert 0.008 < shares["row-major", 1] < 0.024
+    assert 0.03 < shares["patch-major", 4] < 0.06
+    assert 0.05 < shares["patch-major", 8] < 0.12
+    assert shares["patch-major", 8] < 0.5 * shares["row-major", 8]
+    statistics = window_statistics(recorded_positions(offsets[-1:]))
+    assert 100 < statistics.mean_columns < 260
+    assert 0.8 < statistics.inside < 1
 
 
 @pytest.fixture
@@ -24,8 +103,6 @@ def recording(scene: Path) -> Path:
 
 @pytest.mark.usefixtures("recording")
 def test_shares_as_json(cli: Any, recording: Path) -> None:
-    import torch
-
     ran = cli("analyze", "a.npy", "--radius", 2, "--levels", 2, "--blocks", 4, 1, "--json")
     assert ran.code == 0
     (one,) = ran.json["files"]
@@ -36,96 +113,3 @@ def test_shares_as_json(cli: Any, recording: Path) -> None:
     assert one["updates"] == 8
     assert 0 < one["inside"] <= 1
     assert one["mean_columns"] > 0
-
-
-@pytest.mark.usefixtures("recording")
-def test_table_over_files(cli: Any) -> None:
-    ran = cli("analyze", "a.npy", "b.npy", "--blocks", "1", "2", "8")
-    assert ran.code == 0
-    lines = ran.out.splitlines()
-    table = lines[-4:]
-    assert table[0].split("  ")[0].strip() == "block"
-    assert "row-major, level 0" in table[0]
-    assert "patch-major, level 0" in table[0]
-    assert [line.split()[0] for line in table[1:]] == ["1²", "2²", "8²"]
-    assert all("±" in line for line in table[1:])
-    single = cli("analyze", "a.npy", "--layouts", "patch-major", "--blocks", "2", "-q")
-    assert "saved" not in single.out
-    assert "row-major" not in single.out
-
-
-@pytest.mark.usefixtures("recording")
-def test_updates_in_between_add_cells(cli: Any) -> None:
-    def shares(*more: object) -> list[float]:
-        ran = cli("analyze", "b.npy", "--blocks", "1", "4", "--json", "-q", *more)
-        return [share["share"] for share in ran.json["files"][0]["shares"]]
-
-    one, some, all_ = shares("--updates", 1), shares(), shares("--updates", 32)
-    assert all(a < b <= c for a, b, c in zip(one, some, all_, strict=True))
-
-
-@pytest.mark.usefixtures("recording")
-def test_picture(cli: Any) -> None:
-    pytest.importorskip("matplotlib")
-    assert cli("analyze", "a.npy", "--plot", "out.png", "--blocks", "1", "8").code == 0
-    assert Path("out.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.usefixtures("recording")
-def test_mistakes(refused: Callable[..., str], recording: Path) -> None:
-    np.save(recording / "flow.npy", np.zeros((2, 4, 5), np.float32))
-    np.save(recording / "three.npy", np.zeros((8, 3, 4, 5), np.float32))
-    np.save(recording / "whole.npy", np.zeros((8, 2, 4, 5), np.int32))
-    np.save(recording / "five.npy", np.zeros((5, 2, 4, 5), np.float32))
-    np.save(recording / "objects.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
-    np.savez(recording / "archive.npz", a=np.zeros(3))
-    (recording / "archive.npz").rename(recording / "archive.npy")
-    (recording / "text.npy").write_text("hello")
-    whole = (recording / "a.npy").read_bytes()
-    (recording / "short.npy").write_bytes(whole[:200])
-    (recording / "header.npy").write_bytes(whole[:40])
-    (recording / "huge.npy").write_bytes(whole.replace(b"(8, 2, 12, 20)", b"(8, 2, 99999, 99999)"))
-    for name, said in {
-        "flow.npy": "expected lookups [U, 2, H, W], got shape [2, 4, 5]",
-        "three.npy": "got shape [8, 3, 4, 5]",
-        "whole.npy": "expected floating point lookups, got int32",
-        "objects.npy": "not a readable .npy array",
-        "archive.npy": "not a .npy file",
-        "text.npy": "not a .npy file",
-        "short.npy": "not a readable .npy array",
-        "header.npy": "not a readable .npy array",
-        "huge.npy": "not a readable .npy array",
-        "none.npy": "no such file",
-        ".": "is a folder",
-    }.items():
-        line = refused("analyze", name)
-        assert line.startswith(f"fullfield: error: {name}: ")
-        assert said in line
-    assert "--updates: interpolation needs" in refused("analyze", "five.npy", "--updates", 4)
-    assert "--levels" in refused("analyze", "a.npy", "--levels", 9)
-    assert "--blocks" in refused("analyze", "a.npy", "--blocks", 0)
-    assert "--layouts" in refused("analyze", "a.npy", "--layouts", "spiral")
-    assert ".png" in refused("analyze", "a.npy", "--plot", "out.jpg")
-    assert "none" in refused("analyze", "a.npy", "--plot", "none/out.png")
-    assert "FILE" in refused("analyze")
-
-
-def test_help_loads_nothing_heavy() -> None:
-    import subprocess
-    import sys
-
-    heavy = ("torch", "numpy", "numba", "matplotlib")
-    code = (
-        "import sys; from benchmarks.runner import main; code = main(sys.argv[1:]); "
-        f"print([name for name in {heavy} if name in sys.modules], code, file=sys.stderr)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, "analyze", "--help"], capture_output=True, text=True, check=True)
-    assert ran.stderr == "[] 0\n"
-    assert ran.stdout
-
-
-def test_constants_are_the_librarys() -> None:
-    from benchmarks.cases.correlation import analyze
-    from benchmarks.cases.correlation.analysis import BLOCKS, LAYOUTS
-
-    assert (analyze.BLOCKS, analyze.LAYOUTS) == (BLOCKS, LAYOUTS)

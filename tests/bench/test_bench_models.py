@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,29 +87,6 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
 
 
-def test_what_does_not_fit_exactly_is_only_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(*_: object) -> object:
-        raise torch.cuda.OutOfMemoryError
-
-    monkeypatch.setattr(models, "coherence", no_room)
-    (case,) = measured(plan(forms=("fast",)), quiet, quiet)
-    assert case["lookups"] is None
-    assert rows(case)["fast"]["status"] == "ok"
-    assert "only known to be finite" in "\n".join(models.report({"cases": [case]}))
-    assert not failed([case])
-
-
-def test_given_frames_are_resized_and_made_up_ones_move() -> None:
-    first, second = models.frames(plan(), (128, 192))
-    assert first.shape == second.shape == (1, 3, 128, 192)
-    assert 0 <= float(first.min()) < float(first.max()) <= 1
-    assert float((first - second).abs().mean()) > 0.01
-    ramp = torch.linspace(0, 1, 80).expand(3, 40, 80)
-    given, _ = models.frames(plan(pair=(ramp, ramp)), SIZE)
-    assert given.shape == (1, 3, *SIZE)
-    torch.testing.assert_close(given[0, 0, 0, 4:-4], torch.linspace(0, 1, SIZE[1])[4:-4], atol=0.02, rtol=0)
-
-
 @pytest.mark.usefixtures("ptlflow")
 def test_peers_get_our_weights() -> None:
     given = Plan(("raft-small",), ((128, 136),), CPU, updates=(1,), repeats=1, forms=("module",))
@@ -119,19 +95,6 @@ def test_peers_get_our_weights() -> None:
     assert row["status"] == "ok"
     assert not row["ours"]
     assert row["check"]["error"] < 1e-4
-
-
-@pytest.mark.parametrize("error", [ImportError("no ptlflow"), RuntimeError("operator nms does not exist\nmore")])
-def test_a_ptlflow_that_does_not_import_is_left_out(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: str) -> None:
-        raise error
-
-    monkeypatch.setattr(models, "importlib", SimpleNamespace(import_module=broken))
-    told: list[str] = []
-    (case,) = measured(plan(peers=True, forms=("module",)), told.append)
-    assert [row["name"] for row in case["rows"]] == ["module"]
-    first = str(error).splitlines()[0]
-    assert f"ptlflow does not import here, so it is not measured ({first})" in told
 
 
 def test_half_precision_of_both_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,37 +144,6 @@ def test_half_precision_of_both_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["module"]["check"]["error"] < 1e-4 < found["module, half"]["check"]["error"]
 
 
-def test_the_extension_gets_float32_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And of two entries that share one peer, each takes its own lookup in every call."""
-    given: list[torch.dtype] = []
-    extension = SimpleNamespace(forward=lambda first, second, *_: given.extend((first.dtype, second.dtype)))
-    corr = SimpleNamespace(alt_cuda_corr=extension)
-
-    def peer(images: dict[str, Tensor]) -> dict[str, Tensor]:
-        half = torch.is_autocast_enabled("cpu")
-        features = images["images"][0, 0].to(torch.bfloat16 if half else torch.float32)
-        corr.alt_cuda_corr.forward(features, features, None, 4)
-        return {"flows": features[None, None]}
-
-    class Peer(SimpleNamespace):
-        __module__ = "a_peer"
-        __call__ = staticmethod(peer)
-
-    block = SimpleNamespace(__module__="a_peer.corr")
-    monkeypatch.setitem(sys.modules, "a_peer", SimpleNamespace(get_corr_block=block))
-    monkeypatch.setitem(sys.modules, "a_peer.corr", corr)
-    whole, half = (models._alternate(Peer(), extension, dtype) for dtype in (None, torch.bfloat16))
-    frame = torch.rand(1, 3, 8, 8)
-    for flow in (whole, half, whole):
-        assert flow(frame, frame, 1).dtype == torch.float32
-    assert given == [torch.float32] * 6
-
-
-def test_a_volume_that_cannot_be_is_not_tried() -> None:
-    with pytest.raises(TooLarge, match="pooling takes at most 2\\^31"):
-        models._dense(None, (3432, 8192), None)
-
-
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
     asked = ["models", "--methods", "raft-small", "fullfield-s", "--sizes", "96x64", "--updates", "2", "1"]
@@ -223,30 +155,3 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = [(case["method"], case["updates"], case["weights"]) for case in said["cases"]]
     assert told == [("raft-small", 2, "random"), ("fullfield-s", 1, "given")]
     assert stored["environment"]["versions"]["torch"] == torch.__version__
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--updates", "1", "2", "3"], "--updates: expected one number or one for each of 2 methods"),
-        (["--weights", "raft"], "--weights: expected METHOD=FILE"),
-        (["--weights", "gma=x.pth"], "--weights: expected METHOD=FILE"),
-        (["--weights", "raft=missing.pth"], "missing.pth"),
-        (["--alt-cuda-corr", "missing"], "--alt-cuda-corr missing: no such folder"),
-        (["--alt-cuda-corr", ".", "--no-peers"], "which --no-peers leaves out"),
-        (["-o", "results.txt"], "results.txt"),
-    ],
-)
-def test_mistakes(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", *options]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_positions_are_recorded_and_the_model_is_left_as_it_was() -> None:
-    model = models.network(plan(), "raft-small", *models.frames(plan(), SIZE))
-    first, second = models.frames(plan(), SIZE)
-    with torch.no_grad(), models.looked_up(model) as found:
-        model(first, second, updates=3)
-    assert len(found) == 3
-    assert all(isinstance(c, Tensor) and c.shape == (1, 2, 8, 12) for c in found)
-    assert "pyramid" not in vars(model)

@@ -62,14 +62,6 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(failed([case])) == 1
 
 
-def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = RAFTCorrBlock.__call__
-    monkeypatch.setattr(RAFTCorrBlock, "__call__", lambda self, coords: original(self, coords).detach())
-    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, train=True, repeats=1), quiet), quiet)
-    assert "the gradients are off by" in case["rows"][1]["reason"]
-    assert "median_s" not in case["rows"][1]
-
-
 @pytest.mark.parametrize("who", ["as it is", "patched"])
 def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = patched._tried
@@ -87,14 +79,6 @@ def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert other["median_s"] > 0
     assert "failed: integer out of range" in "\n".join(patched.report({"cases": [case]}))
     assert len(failed([case])) == (who == "patched")
-
-
-def test_a_flow_that_is_not_finite_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = RAFTCorrBlock.__call__
-    monkeypatch.setattr(RAFTCorrBlock, "__call__", lambda self, coords: original(self, coords) / 0)
-    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
-    assert case["rows"][1]["reason"] == "the flow is not finite"
-    assert case["rows"][0]["median_s"] > 0
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

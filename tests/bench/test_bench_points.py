@@ -7,13 +7,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.bench import failed, measure
 from benchmarks.cases.points import clouds as points_clouds
@@ -25,7 +24,7 @@ from benchmarks.cases.points.clouds import Scene
 from benchmarks.cases.points.contenders import Contender, Problem
 from benchmarks.cases.points.measure import Layer, Plan
 from benchmarks.cases.points.plots import FILES, draw
-from benchmarks.cases.points.report import PUBLISHED, _plain, markdown, report
+from benchmarks.cases.points.report import PUBLISHED, markdown, report
 from benchmarks.harness import CheckFailed, Unsupported
 from benchmarks.runner import main
 from fullfield import InputError
@@ -89,11 +88,6 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
 # ---- clouds
 
 
-def test_the_made_up_room_is_as_dense_as_a_scan() -> None:
-    geometry = radius_geometry(points_clouds.room(20_000).points, 0.007)
-    assert 12 < geometry.forward.entries.numel() / 20_000 < 20
-
-
 def test_sizes_are_parts_and_copies() -> None:
     scene = points_clouds.join("two", [torch.rand(50, 3), torch.rand(30, 3)])
     few, many = points_clouds.sized(scene, 60), points_clouds.sized(scene, 210)
@@ -134,12 +128,6 @@ def test_files(tmp_path: Path) -> None:
 # ---- who takes part
 
 
-def voxel_problem() -> Problem:
-    scene, voxels = points_clouds.voxels_of(ROOM, 0.03)
-    assert len(torch.unique(voxels, dim=0)) == len(scene.points)
-    return Problem(voxel_geometry(scene.points, 0.03), (8, 12), torch.float32, voxels)
-
-
 def judged(contender: Contender, problem: Problem) -> list[str | None]:
     layer = Layer(problem)
     truth, apply = layer.truth(), contender.prepare(problem)
@@ -157,153 +145,6 @@ def test_baselines_compute_the_same(contender: Contender, strided: bool) -> None
             contender.prepare(problem)
     else:
         assert judged(contender, problem) == [None, None]
-
-
-def test_a_checkout_of_pointelligence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="expected a checkout"):
-        points_contenders.pointelligence(str(tmp_path))
-    for folder, file, text in (
-        ("layers", "conv", _LAYER),
-        ("sparse_engines", "mvmr_cutlass", "import sparse_engines_cuda._C\n"),
-    ):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"{file}.py").write_text(text)
-    for name in _IMPORTED:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    try:
-        contender = points_contenders.pointelligence(str(tmp_path))
-        assert points_contenders.pointelligence(str(tmp_path)).name == contender.name
-        assert judged(contender, problem_of()) == [None, None]
-        assert str(tmp_path) not in sys.path
-    finally:
-        for name in _IMPORTED:
-            sys.modules.pop(name, None)
-
-
-_IMPORTED = (
-    "layers",
-    "layers.conv",
-    "sparse_engines",
-    "sparse_engines.mvmr_cutlass",
-    "sparse_engines_cuda",
-    "sparse_engines_cuda._C",
-)
-_LAYER = """
-import torch
-class PointConv3d(torch.nn.Module):
-    def __init__(self, inputs, outputs, sides, bias):
-        super().__init__()
-        assert sides == (3, 3, 3) and not bias
-        self.weight = torch.nn.Parameter(torch.zeros(27, 1, inputs, outputs))
-    def forward(self, features, i, j, k, n, seg_offs):
-        assert bool((k.diff() >= 0).all()) and i.dtype == j.dtype == k.dtype == torch.int32
-        assert seg_offs.tolist() == [int((k < cell).sum()) for cell in range(28)]
-        products = torch.bmm(features[j][:, None], self.weight[:, 0][k])[:, 0]
-        return torch.zeros(n, products.shape[1]).index_add(0, i, products)
-"""
-
-
-class _Spconv(nn.Module):
-    """spconv's layer by its documented meaning: weight [Cout, kx, ky, kz, Cin]."""
-
-    def __init__(self, inputs: int, outputs: int, sides: list[int], bias: bool, indice_key: str) -> None:
-        super().__init__()
-        assert not bias
-        self.key, self.searches = indice_key, 0
-        self.weight = nn.Parameter(torch.zeros(outputs, *sides, inputs))
-
-    def forward(self, sparse: SimpleNamespace) -> SimpleNamespace:
-        known = dict(sparse.known)
-        if self.key not in known:
-            self.searches += 1
-            assert self.searches == 1, "searched for pairs again"
-            known[self.key] = "pairs"
-        where = {tuple(v): n for n, v in enumerate(sparse.numbers[:, 1:].tolist())}
-        rows = []
-        for voxel in where:
-            row: Tensor | None = None
-            for step in np.ndindex(*self.weight.shape[1:4]):
-                at = where.get(
-                    tuple(v + s - t // 2 for v, s, t in zip(voxel, step, self.weight.shape[1:4], strict=True))
-                )
-                if at is not None:
-                    product = self.weight[:, step[0], step[1], step[2]] @ sparse.features[at]
-                    row = product if row is None else row + product
-            rows.append(row)
-        return SimpleNamespace(features=torch.stack([r for r in rows if r is not None]), indice_dict=known)
-
-
-class _Tree:
-    """ocnn's octree as far as it is used: nodes along a Morton curve."""
-
-    def __init__(self, depth: int, full_depth: int, batch_size: int, device: torch.device) -> None:
-        assert (full_depth, batch_size) == (2, 1)
-        self.depth, self.device = depth, device
-
-    def build_octree(self, cloud: Tensor) -> None:
-        assert float(cloud.abs().max()) < 1
-        cells = ((cloud + 1) * 2 ** (self.depth - 1)).floor().long()
-        self.codes = points_clouds.morton_code(cells).sort().values
-        self.cells = cells[points_clouds.morton_code(cells).argsort()]
-
-    def construct_all_neigh(self) -> None:
-        self.found = {tuple(c): n for n, c in enumerate(self.cells.tolist())}
-
-    def search_xyzb(self, asked: Tensor, depth: int, nempty: bool) -> Tensor:
-        assert depth == self.depth
-        assert nempty
-        return torch.searchsorted(self.codes, points_clouds.morton_code(asked[:, :3].long()))
-
-
-class _Ocnn(nn.Module):
-    def __init__(self, inputs: int, outputs: int, kernel: list[int], nempty: bool) -> None:
-        super().__init__()
-        assert kernel == [3]
-        assert nempty
-        self.weights = nn.Parameter(torch.zeros(27, inputs, outputs))
-
-    def forward(self, data: Tensor, tree: _Tree, depth: int) -> Tensor:
-        assert depth == tree.depth
-        i, j, k = [], [], []
-        for cell, number in tree.found.items():
-            for at, step in enumerate(np.ndindex(3, 3, 3)):
-                other = tree.found.get(tuple(c + s - 1 for c, s in zip(cell, step, strict=True)))
-                if other is not None:
-                    i.append(number), j.append(other), k.append(at)
-        products = torch.bmm(data[j][:, None], self.weights[k])[:, 0]
-        return torch.zeros(len(tree.found), products.shape[1]).index_add(0, torch.tensor(i), products)
-
-
-@pytest.fixture
-def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins that compute what spconv 2.3.8 and ocnn 2.3.3 do."""
-    spconv, inner, ocnn = ModuleType("spconv"), ModuleType("spconv.pytorch"), ModuleType("ocnn")
-    spconv.__version__, ocnn.__version__ = "2.3.8", "2.3.3"  # type: ignore[attr-defined]
-    inner.SubMConv3d = _Spconv  # type: ignore[attr-defined]
-    inner.SparseConvTensor = lambda features, numbers, shape, batch, indice_dict: SimpleNamespace(  # type: ignore[attr-defined]
-        features=features, numbers=numbers, shape=shape, batch=batch, known=indice_dict
-    )
-    spconv.pytorch = inner  # type: ignore[attr-defined]
-    ocnn.octree = SimpleNamespace(Octree=_Tree, Points=lambda cloud: cloud)  # type: ignore[attr-defined]
-    ocnn.nn = SimpleNamespace(OctreeConv=_Ocnn)  # type: ignore[attr-defined]
-    for name, module in (("spconv", spconv), ("spconv.pytorch", inner), ("ocnn", ocnn)):
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-@pytest.mark.usefixtures("_peers")
-def test_voxel_peers_get_the_same_triplets() -> None:
-    peers, absent = points_contenders.voxel_peers()
-    assert [peer.name for peer in peers] == ["spconv 2.3.8", "ocnn 2.3.3"]
-    assert absent == {}
-    problem = voxel_problem()
-    for peer in peers:
-        assert judged(peer, problem) == [None, None]
-        with pytest.raises(Unsupported, match="voxels only"):
-            peer.prepare(problem_of())
-    shuffled = torch.randperm(problem.geometry.points, generator=torch.Generator().manual_seed(0))
-    scene, voxels = points_clouds.voxels_of(ROOM, 0.03)
-    mixed = Problem(voxel_geometry(scene.points[shuffled], 0.03), (8, 12), torch.float32, voxels[shuffled])
-    assert all(judged(peer, mixed) == [None, None] for peer in peers)
 
 
 def test_absent_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,26 +204,6 @@ def test_what_breaks_is_told() -> None:
     assert not failed([case])
 
 
-def test_memory_that_is_short_while_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of all do not fit, those of one do not either: the others are timed alone."""
-    timed = points._timed
-    together: list[int] = []
-
-    def short(plan: Plan, way: str, works: list[Any], note: Any) -> None:
-        together.append(len(works))
-        if len(works) > 1 or works[0][0]["name"] == "GEMM + reduction":
-            raise MemoryError("out of memory")
-        timed(plan, way, works, note)
-
-    monkeypatch.setattr(points, "_timed", short)
-    (case,) = measured(plan_of("lowering"), quiet)
-    rows = {row["name"]: row for row in case["rows"]}
-    assert together[:2] == [4, 1]
-    assert rows["GEMM + reduction"]["status"] == "out of memory"
-    assert "forward" in rows["reference"]
-    assert "training" in rows["im2col + GEMM"]
-
-
 def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points_network, "_ALLOWED", {torch.float32: -1.0})
     (case,) = measured(plan_of("network"), quiet)
@@ -395,31 +216,6 @@ def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
     with pytest.raises(CheckFailed, match="brute force"):
         measured(plan_of("build"), quiet)
-
-
-# ---- over several runs
-
-
-def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = measured(plan_of("sizes"), quiet)
-    made: list[Any] = []
-    own = points._layer_case
-    monkeypatch.setattr(points, "_layer_case", lambda *a: made.append(a[1].label) or own(*a))
-    other = {"part": "build", "label": "elsewhere", "rows": []}
-    found = measured(plan_of("sizes", "layer"), quiet, known=[first[1], other])
-    assert len(made) == len(set(made)) == len(first) - 1 + 2
-    assert first[1]["label"] not in made
-    assert [case["part"] for case in found] == ["build", *["layer"] * 2, *["sizes"] * len(first)]
-    assert [case["label"] for case in found[3:]] == [case["label"] for case in first]
-    assert first[1] in found
-    assert all(case["took_s"] >= 0 for case in found if case is not other)
-
-
-def test_no_case_begins_when_time_is_up() -> None:
-    told: list[str] = []
-    cases = measured(plan_of("layer", "sizes"), told.append, seconds=1e-9)
-    assert cases == []
-    assert "time is up before made-up room, 4→6, float32" in told
 
 
 @pytest.mark.parametrize("most", [0, 99, 400, 777, 10**9])
@@ -484,61 +280,15 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert {"training", "whole"} <= set(alone)
 
 
-def test_backward_in_the_calling_thread() -> None:
-    told: list[bool] = []
-    points_network._in_one_thread(lambda: told.append(torch._C._is_multithreading_enabled()))
-    assert told == [False]
-    assert torch._C._is_multithreading_enabled()
-
-
-def test_reports(results: dict[str, Any]) -> None:
-    lines = "\n".join(report(results))
-    assert "search and triplets" in lines
+def test_reports_and_pictures(results: dict[str, Any], tmp_path: Path) -> None:
+    lines, page = "\n".join(report(results)), markdown(results)
     assert "spconv: not measured: is not here" in lines
     assert "the supplement's listing: cannot: runs on NVIDIA GPUs" in lines
-    text = markdown(results)
-    assert "| reference |" in text
-    assert text.count("pointelligence") >= 3
-    assert "published" in text.lower()
-    assert all(line[2] in text for line in PUBLISHED)
-    assert [_plain(value, 3) for value in (0.12345, 12.345, 999.7, 1234.5)] == ["0.123", "12.3", "1000", "1234"]
-
-
-def test_pictures(results: dict[str, Any], tmp_path: Path) -> None:
+    assert all(line[2] in page for line in PUBLISHED)
     pytest.importorskip("matplotlib")
     written = draw(results, tmp_path)
     assert {path.name for path in written} == set(FILES.values()) - {FILES["limit"]}
     assert all(path.stat().st_size > 2000 for path in written)
-    assert draw({"cases": []}, tmp_path) == []
-
-
-def test_picture_of_the_limit(tmp_path: Path) -> None:
-    """Forward fits where training does not; then nothing fits."""
-    pytest.importorskip("matplotlib")
-    memory = [(5e9, 9e9), (50e9, 90e9), (120e9, None), (None, None)]
-    cases = []
-    for size, (forward, training) in zip((10**6, 10**7, 10**8, 10**9), memory, strict=True):
-        row = {"name": "ResNet-18", "ours": True, "status": "ok" if training else "out of memory"}
-        row |= {"forward_allocated_bytes": forward} if forward else {}
-        row |= {"training_allocated_bytes": training} if training else {}
-        cases.append({"part": "limit", "size": size, "dtype": "float16", "rows": [row]})
-    (path,) = draw({"cases": cases}, tmp_path)
-    assert path.name == FILES["limit"]
-    assert path.stat().st_size > 2000
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
-    out, tables = tmp_path / "points.json", tmp_path / "points.md"
-    arguments = ["points", "--parts", "layer", "--device", "cpu", "--channels", "4x4", "--repeats", "1"]
-    assert main([*arguments, "-o", str(out), "--markdown", str(tables), "--json", "-q"]) == 0
-    printed, stored = json.loads(capsys.readouterr().out), json.loads(out.read_text())
-    assert printed["cases"] == stored["cases"]
-    assert printed["verdicts"] == stored["verdicts"]
-    assert stored["verdicts"][-1].endswith("of 2 cases")
-    assert stored["environment"]["versions"]["torch"]
-    assert "cuda" in stored["absent"]
-    assert tables.read_text("utf-8").startswith("# Convolution on native points")
 
 
 def test_the_command_goes_on(
@@ -549,6 +299,9 @@ def test_the_command_goes_on(
     arguments = ["points", "--device", "cpu", "--channels", "4x4", "--repeats", "1", "-o", str(out), "-q"]
     assert main([*arguments, "--parts", "layer", "--resume"]) == 0
     stored = json.loads(out.read_text())
+    assert stored["verdicts"][-1].endswith("of 2 cases")
+    assert stored["environment"]["versions"]["torch"]
+    assert "cuda" in stored["absent"]
     wrong = stored["cases"][0]
     stored["environment"]["commit"] = "before"
     next(row for row in wrong["rows"] if row["ours"])["status"] = "failed"
@@ -567,48 +320,3 @@ def test_the_command_goes_on(
         out.write_text(json.dumps({**stored, **change}))
         assert main([*arguments, "--resume"]) == 2
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--resume"], "--output is absent"),
-        (["--seconds", "0"], "expected a number above 0"),
-        (["--kernel", "9"], "--kernel: expected 1 to 8"),
-        (["--channels", "64"], "expected INxOUT"),
-        (["--grid", "0"], "expected a number above 0"),
-        (["--clouds", "nowhere.ply"], "nowhere.ply"),
-        (["--pointelligence", "nowhere"], "no such folder"),
-        (["--markdown", "tables.txt"], ".md"),
-        (["--device", "tpu"], "--device"),
-    ],
-)
-def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["points", *arguments])
-    except SystemExit as ended:
-        code = int(str(ended.code))
-    assert code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_long_calls_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph of them would save nothing and keep their memory."""
-    replayed: list[Any] = []
-
-    def captured(call: Any) -> Any:
-        replayed.append(call)
-        return call
-
-    monkeypatch.setattr(points, "captured", captured)
-    monkeypatch.setattr(points, "event_clock", lambda call: call())
-    plan: Any = SimpleNamespace(gpu=True, repeats=3, patience=10.0)
-    short, long = (lambda: 0.01), (lambda: 0.2)
-    rows: list[Any] = [
-        ({"name": "short", "forward_once_s": 0.01}, short),
-        ({"name": "long", "forward_once_s": 0.2}, long),
-    ]
-    points._timed(plan, "forward", rows, quiet)
-    assert replayed == [short]
-    assert [row["forward_graph"] for row, _ in rows] == [True, False]
-    assert [row["forward"]["seconds"] for row, _ in rows] == [[0.01] * 3, [0.2] * 3]

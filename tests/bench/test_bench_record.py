@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.cases.correlation.record import _labels, recording
+from benchmarks.cases.correlation.record import recording
 from fullfield.io import read_frame
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.nn import CorrelationPyramid
@@ -63,32 +63,3 @@ def test_command(cli: Callable[..., Any]) -> None:
     assert float(written[2].abs().max()) > 0
     assert "8×6, 3 lookups, radius 3" in cli(*asked, "-o", "out").out
     assert cli("analyze", "out/a.npy", "--radius", 3, "--json").json["files"][0]["updates"] == 3
-
-
-def test_pairs_of_one_name_do_not_replace_each_other() -> None:
-    assert _labels(["x/a.png", "x/b.png"]) == ["a", "b"]
-    assert _labels(["x/a.png", "y/a.png"]) == ["x_a", "y_a"]
-    assert _labels(["x/a.png", "x/a.png"]) == ["1_x_a", "2_x_a"]
-
-
-@pytest.mark.usefixtures("scene")
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("raft-small", "--pair", "a.png", "b.png", "-o", "absent"), "--output absent: expected an existing folder"),
-        (("raft-small", "--pair", "a.png", "c.png", "-o", "."), "c.png"),
-        (("fullfield-s", "--pair", "a.png", "b.png", "-o", ".", "--weights", "no.pth"), "no.pth"),
-    ],
-)
-def test_mistakes(refused: Callable[..., str], arguments: tuple[str, ...], words: str) -> None:
-    assert words in refused("record", *arguments)
-
-
-@pytest.mark.usefixtures("scene", "ptlflow")
-def test_a_patched_network(cli: Callable[..., Any]) -> None:
-    asked = ("record", "ptlflow:raft_small", "--weights", "random", "--updates", 2, "--pair", "a.png", "b.png")
-    ran = cli(*asked, "-o", ".", "--json")
-    assert ran.code == 0, ran.err
-    (one,) = ran.json["files"]
-    assert one["radius"] == 3
-    assert one["shape"][:2] == [2, 2]

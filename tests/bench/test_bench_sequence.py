@@ -7,15 +7,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.cases.sequences import shots
-from fullfield.estimators.refined import RefinedEstimator
-from fullfield.io import read_frame
 from fullfield.sequences import Outcome, Work, outputs
 from fullfield.sequences.run import run
 
@@ -77,80 +73,3 @@ def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.
     assert ran.code == 1
     assert ("of 4 files were written" if harm == "missing" else "vectors are off by 1") in ran.err
     assert "frames/s" not in ran.out
-
-
-def test_plates_that_come_again_are_the_same_file_and_neighbours_differ(tmp_path: Path) -> None:
-    shots.make_plates(tmp_path, (16, 24), 40)
-    paths = [tmp_path / f"plate.{number:04d}.exr" for number in range(1, 41)]
-    assert len({path.stat().st_ino for path in paths}) == 16
-    pictures = [read_frame(path) for path in paths]
-    for number in range(39):
-        moved = _shift(number + 2) - _shift(number + 1)
-        one, two = pictures[number][:, :, max(moved, 0) :], pictures[number + 1][:, :, max(-moved, 0) :]
-        width = min(one.shape[-1], two.shape[-1])
-        apart = (one[..., :width] - two[..., :width]).abs().mean()
-        assert 0 < float(apart) < 0.05, number
-
-
-def _shift(number: int) -> int:
-    way = number % 16
-    return 3 * min(way, 16 - way)
-
-
-def test_the_estimation_alone_asks_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shots, "_ALONE", 5)
-    asked: list[str] = []
-
-    class Counting:
-        def __call__(self, *_: Any) -> None:
-            asked.append("one way")
-
-        def bidirectional(self, *_: Any) -> object:
-            asked.append("both")
-            return SimpleNamespace(forward=0, backward=0)
-
-    cpu = torch.device("cpu")
-    for direction, expected in (("both", ["both"] * 5), ("forward", ["one way"] * 5)):
-        asked.clear()
-        plan = shots.Plan("tvl1", ("fast",), ((8, 8),), 200, cpu, direction=direction)
-        shots._alone(plan, Counting(), [torch.zeros(1, 3, 8, 8)] * 9)  # type: ignore[arg-type]
-        assert asked == expected
-    assert shots.Plan("tvl1", ("fast",), ((8, 8),), 4, cpu).pairs == 3
-
-
-def test_a_refining_estimator_is_asked_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Plain:
-        method, backend, parameters = "plain", "none", MappingProxyType({})
-
-        def __call__(self, *_: Any, **__: Any) -> torch.Tensor:
-            asked.append("one way")
-            return torch.zeros(1, 2, 8, 8)
-
-        def bidirectional(self, *_: Any) -> SimpleNamespace:
-            asked.append("both")
-            return SimpleNamespace(forward=torch.full((1, 2, 8, 8), 1.0), backward=torch.full((1, 2, 8, 8), 2.0))
-
-    estimator = RefinedEstimator(Plain())
-    told: list[tuple[float, ...]] = []
-
-    def refined(one: torch.Tensor, _: torch.Tensor, flow: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        told.append((float(one.max()), float(flow.max()), float(back.max())))
-        return flow + 10
-
-    monkeypatch.setattr(estimator, "refined", refined)
-    frames = torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)
-    flows = shots.one_pair(estimator, *frames, ("forward", "backward"))
-    assert asked == ["both"]
-    assert sorted(told) == [(0.0, 1.0, 2.0), (1.0, 2.0, 1.0)]
-    assert (float(flows["forward"].max()), float(flows["backward"].max())) == (11, 12)
-    assert list(shots.one_pair(estimator, *frames, ("forward",))) == ["forward"]
-    assert asked == ["both"] * 2, "the way back decides how far a flow is trusted"
-
-
-def test_mistakes_are_one_line(refused: Callable[..., str]) -> None:
-    assert "--devices 3: expected GPUs, and PyTorch finds" in refused("sequence", "--devices", "3", "--device", "cpu")
-    assert "--presets: tvl1 has" in refused("sequence", "--method", "tvl1", "--presets", "fastest")
-    assert "--frames: expected 3 or more" in refused("sequence", "--frames", "2")
-    assert "does not exist" in refused("sequence", "--folder", "nowhere")

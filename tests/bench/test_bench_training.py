@@ -44,8 +44,3 @@ def test_a_wrong_step_has_no_time(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(steps, "_network", spoilt)
     assert main([*CALL, "--correlations", "dense", "fullfield"]) == 1
     assert "check failed" in capsys.readouterr().err
-
-
-def test_numbers_of_pairs_fit_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*CALL, "--batches", "1", "2"]) == 2
-    assert "--batches: expected one number or one for each of 1 sizes" in capsys.readouterr().err

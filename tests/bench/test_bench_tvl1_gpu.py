@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import sys
-import types
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import harness as run
-from benchmarks.bench import failed
+from benchmarks.bench import failed, measure
+from benchmarks.cases.tvl1 import gpu as tvl1_gpu
 from benchmarks.cases.tvl1 import report as tvl1_report
 from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from benchmarks.cases.tvl1 import solver as tvl1_solver
 from benchmarks.cases.tvl1.cpu import synthetic_pair
 from benchmarks.cases.tvl1.schedules import State, Version, Work
+from benchmarks.harness import CheckFailed
+from benchmarks.runner import main
+from fullfield.io import write_flow, write_image
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.reference import iterate
@@ -122,69 +124,6 @@ def test_a_wrong_schedule_gets_no_time() -> None:
     ]
 
 
-def test_tables_say_how_far_apart_the_rounds_were() -> None:
-    rows = [
-        {
-            "name": "x",
-            "size": [32, 32],
-            "depth": 1,
-            "status": "ok",
-            "median_s": 2.0,
-            "min": 1.9,
-            "max": 2.2,
-            "repeats": 5,
-        }
-    ]
-    case = {"case": "schedules", "setting": tvl1_schedules.setting().as_dict(), "rows": rows}
-    found = tvl1_report.size_table({"cases": [case]})
-    assert found is not None
-    assert found[0].endswith("graph replay, medians of 5, all of a row within 15 % of it")
-    depths = tvl1_report.depth_table({"cases": [{"case": "depths", "rows": rows}]})
-    assert depths is not None
-    assert "within 15 % of it" in depths[0]
-
-
-def test_versions_that_do_not_fit_together_are_timed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[int] = []
-
-    def counted(candidates: Any, *more: Any) -> Any:
-        held.append(len(candidates))
-        return run.interleaved(candidates, *more)
-
-    monkeypatch.setattr(tvl1_schedules, "_at_once", lambda *_: 2)
-    monkeypatch.setattr(tvl1_schedules, "interleaved", counted)
-    rows = tvl1_schedules.timed((32, 32), tvl1_schedules.versions(), CPU, 1, quiet)
-    assert held == [2, 1]
-    assert [row["status"] for row in rows] == ["ok"] * 3
-    assert all(row["median_s"] > 0 for row in rows)
-
-
-@pytest.mark.parametrize(("free", "most"), [(10**9, 2), (31 * 2**30, 4), (140 * 2**30, 22)])
-def test_how_many_versions_fit(monkeypatch: pytest.MonkeyPatch, free: int, most: int) -> None:
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (free, free))
-    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 0)
-    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
-    assert tvl1_schedules._at_once((8192, 8192), torch.device("cuda"), 10) == most
-    assert tvl1_schedules._at_once((8192, 8192), CPU, 10) == 10
-
-
-def test_depths_that_a_schedule_lacks_are_told() -> None:
-    case = tvl1_schedules.by_depth(32, tvl1_schedules.pipelines((1, 5, 6)), CPU, 1, quiet)
-    assert [row["iterations"] for row in case["rows"]] == [2, 10, 12]
-    assert [row["status"] for row in case["rows"]] == ["ok", "ok", "not possible"]
-    assert "up to 5" in case["rows"][2]["reason"]
-    row = case["rows"][1]
-    assert row["ms_per_iteration"] == pytest.approx(1e3 * row["median_s"] / 10)
-
-
-def test_the_floor_of_the_iterations() -> None:
-    found = tvl1_schedules.floor(2048 * 2048, 10, "float32", {"bytes_per_s": 4.3e12, "special_per_s": 3.73e12})
-    assert found is not None
-    assert found["memory_s"] == pytest.approx(58e-6, rel=0.02)
-    assert found["special_s"] == pytest.approx(45e-6, rel=0.02)
-    assert tvl1_schedules.floor(1, 1, "float32", tvl1_schedules.ceilings(CPU)) is None
-
-
 class Wall:
     """A meter of a device that always takes 100 W."""
 
@@ -212,35 +151,6 @@ def test_energy_per_pixel() -> None:
     assert (none["meter"], none["rows"]) == ("no sensor", [])
 
 
-class Stopping(Wall):
-    """A meter that stands still once it is stopped."""
-
-    end = math.inf
-
-    def stop(self, _: str = "") -> None:
-        self.end = super().joules()
-
-    def joules(self) -> float:
-        return min(super().joules(), self.end)
-
-
-def test_a_meter_that_stands_still_gives_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.energy._TICK_SECONDS", 0.02)
-    meter = Stopping()
-    meter.stop()
-    still = tvl1_schedules.energy(32, [stand_in("global")], CPU, meter, "made up", quiet, 0.05)
-    assert still["meter"].startswith("not available: made up did not move in 0.")
-    assert still["rows"] == []
-    assert "Energy: not measured, not available" in next(iter(tvl1_report.tables({"cases": [still]})))[0]
-    meter = Stopping()  # stops when the first version is announced, after the idle device was measured
-    later = tvl1_schedules.energy(32, [stand_in("global")], CPU, meter, "made up", meter.stop, 0.05)
-    (row,) = later["rows"]
-    assert row["status"] == "not available"
-    assert "watts" not in row
-    _, table = next(iter(tvl1_report.tables({"cases": [later]})))
-    assert table[1] == ["global float32", *["not available"] * 3]
-
-
 # ---- whole frames
 
 
@@ -259,21 +169,6 @@ def test_whole_frames_state_their_work_and_floor() -> None:
     title, (head, first, *_) = tvl1_report.tables({"cases": [case]})[0]
     assert title.startswith("Whole frames, uint8")
     assert dict(zip(head, first, strict=True))["sintel EPE px"] == f"{case['rows'][0]['epe']['sintel']:.4f}"
-
-
-def test_a_preset_with_changes_says_so() -> None:
-    plan = [tvl1_solver.Whole("fast", (48, 64), {"warps": 2})]
-    row = tvl1_solver.whole_frames(plan, {}, CPU, 3, LIMITS, quiet)["rows"][0]
-    assert row["name"] == "fast, warps 2, float32, 64×48"
-    assert (row["warps"], row["changes"], row["epe"]) == (2, {"warps": 2}, {})
-
-
-def test_errors_are_means_over_pairs_of_any_size() -> None:
-    pairs = [synthetic_pair(64, 96), synthetic_pair(48, 64), synthetic_pair(64, 96)]
-    found = tvl1_solver.errors({"a": pairs, "b": pairs[1:2]}, PRESETS["fast"], CPU)
-    alone = [tvl1_solver.errors({"x": [pair]}, PRESETS["fast"], CPU)["x"] for pair in pairs]
-    assert found["a"] == pytest.approx(sum(alone) / 3)
-    assert found["b"] == pytest.approx(alone[1])
 
 
 def test_floors_are_the_sums_over_levels_and_warps() -> None:
@@ -323,193 +218,136 @@ def test_the_largest_side_within_a_limit(start: int) -> None:
     assert best["side"] <= (9.9e-3 / 1e-9) ** 0.5
     assert best["side"] >= 0.97 * (9.9e-3 / 1e-9) ** 0.5
     assert len(tried) == len(set(tried)) <= tvl1_solver._TRIES
+    assert not any(side % 16 for side in tried)
 
 
-def test_sides_that_do_not_fit_are_passed_over() -> None:
-    def measure(side: int) -> dict[str, Any]:
-        return {"side": side, "reason": "out of memory"} if side > 600 else {"side": side, "median_s": 1e-9 * side**2}
-
-    best = tvl1_solver.largest(1.0, measure, 512, 16)
-    assert best is not None
-    assert 512 <= best["side"] <= 600
-    assert tvl1_solver.largest(1e-12, measure, 512, 16) is None
+# ---- the command
 
 
-def test_real_time_on_the_stand_in() -> None:
-    case = tvl1_solver.real_time((0.02,), CPU, 3, None, quiet, start=64)
-    setting = case["setting"]
-    assert (setting["scales"], setting["warps"], setting["iterations"]) == (3, 1, 10)
-    for row in case["rows"]:
-        assert row["status"] in ("ok", "not possible")
-        if row["status"] == "ok":
-            assert row["median_s"] <= 0.02
-            assert row["side"] % 16 == 0
-    assert any(shape[1] == 1 for shape, *_ in StandIn.made)
+@pytest.fixture
+def middlebury(tmp_path: Path) -> Path:
+    scene = synthetic_pair(64, 96)
+    folder = tmp_path / "Made"
+    folder.mkdir()
+    write_image(folder / "frame10.png", scene.frame1)
+    write_image(folder / "frame11.png", scene.frame2)
+    write_flow(folder / "flow10.flo", scene.flow)
+    return folder
 
 
-def test_a_wrong_flow_is_no_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tvl1_solver, "_explains", lambda *_: "off")
-    case = tvl1_solver.real_time((10.0,), CPU, 3, None, quiet, start=32)
-    assert [row["status"] for row in case["rows"]] == ["check failed"] * 2
-    assert "32×32: off" in failed([case])[0]
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The verb, whose GPU is the CPU."""
+    monkeypatch.setattr("benchmarks.harness.timing_device", lambda _: CPU)
+    monkeypatch.setattr(tvl1_gpu, "open_meter", lambda _: (None, "no sensor"))
+    monkeypatch.setattr(tvl1_solver, "peers", list)
+    monkeypatch.setattr(tvl1_solver, "real_time", lambda *_: {"case": "real time", "setting": {}, "rows": []})
+    return lambda *argv: main(["tvl1", "--device", "cuda", *map(str, argv)])
 
 
-# ---- quality
+def test_the_verb_on_a_gpu(
+    on_cpu: Callable[..., int], middlebury: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    parts = ("frames", "schedules", "quality", "depths", "energy", "peers")
+    output, tables = tmp_path / "r.json", tmp_path / "t.md"
+    code = on_cpu(
+        "--presets", middlebury, "--sides", 32, 48, "--parts", *parts, "--repeats", 1, "--steps", 5, 10, 20,
+        "--depths", 1, 5, 6, "-o", output, "--plots", tmp_path, "--tables", tables, "--json", "-q",
+    )  # fmt: skip
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    printed, stored = json.loads(captured.out), json.loads(output.read_text())
+    assert printed["cases"] == stored["cases"]
+    names = ["ceilings", "whole frames", "schedules", "quality", "depths", "energy", "peers"]
+    assert [case["case"] for case in stored["cases"]] == names
+    assert {"commit", "date", "versions"} <= stored["environment"].keys()
+    for name in ("figure8_sizes.png", "figure11_depth.png", "figure13_quality.png"):
+        assert (tmp_path / name).stat().st_size > 5000
+    page = tables.read_text("utf-8")
+    assert "1 × 1 × 10" in page
+    assert "shared_pipeline float16, published" in page
+    assert "Energy: not measured, no sensor" in page
+    assert "Jetson AGX Xavier" in page
 
 
-def test_errors_against_time() -> None:
-    pair = synthetic_pair(64, 96)
-    other = dataclasses.replace(synthetic_pair(48, 64), name="other")
-    case = tvl1_solver.quality(
-        {"middlebury": [pair, other, dataclasses.replace(pair, name="third")]}, CPU, 2, quiet, (5, 10, 20)
-    )
-    assert len(case["rows"]) == 2 * 2 * 3
-    for row in case["rows"]:
-        assert row["status"] == "ok"
-        assert [scene["scene"] for scene in row["scenes"]] == ["textured scene", "third", "other"]
-        assert row["epe"] == pytest.approx(sum(s["epe"] for s in row["scenes"]) / 3)
-        assert (row["scales"], row["warps"]) == (3, 1)
-        assert row["check"]["mean_px"] <= row["check"]["allowed_px"]
-        assert ("seconds_alone" in row) == (row["schedule"] == "auto")
-        low, high = row["scenes"][0]["seconds_range"]
-        assert low <= row["scenes"][0]["seconds"] <= high
-    first, last = case["rows"][0], case["rows"][2]
-    assert last["iterations"] == 20
-    assert last["epe"] < first["epe"]
-    assert {shape[0] for shape, *_ in StandIn.made} == {1, 2}
-    assert {schedule for *_, schedule in StandIn.made} == {"auto", "global"}
+def test_a_part_that_fails_says_why_and_the_others_go_on(
+    on_cpu: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def full(*_: object) -> Any:
+        raise RuntimeError("out of memory\nand more")
+
+    def wrong(*_: object) -> Any:
+        raise CheckFailed("opencv cpu: off; no time is reported")
+
+    monkeypatch.setattr(tvl1_solver, "whole_frames", full)
+    monkeypatch.setattr(tvl1_solver, "against_opencv", wrong)
+    output = tmp_path / "r.json"
+    asked = ("--sides", 32, "--depths", 1, "--repeats", 1, "-o", output, "-q")
+    assert on_cpu("--parts", "frames", "peers", "depths", *asked) == 1
+    captured = capsys.readouterr()
+    assert "Time per iteration over the pipeline's depth" in captured.out
+    assert "whole frames: not possible: out of memory\n" in captured.out
+    page = tvl1_report.markdown(json.loads(output.read_text()))
+    assert "Without numbers: whole frames: not possible, out of memory; peers: check failed, opencv cpu: off" in page
+    assert "check failed: peers: opencv cpu: off" in captured.err
+    cases = {case["case"]: case for case in json.loads(output.read_text())["cases"]}
+    assert cases["whole frames"]["status"] == "not possible"
+    assert cases["depths"]["took_s"] > 0
 
 
-def curve(precision: str, speed: float, schedule: str = "global") -> list[dict[str, Any]]:
-    """Errors that fall as 1/iterations; ``speed`` iterations a second."""
-    return [
-        {
-            "set": "middlebury",
-            "schedule": schedule,
-            "precision": precision,
-            "iterations": n,
-            "seconds": n / speed,
-            "seconds_alone": n / speed,
-            "epe": 10.0 / n,
-            "aae": 20.0 / n,
-            "scenes": [{"scene": "one", "epe": 10.0 / n, "aae": 20.0 / n}],
-            "scales": 3,
-            "batch": 2,
-            "status": "ok",
-            "name": f"{precision} {n}",
-        }
-        for n in (5, 10, 20, 40)
-    ]
+def test_a_broken_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(tvl1_schedules, "by_size", broken)
+    monkeypatch.setattr(tvl1_schedules, "ceilings", lambda _: {"case": "ceilings", "rows": []})
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
+    plan = tvl1_gpu.GpuPlan(torch.device("cuda"), parts=("schedules",))
+    (_, case) = measure(tvl1_gpu.cases(plan, str), str)
+    assert case["status"] == "not possible", "the device goes on: only this part failed"
+    monkeypatch.setattr("torch.cuda.synchronize", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        measure(tvl1_gpu.cases(plan, str), str)
 
 
-def test_equal_time_is_between_the_measured_points() -> None:
-    case = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 1500.0)}
-    at5, at10, at20 = tvl1_solver.at_equal_time(case, "middlebury", "global", marks=(5, 10, 20))
-    assert (at10["seconds"], at10["epe float32"]) == (0.01, 1.0)
-    assert at10["iterations float16"] == pytest.approx(15.0)
-    assert at10["epe float16"] == pytest.approx(0.75)  # between 1 at 10 iterations and 0.5 at 20
-    assert at10["one aae float16"] == pytest.approx(1.5)
-    assert at5["iterations float16"] == pytest.approx(7.5)
-    assert at20["iterations float16"] == pytest.approx(30.0)
-    slow = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 500.0)}
-    assert tvl1_solver.at_equal_time(slow, "middlebury", "global", marks=(5,))[0]["epe float16"] is None
+def test_a_run_is_resumed(
+    on_cpu: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    done: list[str] = []
 
+    def part(name: str) -> Callable[..., Any]:
+        def make(*_: object) -> Any:
+            done.append(name)
+            if name == "frames" and done.count("frames") == 1:
+                raise RuntimeError("out of memory")
+            return {"case": tvl1_gpu.CASES[name], "rows": [], "number": len(done), "setting": {}, "meter": "none"}
 
-def test_what_half_precision_gains() -> None:
-    """The solver's own schedule is no part of it: its arithmetic is the same in both precisions."""
-    both = curve("float32", 1000.0) + curve("float16", 1500.0)
-    case = {"case": "quality", "rows": both + curve("float32", 3e4, "auto") + curve("float16", 4e4, "auto")}
-    header, *rows = tvl1_report.finding(case)
-    assert len(rows) == 4
-    assert {len(row) for row in (header, *rows)} == {8}
-    assert rows[3] == [
-        "middlebury, 2 at a time, schedule global", "40.000 / 26.667", "40", "40",
-        "0.250 / 0.250 px", "+0.0 %", "0.500 / 0.500 °", "+0.0 %",
-    ]  # fmt: skip
-    assert rows[1] == [
-        "middlebury, 2 at a time, schedule global", "10.000", "10", "15.0", "1.000 / 0.750 px", "-25.0 %",
-        "2.000 / 1.500 °", "-25.0 %",
-    ]  # fmt: skip
-    slow = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 500.0)}
-    assert tvl1_report.finding(slow)[1][3] == "fewer than measured"
-    assert tvl1_report.tables({"cases": [case]})[0][0].startswith("What arithmetic in half precision gains")
+        return make
 
-
-def test_published_rows_are_consistent() -> None:
-    rows = [{"name": "x", "size": [64, 64], "gflops": 1.0, "gbytes_per_s": 1.0, "operations": 1.0, "median_s": 1.0,
-             "ns_per_pixel": 1.0, "bytes_read": 1.0, "bytes_written": 1.0, "precision": "float32"}]  # fmt: skip
-    case = {"case": "schedules", "setting": tvl1_schedules.setting().as_dict(), "rows": rows}
-    found = tvl1_report.work_table({"cases": [case]})
-    assert found is not None
-    assert found[1][1][-1] == ""
-    limits = {"case": "ceilings", "bytes_per_s": 1e6, "special_per_s": 1e12, "rows": []}
-    known = tvl1_report.work_table({"cases": [limits, case]})
-    assert known is not None
-    assert known[1][1][-1] == f"{1e6 / (60 * 64 * 64):.1f}"
-    assert "float32 245.760 ms, special functions 0.000 ms; float16 122.880 ms" in known[0]
-    for name, _, moved, intensity, _, ns, _, gbytes, _ in found[1][2:]:
-        assert float(moved) / float(ns) / 1.073741824 == pytest.approx(float(gbytes), rel=0.02), name
-        if name.startswith("global float32"):
-            assert intensity == "0.44"
-
-
-# ---- peers
-
-
-def test_opencv_beside_ours() -> None:
-    pytest.importorskip("skimage")
-    pytest.importorskip("cv2")
-    import cv2
-
-    if not hasattr(cv2, "optflow"):
-        pytest.skip("this OpenCV has no optflow module")
-    case = tvl1_solver.against_opencv(synthetic_pair(96, 128), CPU, 1, quiet)
-    rows = {row["name"]: row for row in case["rows"]}
-    assert rows.keys() == {"fullfield float32", "fullfield float16", "opencv cpu", "scikit-image cpu"}
-    assert rows["opencv cpu"]["ours_faster"] == pytest.approx(
-        rows["opencv cpu"]["median_s"] / rows["fullfield float32"]["median_s"]
-    )
-    assert case["opencv_cuda"] != "measured"
-    title, table = tvl1_report.tables({"cases": [case], "environment": {"cores": 3}})[0]
-    assert "3 × 1 × 10 (scikit-image: all scales of ½)" in title
-    assert "their CPU solvers on 3 cores" in title
-    assert [line[0] for line in table[1:]] == list(rows)
-
-
-def test_opencv_s_gpu_solver_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = synthetic_pair(48, 64)
-    asked: list[tuple[Any, ...]] = []
-
-    class Matrix:
-        def upload(self, array: Any) -> None:
-            self.array = array
-
-        def download(self) -> Any:
-            return self.array
-
-    class Kind:
-        @staticmethod
-        def create(*values: Any) -> Any:
-            asked.append(values)
-            return Kind()
-
-        def calc(self, first: Matrix, second: Matrix, flow: None) -> Matrix:
-            assert flow is None
-            assert first.array.shape == second.array.shape == (48, 64)
-            out = Matrix()
-            out.upload(pair.flow.permute(1, 2, 0).numpy())
-            return out
-
-    cv2 = types.ModuleType("cv2")
-    parts = {"cuda_OpticalFlowDual_TVL1": Kind, "cuda_GpuMat": Matrix}
-    for name, value in parts.items():
-        setattr(cv2, name, value)
-    cv2.cuda = types.SimpleNamespace(getCudaEnabledDeviceCount=lambda: 1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cv2", cv2)
-    call, told = tvl1_solver.opencv_cuda(pair, PRESETS["paper"].replace(iterations=10))
-    assert call is not None
-    assert told == "measured"
-    assert torch.equal(call(), pair.flow)
-    assert asked == [(0.25, 0.15, 0.3, 3, 1, 0.0, 10, 0.5, 0.0, False)]
-    cv2.cuda = types.SimpleNamespace(getCudaEnabledDeviceCount=lambda: 0)  # type: ignore[attr-defined]
-    assert tvl1_solver.opencv_cuda(pair, PRESETS["paper"]) == (None, "this OpenCV was built without CUDA")
+    for module, made in (
+        (
+            tvl1_solver,
+            {"frames": "whole_frames", "quality": "quality", "realtime": "real_time", "peers": "against_opencv"},
+        ),
+        (tvl1_schedules, {"schedules": "by_size", "depths": "by_depth", "energy": "energy"}),
+    ):
+        for name, function in made.items():
+            monkeypatch.setattr(module, function, part(name))
+    monkeypatch.setattr(tvl1_report, "report", lambda _: [])
+    output = tmp_path / "r.json"
+    assert on_cpu("--resume", "--parts", "depths", "frames", "-o", output) == 0, "there is nothing to keep yet"
+    assert done == ["depths", "frames"]
+    assert on_cpu("--resume", "-o", output) == 0
+    assert done[2:] == ["frames", "schedules", "realtime", "energy", "peers"], "failed parts again, done ones not"
+    assert on_cpu("--resume", "--parts", "energy", "-o", output) == 0
+    assert done[7:] == ["energy"], "what is asked for is measured anew"
+    cases = json.loads(output.read_text())["cases"]
+    order = ["ceilings", "whole frames", "schedules", "real time", "depths", "energy", "peers"]
+    assert [case["case"] for case in cases] == order
+    assert [case["number"] for case in cases[1:]] == [3, 4, 5, 1, 8, 7]

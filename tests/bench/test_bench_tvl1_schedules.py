@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,9 @@ import torch
 from benchmarks.cases.tvl1 import tuning
 from benchmarks.cases.tvl1.romera import SCHEDULES, cost, schedule_of
 from benchmarks.cases.tvl1.tuning import CANDIDATES, shape_for
-from fullfield._kernels.nvrtc import KernelError
 from fullfield.ops import launching
 from fullfield.ops.launching import Device
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
 from tests.oracles.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
@@ -60,34 +57,6 @@ def test_tuned_shapes_are_kept_for_these_kernels_and_this_gpu(tmp_path: Path, mo
     tuning._tuned.cache_clear()
     with pytest.raises(ValueError, match=r"expected a schedule of global, .*, got 'none'"):
         shape_for("none", torch.float32, device)
-
-
-def test_tuning_takes_the_fastest_that_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(0, "Some GPU 3000", "sm_90a", 100, 227 << 10)
-    times = {shape: 1.0 + number for number, shape in enumerate(dict.fromkeys(sum(CANDIDATES.values(), ())))}
-    best = {kind: candidates[-1] for kind, candidates in CANDIDATES.items()}
-    times |= dict.fromkeys(best.values(), 0.5)
-    impossible = CANDIDATES["register_pipeline", torch.float32][-1]
-
-    def timed(_schedule: str, _level: Level, shape: Shape) -> float:
-        if shape == impossible:
-            raise KernelError("too much shared memory")
-        return times[shape]
-
-    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuning, "device_at", lambda _: device)
-    monkeypatch.setattr(tuning, "_time", timed)
-    monkeypatch.setattr(tuning, "_SIZE", 16)
-    monkeypatch.setattr(tuning, "compile_all", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(tuning, "Level", lambda *a: Level(*a[:4], torch.device("cpu")))
-    found = tuning.tune(0)
-    for kind, shape in best.items():
-        measured = found[tuning._key(*kind)]
-        if shape == impossible:
-            assert repr(shape) not in measured
-        assert repr(shape_for(*kind, device)) == min(measured, key=measured.__getitem__)
-    tuning._tuned.cache_clear()
 
 
 # ---- on the GPU

@@ -37,6 +37,21 @@ def test_all_are_timed_and_peers_agree(tmp_path: Path, capsys: pytest.CaptureFix
     assert "× ours" in capsys.readouterr().out
 
 
+def test_a_wrong_result_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = contenders.ours
+
+    def wrong(*args: Any) -> Any:
+        found = right(*args)
+        return found * 1.001 if args[-1] != "reference" else found
+
+    monkeypatch.setattr(contenders, "ours", wrong)
+    monkeypatch.setattr(contenders, "peers", lambda _: ({}, {}))
+    code, cases = run(tmp_path, "--parts", "liteflownet")
+    assert code == 1
+    assert cases[0]["rows"][0]["status"] == "check failed"
+    assert "median_s" not in cases[0]["rows"][0]
+
+
 def test_the_compiled_sampler_takes_part_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "spatial_correlation_sampler"
 
@@ -53,18 +68,3 @@ def test_the_compiled_sampler_takes_part_where_it_is(monkeypatch: pytest.MonkeyP
     found, absent = contenders.peers(None)
     assert name not in found
     assert name in absent[name]
-
-
-def test_a_wrong_result_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = contenders.ours
-
-    def wrong(*args: Any) -> Any:
-        found = right(*args)
-        return found * 1.001 if args[-1] != "reference" else found
-
-    monkeypatch.setattr(contenders, "ours", wrong)
-    monkeypatch.setattr(contenders, "peers", lambda _: ({}, {}))
-    code, cases = run(tmp_path, "--parts", "liteflownet")
-    assert code == 1
-    assert cases[0]["rows"][0]["status"] == "check failed"
-    assert "median_s" not in cases[0]["rows"][0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -50,105 +49,8 @@ def test_a_call_s_joules_from_a_counter_that_ticks() -> None:
     assert found["seconds"] >= 0.5
 
 
-def test_the_device_works_while_the_meter_is_read() -> None:
-    clock, working = Clock(), [False]
-
-    class Slow(Ticking):
-        def joules(self) -> float:
-            readings.append(working[0])
-            return super().joules()
-
-    def call() -> None:
-        clock.now += 0.003
-        working[0] = True
-        calls.append(clock.now)
-
-    def finish() -> None:
-        working[0] = False
-        waits.append(len(calls))
-
-    readings: list[bool] = []
-    calls: list[float] = []
-    waits: list[int] = []
-    energy.energy_of(call, Slow(clock), finish, seconds=0.3, clock=clock)
-    assert readings.count(False) <= 4, "before and after each wait for the meter"
-    assert readings.count(True) > 5
-    assert waits[2] - waits[1] == 7, "about 20 ms of work are queued at a time"
-
-
-def test_idle_power_from_a_counter_that_ticks() -> None:
-    clock = Clock()
-    clock.now = 0.03
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    assert energy.idle_watts(Ticking(clock), 0.25, clock, sleep) == pytest.approx(200, rel=0.03)
-
-
-def test_power_is_added_up_over_time() -> None:
-    meter = energy.Sampled(lambda: 50.0, "made up", seconds=0.005)
-    begin, before = time.perf_counter(), meter.joules()
-    time.sleep(0.1)
-    joules, passed = meter.joules() - before, time.perf_counter() - begin
-    meter.close()
-    assert joules == pytest.approx(50 * passed, rel=0.05)
-
-
 class NVMLError(Exception):
     pass
-
-
-def fake_nvml(
-    monkeypatch: pytest.MonkeyPatch, *, counter: bool, power: bool, still: bool = False, watts: int = 250
-) -> None:
-    counts = itertools.count(12_345, 0 if still else 5)
-
-    def refuse(_handle: object) -> int:
-        raise NVMLError("Not Supported")
-
-    nvml = types.ModuleType("pynvml")
-    names = {
-        "NVMLError": NVMLError,
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
-        "nvmlDeviceGetTotalEnergyConsumption": (lambda _: next(counts)) if counter else refuse,
-        "nvmlDeviceGetPowerUsage": (lambda _: 1000 * watts) if power else refuse,
-    }
-    for name, value in names.items():
-        setattr(nvml, name, value)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="abc"))
-
-
-def test_nvidia_s_counter_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml(monkeypatch, counter=True, power=True)
-    meter, told = energy.open_meter(CUDA)
-    assert meter is not None
-    assert "total energy counter" in told
-    assert meter.joules() == pytest.approx(12.345, abs=0.1)
-
-
-def test_then_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml(monkeypatch, counter=False, power=True)
-    meter, told = energy.open_meter(CUDA)
-    assert meter is not None
-    assert "power, sampled" in told
-    assert energy.idle_watts(meter, 0.05) == pytest.approx(250, rel=0.1)
-    meter.close()
-
-
-def test_a_counter_that_does_not_move_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(energy, "_LOOK_SECONDS", 0.02)
-    fake_nvml(monkeypatch, counter=True, still=True, power=True)
-    meter, told = energy.open_meter(CUDA)
-    assert meter is not None
-    assert "power, sampled" in told
-    meter.close()
-    fake_nvml(monkeypatch, counter=True, still=True, power=True, watts=0)
-    meter, told = energy.open_meter(CUDA, tmp_path)
-    assert meter is None
-    assert "energy counter does not move, and its power reads 0" in told
 
 
 def test_no_joules_from_a_meter_that_stands_still() -> None:
@@ -178,31 +80,64 @@ def board(folder: Path, rails: dict[str, tuple[int, int]], name: str = "ina3221"
     return folder
 
 
+def refuse(*_: object) -> int:
+    raise NVMLError("Not Supported")
+
+
+RAILS = {"VDD_GPU_SOC": (12_000, 1000), "VDD_CPU_CV": (12_000, 500)}
+WHOLE = {"VDD_IN": (5000, 3000), "VDD_CPU_GPU_CV": (5000, 1000)}
+
+
 @pytest.mark.parametrize(
-    ("rails", "watts"),
+    ("step", "watts", "rails", "told", "expected"),
     [
-        ({"VDD_GPU_SOC": (12_000, 1000), "VDD_CPU_CV": (12_000, 500)}, 18.0),
-        ({"VDD_IN": (5000, 3000), "VDD_CPU_GPU_CV": (5000, 1000)}, 15.0),
+        (5, 250, None, "total energy counter", None),
+        (0, 250, None, "power, sampled", 250.0),
+        (None, 250, None, "power, sampled", 250.0),
+        (0, 0, None, "energy counter does not move, and its power reads 0", "absent"),
+        (None, None, RAILS, "board's power sensors", 18.0),
+        (None, None, WHOLE, "board's power sensors", 15.0),
+        (None, None, {}, "neither energy nor power: Not Supported", "absent"),
     ],
-    ids=["all rails", "the whole module's"],
+    ids=["counter", "counter stands still", "power", "both stand still", "all rails", "the module's rail", "nothing"],
 )
-def test_a_jetson_s_sensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rails: dict[str, tuple[int, int]], watts: float
+def test_meters_of_a_gpu(
+    step: int | None,
+    watts: int | None,
+    rails: dict[str, tuple[int, int]] | None,
+    told: str,
+    expected: float | str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    fake_nvml(monkeypatch, counter=False, power=False)
-    meter, told = energy.open_meter(CUDA, board(tmp_path / "hwmon", rails))
+    """NVML's counter (``step``: millijoules from reading to reading), its power, a Jetson's sensors, in that order."""
+    counts = itertools.count(12_345, step or 0)
+    nvml = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetTotalEnergyConsumption=refuse if step is None else lambda _: next(counts),
+        nvmlDeviceGetPowerUsage=refuse if watts is None else lambda _: 1000 * watts,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="abc"))
+    monkeypatch.setattr(energy, "_LOOK_SECONDS", 0.02)
+    folder = tmp_path if rails is None else board(tmp_path / "hwmon", rails, "ina3221" if rails else "coretemp")
+    meter, said = energy.open_meter(CUDA, folder)
+    assert told in said
+    if expected == "absent":
+        assert meter is None
+        assert "no power sensor (ina3221)" in said
+        return
     assert meter is not None
-    assert "board's power sensors" in told
-    assert energy.idle_watts(meter, 0.05) == pytest.approx(watts, rel=0.1)
+    if expected is None:
+        assert meter.joules() == pytest.approx(12.345, abs=0.1)
+    else:
+        assert energy.idle_watts(meter, 0.05) == pytest.approx(expected, rel=0.1)
     meter.close()
 
 
-def test_where_there_is_none_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml(monkeypatch, counter=False, power=False)
+def test_where_nothing_is_read_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert energy.open_meter(torch.device("cpu")) == (None, "no energy counter is read for cpu")
-    meter, told = energy.open_meter(CUDA, board(tmp_path / "hwmon", {}, name="coretemp"))
-    assert meter is None
-    assert "neither energy nor power: Not Supported" in told
-    assert "no power sensor (ina3221)" in told
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "nvidia-ml-py is not installed" in energy.open_meter(CUDA, tmp_path)[1]

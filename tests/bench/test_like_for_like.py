@@ -39,13 +39,6 @@ def row(name: str, seconds: float, **facts: Any) -> dict[str, Any]:
     return {"name": name, "status": "ok", "median_s": seconds, "peak_bytes": 2 << 30, "first_call_s": 27.0, **facts}
 
 
-def test_only_float32_is_compared_until_both_halves_are_stored(tables: ModuleType) -> None:
-    for text in (tables.short_table(), tables.networks_table()):
-        assert "RAFT, 32 updates, 8192×3432, float32" in text
-        assert "half precision, " not in text
-    assert "ptlflow was not measured so" in tables.short_table()
-
-
 def test_a_run_with_both_precisions(tables: ModuleType) -> None:
     rows = [
         row("fast", 0.0111),
@@ -72,26 +65,3 @@ def test_a_run_with_both_precisions(tables: ModuleType) -> None:
     assert "not measured so" not in tables.short_table()
     assert "its first call takes 27 to 27 s" in tables.networks_table()
     assert "8192×3432" in tables.short_table()
-
-
-def test_lookups_of_a_new_run_come_first_and_name_reasons(tables: ModuleType) -> None:
-    def lookup(name: str, **facts: Any) -> dict[str, Any]:
-        return {"name": name, "status": "ok", "peak_with_inputs_bytes": 1e6, "eager": {"median_s": 0.002}, **facts}
-
-    about = {"size": [224, 512], "scene": tables.EASY, "updates": 32, "channels": 256}
-    rows = [
-        lookup("cuda", graph={"median_s": 0.00123}),
-        {"name": "RAFT's volume", "status": "out of memory", "reason": "the volume takes 65.3 GiB"},
-        lookup(tables.KERNEL),
-    ]
-    cases = [{**about, "dtype": "bfloat16", "precision": "highest", "rows": rows}]
-    stored = {"bench": "correlation", "cases": cases, "environment": ENVIRONMENT}
-    (tables.RESULTS / "like_lookups.json").write_text(json.dumps(stored))
-    text = tables.lookup_table()
-    (line,) = (line for line in text.splitlines() if line.startswith("| 512×224"))
-    cells = [cell.strip() for cell in line.split("|")[2:-1]]
-    assert cells[0] == "1.23 ms, 1 MB"
-    assert cells[2] == "2 ms eager, 1 MB"
-    assert cells[5] == "out of memory: the volume takes 65.3 GiB"
-    assert "NVIDIA H100 80GB HBM3" in text
-    assert "1024×448" in text

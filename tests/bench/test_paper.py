@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.figures import save
 from benchmarks.paper import figures, published
 from benchmarks.paper.matching import METHODS, Runs, read_runs
 from benchmarks.paper.tables import TABLES, Table, sampled_cells
@@ -22,52 +21,6 @@ from fullfield.datasets import CHARGE_SHOTS, Rendered
 from fullfield.io import write_flow, write_image
 
 METRICS = ("px1", "epe", "lm_px1", "lm_epe")
-
-
-def cells(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in ("default", "on_demand", "ours") if isinstance(row.get(name), dict)}
-
-
-def test_every_number_is_there() -> None:
-    counts = {"1": 17, "2": 15, "3": 5, "6": 17, "7": 15, "8": 12, "9": 19, "11": 58}
-    assert {number: len(published.rows(number)) for number in counts} == counts
-    for number in counts:
-        for row in published.rows(number):
-            assert "method" not in row or row["method"] in METHODS
-    assert published.rows("11")[-1]["on_demand"] == {"runtime_s": 2.89, "std_s": 0.02}
-    assert published.rows("8")[2]["default"] == {
-        "runtime_s": 0.32,
-        "runtime_percent": 7,
-        "memory_gib": 8.22,
-        "memory_percent": 423,
-    }
-    assert published.rows("9")[0]["mixed"] == {"runtime_s": 0.38, "memory_gib": 9.2}
-
-
-def test_table_1_is_the_best_of_table_11() -> None:
-    for row in published.rows("1"):
-        same = [other for other in published.rows("11") if other["method"] == row["method"]]
-        (full,) = [other for other in same if other["scale"] == row["scale"]]
-        assert [row[key] for key in METRICS] == [full[key] for key in METRICS]
-        seconds = {name: cell["runtime_s"] for name, cell in cells(full).items()}
-        assert row["best_s"] == min(seconds.values())
-        if row["without_s"] is not None:
-            assert row["without_s"] == min(s for name, s in seconds.items() if name != "ours")
-        if row["scale"] == [other["scale"] for other in published.rows("1") if other["method"] == row["method"]][-1]:
-            assert row["px1"] == min(other["px1"] for other in same)
-
-
-def test_tables_of_one_measurement_agree() -> None:
-    for number, other_number, slack in (("2", "11", 0.0), ("9", "11", 0.05)):
-        for row in published.rows(number):
-            for other in published.rows(other_number):
-                if (row["method"], row["scale"]) == (other["method"], other["scale"]):
-                    for name, cell in cells(row).items():
-                        assert cell["runtime_s"] == pytest.approx(other[name]["runtime_s"], abs=slack), (row, other)
-    for row in published.rows("6"):
-        for other in published.rows("7"):
-            if (row["method"], row["scale"]) == (other["method"], other["scale"]):
-                assert row["best_s"] == min(cell["runtime_s"] for cell in cells(other).values())
 
 
 @pytest.mark.parametrize("number", ["2", "7", "8"])
@@ -185,20 +138,6 @@ def test_a_run_has_one_place(tmp_path: Path, change: dict[str, Any], place: str 
     assert found == ({place} if place else set())
 
 
-def test_on_demand_the_extension_comes_before_our_reference(tmp_path: Path) -> None:
-    store(tmp_path / "a", "raft", **OURS, scale="1/4", backend="reference", used="reference", seconds=9.0)
-    told = TABLES["2"](Runs(read_runs([tmp_path])))
-    assert line(told, "RAFT", "2048 - 1/4").here["on_demand.runtime_s"] == 9.0
-    assert any("our reference in plain PyTorch" in note for note in told.notes)
-    extension = {"used": "alt_cuda_corr", "patched": False, "alt_cuda_corr": "0a1b", "seconds": 2.0}
-    store(tmp_path / "b", "ptlflow:raft", **OURS, scale="1/4", **extension)
-    told = TABLES["2"](Runs(read_runs([tmp_path])))
-    assert line(told, "RAFT", "2048 - 1/4").here["on_demand.runtime_s"] == 2.0
-    assert not any("our reference in plain PyTorch" in note or "--alone" in note for note in told.notes)
-    store(tmp_path / "c", "raft", **OURS, scale="1/8", alone=False)
-    assert any("--alone takes them without" in note for note in TABLES["2"](Runs(read_runs([tmp_path]))).notes)
-
-
 @pytest.mark.parametrize(
     ("parameters", "method"),
     [
@@ -250,24 +189,6 @@ def test_table_1_has_our_best_scale(tmp_path: Path) -> None:
     assert row.paper["change_percent"] == -63
 
 
-def test_words_that_stand_for_numbers(tmp_path: Path) -> None:
-    store(tmp_path / "a", "raft", **OURS, scale="1/8", gib=None, scores=None)
-    store(tmp_path / "b", "raft", **OURS, scale="1/4", scores=scores(9.0, lm_epe=float("nan")))
-    store(tmp_path / "c", "raft", **{**OURS, "weights": "random"}, scale="1/2", scores=scores(99.0))
-    store(tmp_path / "d", "raft", **OURS, failure="out of memory")
-    runs = Runs(read_runs([tmp_path]))
-    table = TABLES["11"](runs)
-    assert line(table, "RAFT", "1/8").here["px1"] == "no data"
-    assert line(TABLES["2"](runs), "RAFT", "1024 - 1/8").here["ours.memory_gib"] == "no data"
-    assert line(table, "RAFT", "1/4").here["px1"] == 9.0
-    assert line(table, "RAFT", "1/4").here["lm_epe"] == "no data"
-    assert line(table, "RAFT", "1/2").here["px1"] == "not run"  # with the paper's weights
-    assert line(table, "RAFT", "1/2").here["ours.runtime_s"] == "not run"
-    assert line(table, "RAFT", "1/1").here["px1"] == "OOM"
-    assert line(table, "HCVFlow", "1/2").here["px1"] == "not in ptlflow"
-    assert line(table, "GMFlow", "1/4").here["ours.runtime_s"] == "n/a"
-
-
 def test_without_runs_every_place_says_so() -> None:
     for number, make in TABLES.items():
         table = make(Runs([]))
@@ -301,35 +222,6 @@ def test_fewer_pairs_have_rows_of_their_own(tmp_path: Path) -> None:
     figures.accuracy_over_runtime(TABLES["1"](Runs(read_runs([tmp_path]))))
 
 
-def test_stand_ins_and_second_runs_are_told(tmp_path: Path) -> None:
-    store(tmp_path / "a", "raft", **OURS, dataset="mine", scores=scores(5.0))
-    store(tmp_path / "b", "raft", **OURS, dataset="mine", scores=scores(6.0))
-    table = TABLES["11"](Runs(read_runs([tmp_path]), {"charge-8k": "mine"}))
-    assert line(table, "RAFT", "1/1").here["px1"] == 5.0
-    assert any("mine stand in for charge-8k" in note for note in table.notes)
-    assert any("same place" in note and str(tmp_path / "b") in note for note in table.notes)
-    assert all(row.here["px1"] != 5.0 for row in TABLES["11"](Runs(read_runs([tmp_path]))).lines)
-
-
-def test_table_8_is_of_three_sets(tmp_path: Path) -> None:
-    store(tmp_path / "a", "raft", **OURS, dataset="sintel-clean", seconds=0.5)
-    store(tmp_path / "b", "ptlflow:dpflow", dataset="spring", seconds=0.75, patched=True, weights="sintel")
-    table = TABLES["8"](Runs(read_runs([tmp_path])))
-    assert line(table, "RAFT", "Sintel").here["ours.runtime_s"] == 0.5
-    assert line(table, "DPFlow", "Spring").here["ours.runtime_s"] == 0.75
-    assert line(table, "RAFT", "KITTI 2015").here["ours.runtime_s"] == "not run"
-
-
-def test_folders_that_are_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected a folder of runs"):
-        read_runs([tmp_path / "absent"])
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_text('{"something": "else"}')
-    unfinished = store(tmp_path / "unfinished", "raft", **OURS)
-    (unfinished / "result.json").unlink()
-    assert read_runs([tmp_path]) == []
-
-
 def test_sampled_cells() -> None:
     def share(block: int, layout: str, value: float, level: int = 0) -> dict[str, Any]:
         return {"level": level, "block": block, "layout": layout, "share": value}
@@ -349,35 +241,6 @@ def test_sampled_cells() -> None:
     assert line(table, "4²").here["row_major"] == "not run"
     with pytest.raises(InputError, match="benchmarks analyze"):
         sampled_cells([{"files": [{"shape": 1}]}])
-
-
-def test_csv_has_the_numbers_in_full(tmp_path: Path) -> None:
-    store(tmp_path / "a", "raft", **OURS, seconds=0.123456789, scores=scores(1.0))
-    rows = list(csv.DictReader(io.StringIO(comma_separated(TABLES["11"](Runs(read_runs([tmp_path])))))))
-    assert len(rows) == 2 * 58
-    (ours,) = [row for row in rows if row["source"] == "here" and row["ours.runtime_s"] not in ("not run", "n/a", "")]
-    assert (ours["Method"], ours["Scale"], ours["ours.runtime_s"]) == ("RAFT", "1/1", "0.123456789")
-
-
-def test_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for scale in ("1/4", "1/2", "1/1"):
-        store(tmp_path / scale.replace("/", ""), "raft", **OURS, scale=scale, scores=scores(10.0))
-    runs = Runs(read_runs([tmp_path]))
-    first = figures.accuracy_over_runtime(TABLES["1"](runs))
-    drawn = len(first.axes[0].collections)
-    assert drawn == len(figures.accuracy_over_runtime(TABLES["1"](Runs([]))).axes[0].collections) + 1
-    for dataset in figures.OVER_SCALES.values():
-        curves = figures.over_scales(runs, dataset)
-        assert {len(axes.lines) for axes in curves.axes} == {2 * len(figures.SELECTED)}
-        measured = [curve for curve in curves.axes[0].lines if curve.get_linestyle() == "-" and len(curve.get_xdata())]
-        assert len(measured) == (dataset == "charge-8k")
-        if measured:
-            (times,) = [c for c in curves.axes[1].lines if c.get_linestyle() == "-" and len(c.get_xdata())]
-            assert list(times.get_xdata()) == [0.25, 0.5, 1.0]
-            assert list(times.get_ydata()) == [16.0, 4.0, 1.0]
-    path = save(first, tmp_path / "figure.png")
-    assert path.stat().st_size > 1000
 
 
 def test_sheets(tmp_path: Path) -> None:

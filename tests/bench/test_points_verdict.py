@@ -55,6 +55,14 @@ def test_behind_in_one() -> None:
     assert text.startswith("NOT ahead in training memory; time: forward 8.00× (slow)")
 
 
+def test_summary() -> None:
+    cases = [case_of(OURS, SLOW), case_of(SLOW | {"ours": True}, OURS | {"ours": False}), case_of(OURS, part="network")]
+    lines = summary(cases)
+    assert [text.split(": ")[0] for text in lines[:2]] == ["a cloud", "a cloud"]
+    assert lines[-1] == "ahead of every baseline in all that was measured in 1 of 2 cases"
+    assert summary([]) == []
+
+
 def test_results_alone_are_level() -> None:
     """Who keeps and takes nothing but the results cannot be beaten there; a percent more is not behind."""
     lean = row("lean", (8.0, 9.0), (10.0, 49.5), 180.0)
@@ -83,18 +91,3 @@ def test_out_of_memory_is_named_and_failures_do_not_count() -> None:
     ours_failed = judged(case_of(OURS | {"status": "failed"}, SLOW))
     assert ours_failed is not None
     assert not ours_failed["ahead"]
-
-
-def test_memory_is_missing_on_the_cpu() -> None:
-    rows = [{key: value for key, value in one.items() if "bytes" not in key} for one in (OURS, SLOW)]
-    verdict = judged(case_of(*rows))
-    assert verdict is not None
-    assert {entry["what"] for entry in verdict["ratios"]} == {"time"}
-
-
-def test_summary() -> None:
-    cases = [case_of(OURS, SLOW), case_of(SLOW | {"ours": True}, OURS | {"ours": False}), case_of(OURS, part="network")]
-    lines = summary(cases)
-    assert [text.split(": ")[0] for text in lines[:2]] == ["a cloud", "a cloud"]
-    assert lines[-1] == "ahead of every baseline in all that was measured in 1 of 2 cases"
-    assert summary([]) == []

@@ -9,29 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.paper import command as reproduce
-from benchmarks.paper.figures import OVER_SCALES, SHEETS
-from benchmarks.paper.tables import TABLES
 
 FAST = ("--preset", "fast", "--scales", "1", "--warps", "1", "--iterations", "2")
-
-
-def test_names_are_those_of_the_package() -> None:
-    assert set(reproduce.TABLES) == {*TABLES, "3"}
-    assert set(reproduce.SHEETS) == {f"figure{number}" for number in SHEETS}
-    assert set(reproduce.PLOTS) == {"figure1", *(f"figure{number}" for number in OVER_SCALES)}
-
-
-def test_without_a_run_the_tables_say_so(cli: Any) -> None:
-    ran = cli("reproduce")
-    assert ran.code == 0
-    for number in reproduce.TABLES:
-        assert f"## Table {number}. " in ran.out
-    assert "| not run " in ran.out
-    assert "not in ptlflow" in ran.out
-    assert ran.out.count("CVPR 2026") == len(reproduce.TABLES)
 
 
 @pytest.fixture
@@ -94,45 +75,3 @@ def test_without_matplotlib_the_tables_are_written_and_the_plot_is_refused(
     assert ran.err.startswith("fullfield: error: figure1: cannot be drawn without matplotlib")
     assert ran.err.count("\n") == 1
     assert "out/table2.csv" in ran.out
-
-
-def test_what_is_not_run_is_said(cli: Any) -> None:
-    ran = cli("reproduce", "-o", "out", "--only", "figure6", "3")
-    assert ran.out.splitlines() == ["out/table3.csv", "out/tables.md", "figure6: not run"]
-
-
-def test_lookups_fill_table_3(cli: Any) -> None:
-    torch.manual_seed(0)
-    import numpy as np
-
-    np.save("l.npy", torch.randn(4, 2, 16, 24).numpy())
-    found = cli("analyze", "l.npy", "--json", "--blocks", "8")
-    assert found.code == 0, found.err
-    Path("l.json").write_text(found.out)
-    ran = cli("reproduce", "--only", "3", "--lookups", "l.json", "--json").json
-    (row,) = [
-        r
-        for r in ran["tables"]["3"]["rows"]
-        if r["source"] == "here" and r["row_major"] != "not run" and r["row_major"]
-    ]
-    assert row["Block"] == "8²"
-    shares = {s["layout"]: 100 * s["share"] for s in found.json["files"][0]["shares"] if s["level"] == 0}
-    assert row["patch_major"] == pytest.approx(shares["patch-major"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("absent",), "absent: expected a folder of runs"),
-        (("--only", "figure1"), "--only figure1: is a picture"),
-        (("--only", "4"), "invalid choice"),
-        (("--stand-in", "mine"), "--stand-in: expected SET=NAME with SET one of charge-8k"),
-        (("--only", "2", "--lookups", "a.png"), "--lookups: is for table 3"),
-        (("--only", "3", "--lookups", "a.png"), "--lookups a.png: expected JSON"),
-        (("--frames", "pairs:mine"), "--frames: is for the sheets"),
-        (("-o", "a.png"), "a.png: is a file"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_mistakes(refused: Callable[..., str], arguments: tuple[str, ...], words: str) -> None:
-    assert words in refused("reproduce", *arguments)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import Case, Cases, failed, measure
-from benchmarks.runner import BENCHES, build_parser, main
 from fullfield.cli.main import main as fullfield
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,17 +27,6 @@ def test_help_loads_nothing_heavy(words: list[str]) -> None:
     assert ran.stdout.startswith("usage: python -m benchmarks")
 
 
-def test_the_page_names_every_benchmark_and_option() -> None:
-    page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
-    (targets,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    assert set(targets.choices) == {*(bench.name for bench in BENCHES), "analyze", "record", "reproduce"}
-    for name, parser in targets.choices.items():
-        assert f"## `python -m benchmarks {name}" in page
-        for action in parser._actions:
-            for option in action.option_strings:
-                assert option in ("-h", "--help") or f"`{option}" in page, f"{name} {option}"
-
-
 @pytest.mark.parametrize(
     ("words", "command"),
     [
@@ -57,58 +43,6 @@ def test_the_verbs_that_went_say_where(words: list[str], command: str, capsys: p
     assert said.startswith("fullfield: error: ")
     assert said.endswith(f"in a checkout of fullfield run python -m {command}\n")
     assert said.count("\n") == 1
-
-
-STORED = {
-    "tvl1": ["tvl1_cpu", "tvl1_h200"],
-    "correlation": ["correlation_h200_sizes", "correlation_h200_train"],
-    "points": ["points_h200"],
-    "models": ["models_h200"],
-    "patched": ["patched_h200", "patched_h200_4k"],
-}
-
-
-@pytest.mark.parametrize(("name", "file"), [(name, file) for name, files in STORED.items() for file in files])
-def test_stored_results_stay_readable(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    path = ROOT / "benchmarks" / "results" / f"{file}.json"
-    assert main([name, "--stored", str(path)]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    for case in json.loads(path.read_text("utf-8"))["cases"]:
-        assert case.get("label", "") in captured.out
-
-
-@pytest.mark.parametrize("name", list(STORED))
-@pytest.mark.parametrize(
-    "text",
-    [
-        "nonsense",
-        "[]",
-        '{"cases": []}',
-        '{"bench": "NAME", "cases": [1], "environment": {}}',
-        '{"bench": "NAME", "cases": [{"case": "ceilings", "label": "x"}], "environment": {}}',
-        '{"bench": "NAME", "cases": [{"case": "ceilings", "rows": [{}]}, {"case": "schedules", "rows": [{}]}], '
-        '"environment": {}}',
-        "\xff",
-    ],
-)
-def test_a_bad_file_of_results_is_one_line(
-    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "r.json"
-    path.write_bytes(text.replace("NAME", name).encode("latin-1"))
-    assert main([name, "--stored", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("fullfield: error: --stored")
-    assert captured.err.count("\n") == 1
-
-
-def test_stored_results_take_no_options_of_measuring(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(ROOT / "benchmarks" / "results" / "models_h200.json")
-    for options in (["--updates", "3"], ["--device", "cpu"], ["--repeats", "5"], ["-o", "r.json"], ["--no-peers"]):
-        assert main(["models", "--stored", path, *options]) == 2
-        assert "--stored measures nothing; leave it out" in capsys.readouterr().err
 
 
 # ---- going through the cases

@@ -159,60 +159,33 @@ def test_extras_are_installed_from_where_the_package_came(
     assert install_command("ray") == ("pip install 'fullfield[ray]'" if by_name else f"pip install {options}'.[ray]'")
 
 
-def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def backends(device: str = "cpu") -> list[tuple[str, str | None]]:
-        kernel = None if device == "cuda:0" else "needs a newer GPU" if device == "cuda:1" else "runs on NVIDIA GPUs"
+@pytest.mark.parametrize("operator", ["correlation", "tvl1", "spatial_correlation", "matching"])
+def test_doctor_says_what_operators_run_on(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
+    own = import_module(f"fullfield.ops.{operator}").backends()
+    report = cli("doctor", "--json").json["operators"][operator]
+    assert report["backend"] == next(name for name, why in own if why is None)
+
+    def options(device: str = "cpu") -> list[tuple[str, str | None]]:
+        kernel = {"cuda:0": None, "cuda:1": "needs a newer GPU"}.get(device, "runs on NVIDIA GPUs")
         return [("cuda", kernel), ("reference", None)]
 
-    monkeypatch.setattr("fullfield.ops.correlation.backends", backends)
+    monkeypatch.setattr(f"fullfield.ops.{operator}.backends", options)
+    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    ran = cli("doctor")
-    assert "correlation   on GPUs: PyTorch finds no GPU" in ran.out
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    ran = cli("doctor")
-    told = (
-        "correlation   on cuda:0: backend cuda\n"
-        "              reference: can run; cuda comes first\n"
-        "correlation   on cuda:1: backend reference\n"
-        "              cuda: needs a newer GPU\n"
-    )
-    assert told in ran.out
-    assert cli("doctor", "--json").json["correlation_on_gpus"]["cuda:1"]["backend"] == "reference"
-
-
-def test_doctor_says_what_tvl1_runs_on(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def options(device: str = "cpu") -> list[tuple[str, str | None]]:
-        return [("cuda", None if device == "cuda:0" else "needs a newer GPU"), ("reference", None)]
-
-    monkeypatch.setattr("fullfield.ops.tvl1.backends", options)
+    out = cli("doctor").out
+    assert f"{operator:<13} backend reference\n              cuda: runs on NVIDIA GPUs\n" in out
+    assert "correlation   on GPUs: PyTorch finds no GPU" in out
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     told = (
-        "tvl1          on cuda:0: backend cuda\n"
+        f"{operator:<13} on cuda:0: backend cuda\n"
         "              reference: can run; cuda comes first\n"
-        "tvl1          on cuda:1: backend reference\n"
+        f"{operator:<13} on cuda:1: backend reference\n"
         "              cuda: needs a newer GPU\n"
     )
     assert told in cli("doctor").out
-    assert cli("doctor", "--json").json["tvl1_on_gpus"]["cuda:0"]["backend"] == "cuda"
-
-
-@pytest.mark.parametrize("operator", ["spatial_correlation", "matching"])
-def test_doctor_says_what_windows_and_matching_run_on(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
-    own = import_module(f"fullfield.ops.{operator}").backends()
-    assert cli("doctor", "--json").json["operators"][operator]["backend"] == next(n for n, why in own if why is None)
-
-    def options(device: str = "cpu") -> list[tuple[str, str | None]]:
-        return [("cuda", None if device == "cuda:0" else "is for other chips"), ("chunks", None)]
-
-    monkeypatch.setattr(f"fullfield.ops.{operator}.backends", options)
-    monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
-    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: None)
-    out = cli("doctor").out
-    assert f"{operator:<13} backend chunks\n              cuda: is for other chips\n" in out
-    assert f"{operator:<13} on cuda:0: backend cuda\n              chunks: can run; cuda comes first\n" in out
-    assert cli("doctor", "--json").json[f"{operator}_on_gpus"]["cuda:0"]["backend"] == "cuda"
+    on_gpus = cli("doctor", "--json").json[f"{operator}_on_gpus"]
+    assert [on_gpus[name]["backend"] for name in ("cuda:0", "cuda:1")] == ["cuda", "reference"]
 
 
 def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,24 +161,6 @@ def test_a_wrong_data_set_lists_the_names(refused: Callable[..., str], pairs: Pa
     assert all(name in told for name in DATASETS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("evaluate", "nothing", "pairs:mine"), "invalid choice: 'nothing'"),
-        (("evaluate", "tvl1", "pairs:absent"), "absent"),
-        (("evaluate", "tvl1", "pairs:mine", "--scale", "2"), "--scale: expected more than 0 and at most 1"),
-        (("evaluate", "tvl1", "pairs:mine", "--updates", "2"), "--updates: belongs to"),
-        (("evaluate", "tvl1", "pairs:mine", "--submission", "s"), "have sites to submit to"),
-        (("evaluate", "tvl1", "pairs:mine", "-o", "a.png"), "a.png: is a file"),
-        (("evaluate", "raft", "pairs:mine", "--weights", "raft-things", "-o", "mine"), "expected a new folder"),
-        (("evaluate", "tvl1", "pairs:mine", "--device", "nothing"), "--device: expected a device"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, tuple) else None,
-)
-def test_mistakes(refused: Callable[..., str], pairs: Path, arguments: tuple[str, ...], words: str) -> None:  # noqa: ARG001
-    assert words in refused(*arguments)
-
-
 def test_more_processes_than_gpus(refused: Callable[..., str], pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setenv("LOCAL_RANK", "99")
     told = refused("evaluate", "tvl1", "pairs:mine", "--device", "cuda")

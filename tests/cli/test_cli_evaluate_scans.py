@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fullfield.datasets import SCANS
 from fullfield.io import PointCloud, write_point_cloud
 from fullfield.testing import room_scan
 
@@ -90,34 +89,3 @@ def test_a_protocol_lists_ransac_beside_the_whole_pipeline(cli: Any, rooms: str)
     assert stored["pairs"]["room/0_2"]["ir"] == whole["pairs"]["room/0_2"]["ir"]
     again = cli("evaluate", "fpfh", rooms, *few[-4:], "--score-only", "--max-rre", "1e-9", "--json").json
     assert [run["scores"]["rr"] for run in again["runs"]] == [0] * 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("fpfh", "sintel-clean:set"), f"expected NAME one of {', '.join(SCANS)}"),
-        (("tvl1", "3dmatch:set"), "NAME:FOLDER: 3dmatch has pairs of point clouds, which 'fullfield evaluate' takes"),
-        (("fpfh", "3dmatch:set", "--scale", "1/2"), "--scale: MODEL fpfh registers point clouds; leave it out"),
-        (("fpfh", "3dmatch:set", "--updates", "2"), "--updates: MODEL fpfh registers point clouds"),
-        (("tvl1", "pairs:set", "--voxel", "1"), "--voxel: MODEL tvl1 estimates flow; leave it out"),
-        (("fpfh", "3dmatch:set", "--samples", "2"), "expected numbers of at least 3"),
-        (("fpfh", "3dmatch:set", "--samples", "9,9"), "expected different numbers"),
-        (("fpfh", "3dmatch:set", "--protocol", "mine"), "--protocol: invalid choice: 'mine'"),
-        (("tvl1", "pairs:set", "--protocol", "pointcnnpp"), "--protocol: MODEL tvl1 estimates flow; leave it out"),
-        (("fpfh", "3dmatch:set", "--seed", "-1"), "--seed: expected a whole number >= 0"),
-        (("fpfh", "3dmatch:set", "--inlier-ratio", "2"), "--inlier-ratio: expected a share below 1, got 2"),
-        (("fpfh", "3dmatch:set", "--device", "cuda"), "--device: expected cpu"),
-        (("fpfh", "3dmatch:set", "--score-only"), "there is no run in runs/3dmatch/fpfh/samples-5000"),
-        (("fpfh", "3dmatch:set", "--score-only", "--ransac", "9"), "--ransac: --score-only registers nothing"),
-        (("fpfh", "3dmatch:set", "--weights", "w"), "--weights: MODEL fpfh registers point clouds"),
-        (("learned", "3dmatch:set", "--weights", "w"), "w: no such file"),
-        (("learned", "3dmatch:set", "--weights", "set/room/gt.log"), "gt.log: expected weights"),
-        (("learned", "3dmatch:set", "--weights", "w", "--updates", "2"), "--updates: MODEL learned registers"),
-        (("learned", "3dmatch:set", "--weights", "w", "--score-only"), "--weights: --score-only registers nothing"),
-        (("nothing", "3dmatch:set"), "invalid choice: 'nothing'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-@pytest.mark.usefixtures("rooms")
-def test_mistakes(refused: Callable[..., str], arguments: tuple[str, ...], words: str) -> None:
-    assert words in refused("evaluate", *arguments)

@@ -92,25 +92,6 @@ def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -
     assert options == {"lookup": "dense", "batch": 3, "updates": 0, "dynamic": True}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-o", "flow.pth"), "flow.pth: unknown suffix '.pth'; -o takes .onnx, .pt2"),
-        (("-o", "absent/flow.onnx"), "folder absent does not exist"),
-        (("-o", "flow.pt2", "--lookup", "dense"), "--lookup: only .onnx has a choice"),
-        (("-o", "flow.onnx", "--method", "tvl1"), "argument --method: invalid choice: 'tvl1'"),
-        (("-o", "flow.onnx", "--weights", "absent.pth"), "--weights: absent.pth: no such file"),
-        (("-o", "flow.onnx", "--weights", "random", "--updates", "0"), "--updates: expected an integer >= 1"),
-        (("-o", "flow.onnx", "--weights", "random", "--dynamic"), "--size: expected a multiple of 8 and 128 at least"),
-    ],
-    ids=str,
-)
-def test_mistakes_are_one_line(refused: Callable[..., str], options: tuple[str, ...], message: str) -> None:
-    pytest.importorskip("onnxscript")
-    assert message in refused(*SMALL, *options)
-    assert not Path("flow.onnx").exists()
-
-
 def test_nothing_is_fetched_where_onnx_is_missing(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

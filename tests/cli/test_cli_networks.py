@@ -159,38 +159,6 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
     assert ran.json["parameters"]["weights"] == "raft-small"
 
 
-@pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (("--method", "raft", "--weights", "none.pth"), "--weights: none.pth: no such file; 'fullfield weights list'"),
-        (("--method", "raft", "--weights", "things"), "--weights: expected a file or one of fullfield-s, raft-chairs"),
-        (("--method", "raft", "--weights", "raft-small"), "--weights: expected some for raft, got raft-small"),
-        (("--method", "raft", "--weights", "w.pth"), "w.pth: expected weights of RAFT; it looks like RAFT-small"),
-        (("--method", "raft", "--weights", "a.png"), "a.png: expected weights (a PyTorch or safetensors file)"),
-        (("--method", "raft", "--updates", "many"), "--updates: expected INT|auto, got 'many'"),
-        (("--method", "raft", "--updates", "-1"), "--updates: expected an integer >= 0"),
-        (("--method", "raft-small", "--weights", "w.pth", "--updates", "0"), "--updates: expected an integer >= 1"),
-        (("--method", "raft", "--coarse-updates", "3"), "--coarse-updates: expected None without a cascade"),
-        (("--method", "raft", "--precision", "half"), "--precision: expected one of auto, exact, fast, bfloat16"),
-        (("--method", "sea-raft", "--padding", "kitti"), "--padding: belongs to --method raft, raft-small, not to"),
-        (("--method", "raft", "--preset", "paper"), "--preset: raft has default, fast, got 'paper'"),
-        (("--method", "raft-small", "--weights", "w.pth", "--backend", "best"), "--backend: expected one of cuda,"),
-        (
-            ("--method", "tvl1", "--cascade"),
-            "--cascade: belongs to --method auto, fullfield-s, raft, raft-small, sea-raft-s, ",
-        ),
-        (("--method", "raft", "--no-patched"), "--patched: belongs to --method ptlflow:NAME, not to raft"),
-        (("--method", "ptlflow:"), "--method: invalid choice: 'ptlflow:'"),
-        (("--method", "ptlflow:NAME"), "--method: invalid choice: 'ptlflow:NAME'"),
-    ],
-)
-def test_mistakes(refused: Callable[..., str], weights: str, argv: tuple[str, ...], expected: str) -> None:
-    assert weights
-    assert expected in refused(*PAIR, *argv)
-    assert not Path("out.flo").exists()
-
-
 def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
     cache.mkdir(parents=True)
     (cache / "raft-things.pth").write_bytes(Path(weights).read_bytes())

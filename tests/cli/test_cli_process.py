@@ -13,27 +13,6 @@ from typing import Any
 import pytest
 
 COMMAND = (sys.executable, "-m", "fullfield")
-HEAVY = ("torch", "numpy", "numba", "OpenImageIO", "h5py", "PIL")
-
-
-@pytest.mark.parametrize("argv", [["--help"], ["flow", "--help"], ["--version"]])
-def test_help_loads_nothing_heavy(argv: list[str]) -> None:
-    code = (
-        "import sys; from fullfield.cli.main import main; code = main(sys.argv[1:]); "
-        f"print([name for name in {HEAVY} if name in sys.modules], code, file=sys.stderr)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
-    assert ran.stderr == "[] 0\n"
-    assert ran.stdout
-
-
-def test_help_takes_half_a_second(spent: Callable[[], float]) -> None:
-    seconds = []
-    for _ in range(3):
-        start = spent()
-        subprocess.run([*COMMAND, "--help"], capture_output=True, check=True)
-        seconds.append(spent() - start)
-    assert min(seconds) <= 0.5
 
 
 def test_a_mistake_is_found_before_anything_heavy_is_loaded(scene: Path, spent: Callable[[], float]) -> None:

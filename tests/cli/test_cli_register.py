@@ -122,29 +122,6 @@ def test_an_honest_failure_has_its_own_code(cli: Any, scans: Path) -> None:
     assert ran.json["untried"] == ["descriptor", "voxel", "init"]
 
 
-def test_mistakes_are_one_line(cli: Any, scans: Path) -> None:
-    np.save(scans / "nan.npy", np.full((5, 3), np.nan))
-    (scans / "bad.txt").write_text("1 2 3")
-    mistakes = {
-        ("a.ply", "missing.ply"): "missing.ply: no such file",
-        ("a.ply", "near.xyz"): "near.xyz: no such file",
-        ("a.ply", "bad.txt"): "bad.txt: unknown suffix '.txt'; DST takes .ply",
-        ("nan.npy", "b.npy"): "nan.npy: expected finite points, got 5 points, none of them finite",
-        ("a.ply", "b.npy", "--init", "bad.txt"): "bad.txt: expected a finite 4×4 matrix",
-        ("a.ply", "b.npy", "-o", "a.ply"): "is also an input",
-        ("a.ply", "b.npy", "-o", "out.pcd"): "out.pcd: unknown suffix",
-        ("a.ply", "b.npy", "-o", "no/out.ply"): "does not exist",
-        ("a.ply", "b.npy", "--max-error", "1"): "--max-error: is the scale of --viz",
-        ("a.ply", "b.npy", "--voxel", "0"): "expected a number > 0",
-        ("a.ply", "b.npy", "--seed", "-1"): "--seed",
-    }
-    for argv, message in mistakes.items():
-        ran = cli("register", *argv)
-        assert ran.code == 2, argv
-        assert message in ran.err, argv
-        assert ran.err.count("\n") == 1
-
-
 def test_what_a_file_would_lose_is_said_before_the_search(
     cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

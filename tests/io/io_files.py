@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import OpenImageIO as oiio
 import pytest
 from numpy.typing import NDArray
+
+from fullfield import InputError
+from fullfield.io import read_point_cloud
 
 
 class ExrPart(NamedTuple):
@@ -99,3 +103,17 @@ def complaint(error: pytest.ExceptionInfo[Exception]) -> str:
 
 def samples(shape: Sequence[int], seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).random(shape, np.float32)
+
+
+MIB = 64
+
+
+def refused(path: Path, data: bytes, match: str, read: Callable[[Path], Any] = read_point_cloud) -> None:
+    """``data`` is refused in one line that names the file, within a second and ``MIB``."""
+    path.write_bytes(data)
+    begin = time.perf_counter()
+    with PeakMemory() as memory, pytest.raises(InputError, match=match) as error:
+        read(path)
+    assert complaint(error).startswith(str(path))
+    assert time.perf_counter() - begin < 1
+    assert (memory.grown or 0) < MIB

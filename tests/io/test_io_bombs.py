@@ -6,7 +6,6 @@ import struct
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,23 +19,9 @@ from bombs import (
     npz_of_shared_bytes,
     pcd_of_many_values,
 )
-from io_files import ExrPart, PeakMemory, complaint, save
+from io_files import MIB, ExrPart, PeakMemory, refused, save
 
-from fullfield import InputError
 from fullfield.io import read_flow, read_frame, read_point_cloud, read_vectors
-
-MIB = 64
-
-
-def refused(path: Path, data: bytes, match: str, read: Any = read_point_cloud) -> None:
-    """``data`` is refused in one line that names the file, within a second and ``MIB``."""
-    path.write_bytes(data)
-    begin = time.perf_counter()
-    with PeakMemory() as memory, pytest.raises(InputError, match=match) as error:
-        read(path)
-    assert complaint(error).startswith(str(path))
-    assert time.perf_counter() - begin < 1
-    assert (memory.grown or 0) < MIB
 
 
 def test_las_made_by_hand_is_read(tmp_path: Path) -> None:

@@ -285,18 +285,6 @@ def test_what_is_no_texture() -> None:
     assert why_not_texture(photo(1, 130, 600), None) == "long and thin"
 
 
-@pytest.mark.parametrize(
-    "stem", ["wall_nm", "wall01_s", "Carpet_Normal", "masks", "a-gloss", "door_local", "x_colormask"]
-)
-def test_names_of_maps(stem: str) -> None:
-    assert named_as_map(stem)
-
-
-@pytest.mark.parametrize("stem", ["wall", "wall_d", "tiles", "unmask3d", "wall02", "Normandy"])
-def test_names_of_pictures(stem: str) -> None:
-    assert not named_as_map(stem)
-
-
 def test_near_duplicates() -> None:
     seen = np.stack([fingerprint(photo(1)), fingerprint(photo(2))])
     shrunk = np.asarray(Image.fromarray(photo(1)).resize((140, 130)))
@@ -307,15 +295,6 @@ def test_near_duplicates() -> None:
     seen = np.stack([shape_fingerprint(s) for s in shapes[:9]])
     assert is_same_shape(shape_fingerprint(shapes[1][:, ::-1]), seen)
     assert not is_same_shape(shape_fingerprint(shapes[9]), seen)
-
-
-def test_dark_pictures_get_brighter() -> None:
-    dark, was = brightened(photo(1) // 8)
-    assert was
-    assert 85 < np.percentile(dark, 99) < 130
-    same, was = brightened(photo(1))
-    assert not was
-    assert np.array_equal(same, photo(1))
 
 
 def test_silhouettes_fill_the_tile_but_for_the_margin() -> None:
@@ -333,23 +312,6 @@ def test_silhouettes_fill_the_tile_but_for_the_margin() -> None:
     assert silhouette(np.zeros((200, 200), np.uint8)) is None
     assert silhouette(cutout(2)[..., 3][::5, ::5]) is None  # small
     assert silhouette((cutout(2)[..., 3] > 0).astype(np.uint8) * 120) is None  # half-transparent
-
-
-def test_masks_of_four_bits() -> None:
-    masks = np.random.default_rng(0).integers(0, 256, (3, 128, 128), np.uint8)
-    packed = pack_masks(masks)
-    assert packed.shape == (3, 128, 64)
-    assert np.abs(unpack_masks(packed).astype(int) - masks).max() <= 8
-    assert set(np.unique(unpack_masks(pack_masks(np.array([[[0, 255]]], np.uint8))))) == {0, 255}
-
-
-def test_views_of_a_large_picture() -> None:
-    found = views(photo(1, 1300, 2600))
-    assert [name for name, _ in found[:3]] == ["piece 1 of 2", "piece 2 of 2", "part 1-1 of 1/2"]
-    assert len(found) == 2 + 8
-    assert all(max(view.shape[:2]) <= 640 for _, view in found)
-    (whole,) = views(photo(1, 200, 260))
-    assert np.array_equal(whole[1], photo(1, 200, 260))
 
 
 def test_own_pictures(tmp_path: Path) -> None:
@@ -388,14 +350,6 @@ def test_most_silhouettes(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_huge_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "a.png", photo(1))
-    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260)
-    assert picture_pack.open_picture(tmp_path / "a.png") is not None
-    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260 - 1)
-    assert picture_pack.open_picture(tmp_path / "a.png") is None
-
-
 def test_an_archive_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"^apt-get: not installed; fetch the packages on another machine"):
@@ -409,3 +363,43 @@ def test_an_archive_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / f"game-data_{version}_all.deb").write_bytes(b"")
     with pytest.raises(InputError, match=r"expected one archive game-data_\*\.deb, found 2$"):
         fetch(GAME, tmp_path)
+
+
+def test_names_of_maps() -> None:
+    maps = ["wall_nm", "wall01_s", "Carpet_Normal", "masks", "a-gloss", "door_local", "x_colormask"]
+    pictures = ["wall", "wall_d", "tiles", "unmask3d", "wall02", "Normandy"]
+    assert [stem for stem in (*maps, *pictures) if named_as_map(stem)] == maps
+
+
+def test_dark_pictures_get_brighter() -> None:
+    dark, was = brightened(photo(1) // 8)
+    assert was
+    assert 85 < np.percentile(dark, 99) < 130
+    same, was = brightened(photo(1))
+    assert not was
+    assert np.array_equal(same, photo(1))
+
+
+def test_masks_of_four_bits() -> None:
+    masks = np.random.default_rng(0).integers(0, 256, (3, 128, 128), np.uint8)
+    packed = pack_masks(masks)
+    assert packed.shape == (3, 128, 64)
+    assert np.abs(unpack_masks(packed).astype(int) - masks).max() <= 8
+    assert set(np.unique(unpack_masks(pack_masks(np.array([[[0, 255]]], np.uint8))))) == {0, 255}
+
+
+def test_views_of_a_large_picture() -> None:
+    found = views(photo(1, 1300, 2600))
+    assert [name for name, _ in found[:3]] == ["piece 1 of 2", "piece 2 of 2", "part 1-1 of 1/2"]
+    assert len(found) == 2 + 8
+    assert all(max(view.shape[:2]) <= 640 for _, view in found)
+    (whole,) = views(photo(1, 200, 260))
+    assert np.array_equal(whole[1], photo(1, 200, 260))
+
+
+def test_huge_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "a.png", photo(1))
+    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260)
+    assert picture_pack.open_picture(tmp_path / "a.png") is not None
+    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260 - 1)
+    assert picture_pack.open_picture(tmp_path / "a.png") is None

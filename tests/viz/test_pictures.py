@@ -33,15 +33,6 @@ def assert_close_pictures(got, wanted, levels=1):
     assert int(apart.max()) <= levels, f"{int((apart > levels).sum())} values differ by up to {int(apart.max())}"
 
 
-def test_the_comparison_itself_can_fail():
-    picture = viz.flow_to_image(random_flow(0))
-    brighter = picture.clone()
-    brighter[1, 3, 4] ^= 8
-    for wrong in (brighter, picture[:, :-1], picture.float()):
-        with pytest.raises(AssertionError):
-            assert_close_pictures(wrong, picture)
-
-
 # --- Middlebury's colours
 
 
