@@ -8,10 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import InputError
-from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.framing import (
     Padding,
-    check_frames,
     coordinate_grid,
     normalized,
     padding_for,
@@ -63,29 +61,6 @@ def test_values() -> None:
     assert normalized(whole, torch.float64).dtype == torch.float64
 
 
-def test_frames_that_do_not_match_are_named() -> None:
-    frame = torch.rand(1, 3, 16, 16)
-    assert check_frames(frame, frame) == (1, 16, 16)
-    for first, second, name in [
-        (frame[0], frame, "frame1"),
-        (frame[:, :1], frame, "frame1"),
-        (frame.int(), frame, "frame1"),
-        (frame[..., :0], frame[..., :0], "frame1"),
-        (frame, frame[..., 1:], "frame2"),
-        (frame, frame.double(), "frame2"),
-        (frame, None, "frame2"),
-    ]:
-        with pytest.raises(InputError, match=f"^{name}: "):
-            check_frames(first, second)  # type: ignore[arg-type]
-
-
-def test_frames_that_are_not_where_the_weights_are_are_named() -> None:
-    elsewhere = torch.zeros(1, 3, 16, 16, device="meta")
-    for model in (RAFT(RAFTConfig.small()), SEARAFT(SEARAFTConfig.small())):
-        with pytest.raises(InputError, match=r"^frame1: expected device cpu, as the weights, got .* on meta$"):
-            model(elsewhere, elsewhere)
-
-
 def test_grid_is_x_then_y() -> None:
     grid = coordinate_grid(2, 3, 4, torch.device("cpu"))
     assert grid.shape == (2, 2, 3, 4)
@@ -133,16 +108,8 @@ def test_start_from_an_eighth_is_itself() -> None:
     )
 
 
-def test_start_of_another_kind_is_refused() -> None:
-    padding = padding_for(64, 64)
-    for flow in (torch.zeros(2, 8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 8, 8).int(), torch.zeros(1, 2, 0, 8)):
-        with pytest.raises(InputError, match=r"^initial_flow: "):
-            start_on_grid(flow, 64, 64, padding)
-
-
 def test_start_has_gradients() -> None:
     flow = torch.randn(1, 2, 5, 7, dtype=torch.float32, requires_grad=True)
     start_on_grid(flow, 37, 45, padding_for(37, 45)).sum().backward()
-    assert flow.grad is not None
     assert bool((flow.grad >= 0).all())
     assert float(flow.grad.sum()) > 0
