@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from refusals import refuses
 
 Network = RAFT | SEARAFT
 
@@ -124,8 +125,7 @@ def test_a_named_backend_is_used(model: Network) -> None:
             other = built(model.config, correlation=backend).eval()
             other.load_state_dict(model.state_dict())
             torch.testing.assert_close(other(*frames, 2), expected, rtol=1e-4, atol=1e-4)
-        with pytest.raises(InputError, match="backend: expected one of"):
-            built(model.config, correlation="fast").eval()(*frames, 1)
+        refuses("backend: expected one of", built(model.config, correlation="fast").eval(), *frames, 1)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,13 @@ def test_a_named_backend_is_used(model: Network) -> None:
 def test_wrong_inputs_are_named(model: Network, changes: dict[str, Any], message: str) -> None:
     one, two = torch.rand(2, 1, 3, 64, 64)
     for call in (model, model.predictions, getattr(model, "flow_with_info", model)):
-        with pytest.raises(InputError, match=f"^{message}"):
-            call(**{"frame1": one, "frame2": two, "updates": 1, **changes})
+        refuses(f"^{message}", call, **{"frame1": one, "frame2": two, "updates": 1, **changes})
 
 
 @pytest.mark.parametrize("name", ["raft-small", "sea-raft"])
 def test_frames_that_are_not_where_the_weights_are_are_named(model: Network) -> None:
     elsewhere = torch.zeros(1, 3, 16, 16, device="meta")
-    with pytest.raises(InputError, match=r"^frame1: expected device cpu, as the weights, got .* on meta$"):
-        model(elsewhere, elsewhere)
+    refuses(r"^frame1: expected device cpu, as the weights, got .* on meta$", model, elsewhere, elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -193,5 +191,4 @@ def test_wrong_configurations_are_named(changes: dict[str, Any], message: str) -
 
 def test_configurations_of_another_kind_are_named() -> None:
     for network, wrong in ((RAFT, "large"), (SEARAFT, {"updates": 4})):
-        with pytest.raises(InputError, match=f"config: expected a {network.__name__}Config"):
-            network(wrong)  # type: ignore[operator]
+        refuses(f"config: expected a {network.__name__}Config", network, wrong)

@@ -12,9 +12,9 @@ from tiny_networks import pair, tiny
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fullfield import InputError
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.models.state import from_torchvision
+from refusals import refuses
 
 SIZES = ["large", "small"]
 
@@ -142,10 +142,8 @@ def test_zero_updates_enlarge_the_start(small: RAFT) -> None:
     assert flow.shape == (1, 2, 60, 90)
     torch.testing.assert_close(flow[:, 0], torch.full((1, 60, 90), 1.5 * 90 / 20))
     torch.testing.assert_close(flow[:, 1], torch.full((1, 60, 90), 1.5 * 60 / 15))
-    with pytest.raises(InputError, match="updates: expected an integer >= 1"):
-        small(first, second, 0)
-    with pytest.raises(InputError, match="updates: expected an integer >= 1"):
-        small.predictions(first, second, 0, initial_flow=start)
+    refuses("updates: expected an integer >= 1", small, first, second, 0)
+    refuses("updates: expected an integer >= 1", small.predictions, first, second, 0, initial_flow=start)
 
 
 def test_kittis_padding(size: str) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield import InputError
 from fullfield._kernels.cache_folder import candidates
 from fullfield.models import RAFT, RAFTConfig, WeightsEntry, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
 from fullfield.models.weights import DEFAULTS, WEIGHTS, build_model, cached_weights, weights_folder
+from refusals import refuses
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,9 +151,11 @@ def test_mistakes_are_named(served: Path) -> None:
         (("raft", "raft-thing"), r"^weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'raft-thing'"),
         (("raft", "raft-small"), r"^weights: expected some for raft, got raft-small, which is for raft-small"),
         (("raft", served), "expected weights of RAFT; it looks like RAFT-small"),
+        (("sea-raft-s", "sea-raft-m-spring"), "^weights: expected some for sea-raft-s, got sea-raft-m-spring"),
+        (("raft", "folder/none.pth"), "^weights: folder/none.pth: no such file"),
+        (("raft", "none.pth"), "^weights: none.pth: no such file; 'fullfield weights list' names the published ones"),
     ):
-        with pytest.raises(InputError, match=message):
-            load_weights(*arguments)
+        refuses(message, load_weights, *arguments)
     with pytest.raises(FileNotFoundError):
         load_weights("raft", "missing.pth")
 
