@@ -1,4 +1,4 @@
-"""Every data set on a small tree of the real file formats."""
+"""Every data set on a small tree of the real file formats, and batches of samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from fullfield import InputError
 from fullfield.datasets import (
@@ -21,6 +22,7 @@ from fullfield.datasets import (
     KITTI2015,
     Charge8K,
     FlowDataset,
+    FlowSample,
     FlyingChairs,
     FlyingThings3D,
     KubricNK,
@@ -31,16 +33,26 @@ from fullfield.datasets import (
     Spring,
     open_dataset,
 )
-from fullfield.io import write_flow
+from fullfield.io import write_flow, write_image
+from refusals import refuses
 
 H, W = 6, 8
 
 
-def picture(path: Path, value: int, size: tuple[int, int] = (H, W), *, grey: bool = False) -> None:
+def saved(path: Path, pixels: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def where(mask: Tensor | None) -> list[list[int]]:
+    assert mask is not None
+    return mask.nonzero().tolist()
+
+
+def picture(path: Path, value: int, size: tuple[int, int] = (H, W), *, grey: bool = False) -> None:
     pixels = np.full(size if grey else (*size, 3), value, np.uint8)
     pixels[0, 0] = 255 - value
-    Image.fromarray(pixels).save(path)
+    saved(path, pixels)
 
 
 def flow_of(value: float, size: tuple[int, int] = (H, W)) -> Tensor:
@@ -55,11 +67,9 @@ def flow_file(path: Path, value: float, valid: Tensor | None = None, size: tuple
 
 
 def mask(path: Path, set_at: list[tuple[int, int]], size: tuple[int, int] = (H, W)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.zeros(size, np.uint8)
-    for row, column in set_at:
-        pixels[row, column] = 255
-    Image.fromarray(pixels).save(path)
+    pixels[tuple(zip(*set_at, strict=True))] = 255
+    saved(path, pixels)
 
 
 def flo5(path: Path, values: np.ndarray) -> None:
@@ -93,37 +103,24 @@ def test_sintel(tmp_path: Path) -> None:
     assert frame1.shape == (3, H, W)
     assert float(frame1[0, 1, 1]) == pytest.approx(20 / 255)
     assert float(frame2[0, 1, 1]) == pytest.approx(30 / 255)
-    assert flow is not None
     assert torch.equal(flow, flow_of(2))
-    assert valid is not None
-    assert (~valid).nonzero().tolist() == [[1, 2], [3, 4]]
-    assert occluded is not None
-    assert occluded.nonzero().tolist() == [[1, 2]]
+    assert where(~valid) == [[1, 2], [3, 4]]
+    assert where(occluded) == [[1, 2]]
     assert pairs[-1].name == "cave_2/frame_0001"
     assert [sample.name for sample in pairs[:2]] == [r.name for r in pairs.records[:2]]
 
 
-def test_sintel_test_split_has_no_truth(tmp_path: Path) -> None:
+def test_sintel_without_truth_masks_or_a_frame(tmp_path: Path) -> None:
     sintel(tmp_path)
     pairs = open_dataset("sintel-clean-test", tmp_path)
     assert pairs.name == "sintel-clean-test"
     assert pairs[0][3:] == (None, None, None)
-    with pytest.raises(InputError, match="render: expected one of clean, final"):
-        Sintel(tmp_path, split="test", render="albedo")
-
-
-def test_sintel_without_masks(tmp_path: Path) -> None:
-    sintel(tmp_path)
+    refuses("render: expected one of clean, final", Sintel, tmp_path, split="test", render="albedo")
     for folder in ("occlusions", "invalid"):
         (tmp_path / "training" / folder).rename(tmp_path / folder)
     sample = Sintel(tmp_path)[0]
-    assert sample.valid is not None
     assert sample.valid.all()
     assert sample.occluded is None
-
-
-def test_a_gap_in_the_frames_makes_no_pair(tmp_path: Path) -> None:
-    sintel(tmp_path)
     (tmp_path / "training" / "clean" / "alley_1" / "frame_0002.png").unlink()
     assert [r.name for r in Sintel(tmp_path).records] == ["cave_2/frame_0001"]
 
@@ -144,11 +141,9 @@ def test_kitti(tmp_path: Path, year: str, folder: str) -> None:
     sample = pairs[0]
     assert sample.name == "000007_10"
     assert sample.frame1.shape == (3, H, W)
-    assert sample.flow is not None
     assert torch.equal(sample.flow[:, known], flow_of(3.5)[:, known])
     assert torch.equal(sample.valid, known)
-    assert sample.occluded is not None
-    assert sample.occluded.nonzero().tolist() == [[2, 3]]
+    assert where(sample.occluded) == [[2, 3]]
     assert DATASETS[f"kitti-{year}-test"](tmp_path)[0].flow is None
 
 
@@ -172,14 +167,11 @@ def test_spring(tmp_path: Path) -> None:
     assert (pairs.name, len(pairs)) == ("spring", 2)
     sample = pairs[1]
     assert sample.name == "0001/flow_FW_left_0002"
-    assert sample.flow is not None
     assert sample.flow.shape == (4, 2, H, W)
     for value, (row, column) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
         assert np.array_equal(sample.flow[value].numpy().transpose(1, 2, 0), truth[row::2, column::2] + 2, True)
-    assert sample.valid is not None
-    assert (~sample.valid).nonzero().tolist() == [[2, 3]]
-    assert sample.occluded is not None
-    assert sample.occluded.nonzero().tolist() == [[1, 1]]
+    assert where(~sample.valid) == [[2, 3]]
+    assert where(sample.occluded) == [[1, 1]]
 
 
 def test_of_springs_match_maps_blue_says_nothing(tmp_path: Path) -> None:
@@ -189,12 +181,8 @@ def test_of_springs_match_maps_blue_says_nothing(tmp_path: Path) -> None:
         for channel in range(3):
             pixels[channel, channel + 1, channel] = 255
         pixels[4, 4] = 0, 255, 255
-        path = tmp_path / "train/0001/maps/matchmap_flow_FW_left" / f"matchmap_flow_FW_left_{i:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    occluded = Spring(tmp_path)[0].occluded
-    assert occluded is not None
-    assert occluded.nonzero().tolist() == [[0, 1], [1, 2], [4, 4]]
+        saved(tmp_path / f"train/0001/maps/matchmap_flow_FW_left/matchmap_flow_FW_left_{i:04d}.png", pixels)
+    assert where(Spring(tmp_path)[0].occluded) == [[0, 1], [1, 2], [4, 4]]
 
 
 def test_spring_backward_goes_to_the_frame_before(tmp_path: Path) -> None:
@@ -204,7 +192,6 @@ def test_spring_backward_goes_to_the_frame_before(tmp_path: Path) -> None:
     assert [(r.frame1.stem[-1], r.frame2.stem[-1]) for r in pairs.records] == [("3", "2"), ("2", "1")]
     assert [r.index for r in pairs.records] == [-3, -2]
     flow = pairs[0].flow
-    assert flow is not None
     assert np.array_equal(flow[0].numpy().transpose(1, 2, 0), truth[::2, ::2] - 3, True)
 
 
@@ -234,21 +221,16 @@ def test_chairs(tmp_path: Path, names: tuple[str, str, str]) -> None:
     assert [r.name for r in FlyingChairs(tmp_path).records] == ["00001", "00002", "00003"]
     assert [r.name for r in FlyingChairs(tmp_path, split="val").records] == ["00002"]
     sample = FlyingChairs(tmp_path, split="train")[1]
-    assert sample.flow is not None
     assert torch.equal(sample.flow, flow_of(3))
     assert not torch.equal(sample.frame1, sample.frame2)
-
-
-def test_chairs_split_needs_its_file(tmp_path: Path) -> None:
-    chairs(tmp_path, ("_img1.ppm", "_img2.ppm", "_flow.flo"))
-    with pytest.raises(InputError, match=r"FlyingChairs_train_val\.txt: does not exist"):
-        FlyingChairs(tmp_path, split="val")
-    (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n")
-    with pytest.raises(InputError, match="has 2 lines, too few"):
-        FlyingChairs(tmp_path, split="val")
-    (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n7\n")
-    with pytest.raises(InputError, match="got '7'"):
-        FlyingChairs(tmp_path, split="val")
+    for lines, message in (
+        ("1\n2\n", "has 2 lines, too few"),
+        ("1\n2\n7\n", "got '7'"),
+        (None, r"FlyingChairs_train_val\.txt: does not exist"),
+    ):
+        listing = tmp_path / "FlyingChairs_train_val.txt"
+        listing.unlink() if lines is None else listing.write_text(lines)
+        refuses(message, FlyingChairs, tmp_path, split="val")
 
 
 def test_things(tmp_path: Path) -> None:
@@ -303,22 +285,14 @@ def test_kubric(tmp_path: Path, listing: str) -> None:
     pairs = KubricNK(tmp_path)
     assert (pairs.name, len(pairs)) == ("kubric-8k", 2)
     flow = pairs[0].flow
-    assert flow is not None
     assert torch.allclose(flow[0], torch.tensor(12.5), atol=50 / 65535)
     assert torch.allclose(flow[1], torch.tensor(-3.25), atol=50 / 65535)
-
-
-def test_kubric_needs_its_range(tmp_path: Path) -> None:
-    scene = tmp_path / "1k" / "000"
-    for i in range(2):
-        picture(scene / f"rgba_{i:05d}.png", i)
-        picture(scene / f"forward_flow_{i:05d}.png", i)
-    pairs = KubricNK(tmp_path, resolution="1k")
-    with pytest.raises(InputError, match=r"expected data_ranges\.json"):
-        _ = pairs[0]
-    (scene / "data_ranges.json").write_text('{"forward_flow": {"min": 2, "max": 1}}')
+    (scene / listing).write_text('{"forward_flow": {"min": 2, "max": 1}}')
     with pytest.raises(InputError, match="min < max"):
-        _ = pairs[0]
+        _ = KubricNK(tmp_path)[0]
+    (scene / listing).unlink()
+    with pytest.raises(InputError, match=r"expected data_ranges\.json"):
+        _ = KubricNK(tmp_path)[0]
 
 
 def test_rendered(tmp_path: Path) -> None:
@@ -334,15 +308,11 @@ def test_rendered(tmp_path: Path) -> None:
     assert (pairs.name, len(pairs)) == ("charge-8k", 2)
     sample = pairs[0]
     assert sample.name == "010_0050/frame_0101"
-    assert sample.flow is not None
     assert sample.flow.shape == (4, 2, H, W)
-    assert sample.valid is not None
-    assert (~sample.valid).nonzero().tolist() == [[0, 0], [2, 2]]
-    assert sample.occluded is not None
-    assert sample.occluded.nonzero().tolist() == [[1, 1]]
+    assert where(~sample.valid) == [[0, 0], [2, 2]]
+    assert where(sample.occluded) == [[1, 1]]
     assert Rendered(tmp_path).name == "rendered"
-    with pytest.raises(InputError, match="is a shot, with frames in it; expected the folder that holds the shots"):
-        Rendered(tmp_path / "010_0050")
+    refuses("is a shot, with frames in it; expected the folder that holds the shots", Rendered, tmp_path / "010_0050")
 
 
 def test_pairs_of_numbered_frames(tmp_path: Path) -> None:
@@ -361,8 +331,7 @@ def test_pairs_of_numbered_frames(tmp_path: Path) -> None:
         (4, 2, H, W),
     ]
     (tmp_path / "mine" / "b" / "flow" / "x_10.flo5").unlink()
-    with pytest.raises(InputError, match=r"flow: expected a file for x_10\.png"):
-        Pairs(tmp_path / "mine")
+    refuses(r"flow: expected a file for x_10\.png", Pairs, tmp_path / "mine")
 
 
 def test_pairs_on_both_sides_of_a_gap_do_not_follow_each_other(tmp_path: Path) -> None:
@@ -387,8 +356,7 @@ def test_frames_without_a_number_of_the_usual_form(tmp_path: Path, make: str) ->
         return
     (tmp_path / "optical_flow/TEST/A/0000/into_future/left").mkdir(parents=True)
     (tmp_path / "a" / "flow").mkdir(parents=True)
-    with pytest.raises(InputError, match="does not exist"):
-        open_dataset({"things": "things-clean-test"}.get(make, make), tmp_path)
+    refuses("does not exist", open_dataset, {"things": "things-clean-test"}.get(make, make), tmp_path)
 
 
 def test_pairs_of_a_list(tmp_path: Path) -> None:
@@ -401,8 +369,7 @@ def test_pairs_of_a_list(tmp_path: Path) -> None:
     pairs = Pairs(tmp_path, name="mine")
     assert [r.name for r in pairs.records] == ["a", "with space"]
     valid = pairs[0].valid
-    assert valid is not None
-    assert (~valid).nonzero().tolist() == [[0, 5]]
+    assert where(~valid) == [[0, 5]]
     assert pairs[1].flow is None
     for line, message in (
         ("a.png", "line 1 should hold 2 to 5 files, got 1"),
@@ -411,11 +378,16 @@ def test_pairs_of_a_list(tmp_path: Path) -> None:
         ("a.png b.png - bad.png", "line 1 has a mask but no flow"),
     ):
         (tmp_path / "pairs.txt").write_text(line + "\n")
-        with pytest.raises(InputError, match=message):
-            Pairs(tmp_path)
+        refuses(message, Pairs, tmp_path)
 
 
-def test_frames_of_two_sizes_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_missing_folder_is_named(tmp_path: Path, name: str) -> None:
+    refuses("absent", open_dataset, name, tmp_path / "absent")
+
+
+def test_names_and_frames_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    refuses("sintel-clean", open_dataset, "sintel", tmp_path)
     picture(tmp_path / "frames" / "a_1.png", 3)
     picture(tmp_path / "frames" / "a_2.png", 3, (H, W + 1))
     pairs = Pairs(tmp_path)
@@ -423,24 +395,11 @@ def test_frames_of_two_sizes_are_refused(tmp_path: Path) -> None:
         _ = pairs[0]
 
 
-@pytest.mark.parametrize("name", DATASETS)
-def test_a_missing_folder_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="absent") as caught:
-        open_dataset(name, tmp_path / "absent")
-    assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="sintel-clean"):
-        open_dataset("sintel", tmp_path)
-
-
 @pytest.mark.parametrize("make", [KITTI2015, HD1K, Middlebury, FlyingChairs])
 def test_an_empty_tree_is_refused(tmp_path: Path, make: Callable[[Path], FlowDataset]) -> None:
     for folder in ("training/image_2", "training/flow_occ", "hd1k_input/image_2", "hd1k_flow_gt/flow_occ"):
         (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(InputError, match="found none"):
-        make(tmp_path)
+    refuses("found none", make, tmp_path)
 
 
 def test_real_samples(data_dir: Path) -> None:
@@ -453,6 +412,34 @@ def test_real_samples(data_dir: Path) -> None:
         "Venus",
     ]
     sample = FlyingChairs(data_dir / "flow" / "flyingchairs")[0]
-    assert sample.flow is not None
     assert sample.frame1.shape == (3, 384, 512)
     assert float(sample.flow.abs().mean()) > 1
+
+
+def test_a_sample_is_one_line_and_a_batch_needs_all_parts() -> None:
+    flow = torch.zeros(2, 300, 400)
+    sample = FlowSample("a/1", torch.zeros(3, 300, 400), torch.zeros(3, 300, 400), flow, None, None)
+    assert "\n" not in str(sample)
+    assert str(sample).startswith("FlowSample('a/1', frame1=float32 tensor [3, 300, 400] on cpu, ")
+    assert str(sample).endswith("valid=None, occluded=None)")
+    whole = FlowSample("a", *torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 5), torch.ones(4, 5) > 0, None)
+    with pytest.raises(InputError, match="b: expected flow like the other pairs of the batch, got none"):
+        torch.utils.data.default_collate([whole, whole._replace(name="b", flow=None)])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_makes_batches_of_ones_own_pairs(tmp_path: Path, workers: int) -> None:
+    lines = []
+    for number in range(4):
+        for letter in "ab":
+            write_image(tmp_path / f"{number}{letter}.png", torch.zeros(3, 20, 30, dtype=torch.uint8))
+        write_flow(tmp_path / f"{number}.flo", torch.full((2, 20, 30), float(number)))
+        lines.append(f"{number}a.png {number}b.png {number}.flo")
+    (tmp_path / "pairs.txt").write_text("\n".join(lines))
+    dataset = open_dataset("pairs", tmp_path)
+    first, second = DataLoader(dataset, batch_size=2, num_workers=workers)  # type: ignore[arg-type]
+    assert isinstance(second, FlowSample)
+    assert first.frame1.shape == (2, 3, 20, 30)
+    assert second.flow[:, 0, 0, 0].tolist() == [2.0, 3.0]
+    assert second.occluded is None
+    assert len(second.name) == 2

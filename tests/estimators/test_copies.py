@@ -24,14 +24,11 @@ def test_chunks_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(made) * values.element_size() <= 40
 
 
-def test_what_is_there_stays() -> None:
+def test_copies_that_are_none_and_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.rand(4)
     assert copies.to_host(values) is values
     assert copies.to_device(values, torch.device("cpu")) is values
-
-
-def test_copies_to_the_host_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy to the CPU that does not wait returns memory that the GPU has not yet written."""
+    # A copy to the CPU that does not wait returns memory that the GPU has not yet written.
     arrived = torch.rand(2)
     monkeypatch.setattr(copies, "to_host", lambda values: arrived)  # noqa: ARG005
     assert copies.to_device(torch.rand(4), torch.device("cpu")) is arrived

@@ -16,6 +16,7 @@ from fullfield.estimators import Estimator, TVL1Estimator, as_frame
 from fullfield.io import FrameWindow, flow_window, read_frame, write_image
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
+from refusals import refuses
 
 SCENE = textured_scene(48, 64, seed=3)
 FAST = {"method": "tvl1", "preset": "fast", "warps": 2}
@@ -98,14 +99,11 @@ def test_batches() -> None:
     assert one.confidence is not None
     assert maps[1].confidence is not None
     torch.testing.assert_close(maps[1].confidence, one.confidence, atol=1e-3, rtol=0)
-    with pytest.raises(InputError, match=r"frame1: expected one frame \(estimate_batch .*\), got a batch of 3"):
-        estimate(first, second)
-    with pytest.raises(InputError, match="frames2: expected 3 frames like frames1, got 2"):
-        estimate_batch(first, second[:2])
+    refuses(r"frame1: expected one frame \(estimate_batch .*\), got a batch of 3", estimate, first, second)
+    refuses("frames2: expected 3 frames like frames1, got 2", estimate_batch, first, second[:2])
     with pytest.raises(InputError, match=r"frames1\[1\]: expected 64×48 pixels like frames1\[0\], got 64×47"):
         estimate_batch([first[0], first[1, :, 1:]], list(second[:2]))
-    with pytest.raises(InputError, match="frames1: expected a batch"):
-        estimate_batch([], [])
+    refuses("frames1: expected a batch", estimate_batch, [], [])
 
 
 def test_a_flow_moves() -> None:
@@ -114,8 +112,7 @@ def test_a_flow_moves() -> None:
     assert flow.device == torch.device("cpu")
     there = Flow(flow.flow.to("meta"), flow.valid.to("meta"))
     assert repr(there) == "Flow(5×4, on meta)"
-    with pytest.raises(InputError, match="valid: expected device meta"):
-        Flow(flow.flow.to("meta"), flow.valid)
+    refuses("valid: expected device meta", Flow, flow.flow.to("meta"), flow.valid)
 
 
 def test_values_are_checked_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,17 +194,8 @@ def test_own_estimator_and_initial_flow(tmp_path: Path) -> None:
     used = copy.deepcopy(estimator)
     assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, used).flow, first.flow)
     assert torch.equal(pickle.loads(pickle.dumps(estimator))(SCENE.frame1[None], SCENE.frame2[None])[0], first.flow)
-    with pytest.raises(InputError, match="method: expected a name or an Estimator, got type"):
-        estimate(SCENE.frame1, SCENE.frame2, TVL1Estimator)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="expected no parameters with an Estimator"):
-        estimate(SCENE.frame1, SCENE.frame2, estimator, preset="fast")
-
-
-def test_estimator_follows_size_and_frees_the_old_solver() -> None:
-    estimator = TVL1Estimator()
-    for height, width in ((32, 40), (40, 32), (32, 40)):
-        frames = torch.rand(2, 1, 3, height, width)
-        assert estimator(*frames).shape == (1, 2, height, width)
+    refuses("method: expected a name or an Estimator, got type", estimate, SCENE.frame1, SCENE.frame2, TVL1Estimator)
+    refuses("expected no parameters with an Estimator", estimate, SCENE.frame1, SCENE.frame2, estimator, preset="fast")
 
 
 @pytest.mark.parametrize(
@@ -225,19 +213,10 @@ def test_estimator_follows_size_and_frees_the_old_solver() -> None:
     ],
 )
 def test_bad_frames(frames: tuple[object, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        estimate(*frames)  # type: ignore[arg-type]
+    refuses(message, estimate, *frames)
 
 
-def test_config_instead_of_a_preset() -> None:
-    config = TVL1Config.preset("fast")
-    by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, warps=2)
-    assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
-    with pytest.raises(InputError, match="preset: expected None with a config, got 'paper'"):
-        estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, preset="paper")
-
-
-def test_bad_names(tmp_path: Path) -> None:
+def test_bad_names_and_configurations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, raft, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta.* mean lambda_\?"):
@@ -252,12 +231,14 @@ def test_bad_names(tmp_path: Path) -> None:
         estimate(tmp_path / "nowhere.png", SCENE.frame2)
     with pytest.raises(InputError, match=r"initial_flow: expected shape \[2, 48, 64\]"):
         estimate(SCENE.frame1, SCENE.frame2, initial_flow=torch.zeros(2, 4, 4))
-
-
-def test_half_precision_is_refused_where_it_cannot_run() -> None:
     frames = torch.rand(2, 1, 20, 24)
     with pytest.raises(InputError, match=r"backend: none can serve this request .*cpu: has no precision float16"):
         estimate(*frames, "tvl1", precision="float16")
+    config = TVL1Config.preset("fast")
+    by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, warps=2)
+    assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
+    with pytest.raises(InputError, match="preset: expected None with a config, got 'paper'"):
+        estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, preset="paper")
 
 
 @pytest.mark.parametrize(("low", "high"), [(255.0, 255.0), (0.0, 127.0), (0.0, 200.0)])
@@ -267,32 +248,23 @@ def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
         rf"^frame: expected values of 0 \.\.\. 1, got {low:g} to {high:g}, .* on average; divide by 255 or pass uint8"
     )
     for frame in (values, torch.from_numpy(values)[None]):
-        with pytest.raises(InputError, match=told):
-            as_frame(frame)
-        with pytest.raises(InputError, match="divide by 255"):
-            as_frame(frame, transfer="srgb")
-    with pytest.raises(InputError, match="frame2: expected values"):
-        estimate(np.zeros((4, 4), np.float32), values, "tvl1")
+        refuses(told, as_frame, frame)
+        refuses("divide by 255", as_frame, frame, transfer="srgb")
+    refuses("frame2: expected values", estimate, np.zeros((4, 4), np.float32), values, "tvl1")
     with pytest.raises(InputError, match="frames2: expected values"):
         estimate_batch(torch.zeros(2, 1, 4, 4), torch.from_numpy(values)[None, None].expand(2, -1, -1, -1), "tvl1")
 
 
-def test_bright_linear_light_is_questioned_once() -> None:
+def test_values_far_from_0_to_1_are_questioned_once() -> None:
     frames = torch.rand(2, 1, 20, 24) * 4000
     with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
         estimate(*frames, "tvl1", preset="fast", iterations=1, warps=1, transfer="linear")
     assert len(warned) == 1
-
-
-def test_floats_below_black_are_questioned() -> None:
     values = np.tile(np.array([-1.0, 1.0], np.float32), (4, 2))
     with pytest.warns(UserWarning, match=r"frame: frames are expected in 0 \.\.\. 1.*; got -1 to 1, 0 on") as warned:
         assert as_frame(values).min() == -1
     assert len(warned) == 1
-
-
-def test_highlights_and_undershoots_are_not_questioned() -> None:
-    """Under pytest's configuration a warning is an error."""
+    # Highlights and undershoots are not questioned: under pytest's configuration a warning is an error.
     bright = np.full((10, 10), 0.3, np.float32)
     bright[0, :2] = 30.0, -0.05
     assert as_frame(bright).max() == 30
@@ -300,18 +272,17 @@ def test_highlights_and_undershoots_are_not_questioned() -> None:
     as_frame(np.full((4, 4), 500.0, np.float32) * (np.arange(16).reshape(4, 4) == 3), transfer="linear")
 
 
-def test_files_of_another_range_are_questioned(tmp_path: Path) -> None:
-    path = tmp_path / "a.pfm"
-    path.write_bytes(b"Pf\n4 4\n-1\n" + np.full(16, 127, "<f4").tobytes())
-    with pytest.warns(UserWarning, match=r"a\.pfm: frames are expected in 0"):
-        as_frame(path)
-
-
-def test_linear_arrays_are_encoded() -> None:
+def test_arrays_are_encoded_and_files_questioned(tmp_path: Path) -> None:
     linear = torch.full((3, 4, 4), 0.2140)
     assert torch.allclose(as_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
     assert torch.equal(linear, torch.full((3, 4, 4), 0.2140)), "the caller's frame must stay as it is"
     assert torch.equal(as_frame(linear), linear)
+    path = tmp_path / "a.pfm"
+    path.write_bytes(b"Pf\n4 4\n-1\n" + np.full(16, 127, "<f4").tobytes())
+    with pytest.warns(UserWarning, match=r"a\.pfm: frames are expected in 0"):
+        as_frame(path)
+    frame = torch.zeros(3, 20, 30)
+    refuses("layer: expected None for an array or tensor", estimate, frame, frame, layer="beauty")
 
 
 @pytest.mark.parametrize(("asked", "able"), [(None, True), (None, False), ("cpu", True)])
@@ -375,12 +346,6 @@ def test_windows_of_exr_frames_are_kept(tmp_path: Path) -> None:
     part = estimate(*frames, preset="fast", window=(4, 2, 20, 16), layer="other")
     assert part.window == FrameWindow((4, 2, 20, 16), (0, 0, 28, 20), 2.0)
     assert not torch.equal(part.flow, estimate(*frames, preset="fast", window=(4, 2, 20, 16)).flow)
-
-
-def test_options_of_files_are_refused_beside_arrays() -> None:
-    frame = torch.zeros(3, 20, 30)
-    with pytest.raises(InputError, match="layer: expected None for an array or tensor"):
-        estimate(frame, frame, layer="beauty")
 
 
 def test_a_flow_of_another_size_is_refused() -> None:

@@ -100,6 +100,8 @@ def test_nothing_is_dropped_where_there_is_time() -> None:
     assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (11, 10, 10, 0)
     assert told["latency_s"] == pytest.approx({"median": 0.04, "p99": 0.04, "max": 0.04})
     assert told["flows_per_second"] == pytest.approx(10 / 0.94)
+    statistics, computed = simulate(100, 0.1, 0.25, most=3)
+    assert len(computed) == statistics.flows == 3
 
 
 def test_the_newest_pair_is_next_and_every_drop_counts() -> None:
@@ -125,11 +127,6 @@ def test_frames_that_never_came_are_counted() -> None:
     for number in range(3):
         still.captured(Captured(Frame(0.0), number, 0.0))
     assert still.missing == 0, "a source without time stamps"
-
-
-def test_a_run_ends_after_so_many_flows() -> None:
-    statistics, computed = simulate(100, 0.1, 0.25, most=3)
-    assert len(computed) == statistics.flows == 3
 
 
 def test_a_file_plays_at_its_own_rate() -> None:

@@ -1,4 +1,4 @@
-"""`estimate` with a refined flow, occlusion and confidence."""
+"""`estimate` with a refined flow, occlusion and confidence, and the method that chooses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import pickle
 import pytest
 import torch
 
-from fullfield import InputError, estimate
+from fullfield import estimate
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
+from fullfield.estimators.estimation import build
+from fullfield.estimators.registry import AUTO_NETWORK, DEFAULT_METHOD
 from fullfield.estimators.reliability import occlusion_and_confidence, reached
 from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
 from fullfield.testing import textured_scene
+from refusals import refuses
 
 SCENE = textured_scene(60, 80, seed=3)
 FAST = {"method": "tvl1", "preset": "fast", "warps": 2}
@@ -38,7 +41,6 @@ def test_reliability_without_refinement_leaves_the_flow() -> None:
     assert torch.equal(found.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
     assert found.parameters["refinement"] is None
     for plane in (found.occlusion, found.confidence):
-        assert plane is not None
         assert plane.shape == (60, 80)
         assert 0 <= plane.min() <= plane.max() <= 1
 
@@ -87,10 +89,8 @@ def test_the_estimator_and_refusals() -> None:
     frames = SCENE.frame1[None], SCENE.frame2[None]
     assert torch.equal(pickle.loads(pickle.dumps(refined))(*frames), refined(*frames))
     assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, refined).flow, refined(*frames)[0])
-    with pytest.raises(InputError, match="refine: expected True or False"):
-        estimate(SCENE.frame1, SCENE.frame2, refine=1)
-    with pytest.raises(InputError, match=r"^estimator"):
-        RefinedEstimator(TVL1Estimator)  # type: ignore[arg-type]
+    refuses("refine: expected True or False", estimate, SCENE.frame1, SCENE.frame2, refine=1)
+    refuses(r"^estimator", RefinedEstimator, TVL1Estimator)
 
 
 def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
@@ -106,16 +106,7 @@ def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
     assert (confidence[..., 16:] < 0.5 * level[..., 16:]).all()
 
 
-def test_where_the_frame_has_contrast_a_residual_says_less() -> None:
-    first = torch.full((1, 3, 32, 64), 0.5)
-    first[..., 32:] = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    still = torch.zeros(1, 2, 32, 64)
-    for scale in (None, torch.zeros(1, 32, 64)):
-        confidence = occlusion_and_confidence(first, first + 0.02, still, still, scale)[1]
-        assert confidence[..., 36:].min() > confidence[..., :28].max()
-
-
-def test_noise_hides_nothing() -> None:
+def test_noise_hides_nothing_and_contrast_says_less() -> None:
     noise = torch.Generator().manual_seed(0)
     first, second = (0.5 + 0.15 * torch.randn(2, 3, 48, 64, generator=noise) for _ in range(2))
     second[1] = first[1]
@@ -125,3 +116,45 @@ def test_noise_hides_nothing() -> None:
     hidden = occlusion_and_confidence(first, second, still, still)[0]
     assert (hidden[0] > 0.5).float().mean() < 0.01, "every pair by itself"
     assert (hidden[1, :, 22:38] > 0.5).float().mean() > 0.9
+    first = torch.full((1, 3, 32, 64), 0.5)
+    first[..., 32:] = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    still = torch.zeros(1, 2, 32, 64)
+    for scale in (None, torch.zeros(1, 32, 64)):
+        confidence = occlusion_and_confidence(first, first + 0.02, still, still, scale)[1]
+        assert confidence[..., 36:].min() > confidence[..., :28].max()
+
+
+SMALL_SCENE = textured_scene(64, 80, seed=3)
+QUICK = {"updates": 1, "weights": "random"}
+
+
+def test_auto_is_the_network_refined() -> None:
+    assert DEFAULT_METHOD == "auto"
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", **QUICK)
+    network = build(AUTO_NETWORK, **QUICK)
+    thrice = RefinedEstimator(network, RefinementConfig(passes=3, rounds=1))
+    expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)
+    assert torch.equal(found.flow, expected.flow)
+    assert found.method == AUTO_NETWORK
+    assert (found.parameters["refinement"]["passes"], found.parameters["refinement"]["rounds"]) == (3, 1)
+    assert found.stages.keys() == {"bidirectional", "refinement"}
+
+
+def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", **QUICK)
+    alone = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, AUTO_NETWORK, preset="fast", **QUICK)
+    assert torch.equal(found.flow, alone.flow)
+    assert found.parameters["refinement"] is None
+    estimator = build("auto", "fast")
+    assert isinstance(estimator, RefinedEstimator)
+    assert not estimator.refines(torch.device("cpu"))
+    assert estimator.refines(torch.device("cuda"))
+    assert estimator.parameters["refinement"] is None, "to ask changes nothing"
+
+
+def test_who_asks_for_refinement_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
+    expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, AUTO_NETWORK, refine=True, **QUICK)
+    torch.testing.assert_close(found.flow, expected.flow, atol=1e-3, rtol=0)
+    assert found.parameters["refinement"] is not None

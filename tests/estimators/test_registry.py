@@ -16,6 +16,7 @@ from fullfield.estimators import registry
 from fullfield.estimators.estimation import build
 from fullfield.estimators.registry import METHODS, PTLFLOW, Method, canonical
 from fullfield.models.weights import DEFAULTS, NETWORKS
+from refusals import refuses
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,7 @@ def test_entries_agree_with_the_networks() -> None:
 
 
 def test_nearest_names() -> None:
-    with pytest.raises(InputError, match="got 'TVL1'; did you mean tvl1"):
-        canonical("TVL1")
-    with pytest.raises(InputError, match="raft-smal'; did you mean raft-small"):
-        canonical("raft-smal")
+    refuses("got 'TVL1'; did you mean tvl1", canonical, "TVL1")
+    refuses("raft-smal'; did you mean raft-small", canonical, "raft-smal")
     with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):
         estimate(torch.rand(1, 8, 9), torch.rand(1, 8, 9), "tvl1", lamda=1)

@@ -64,18 +64,12 @@ def sequence(root: Path, shots: Mapping[str, int]) -> FlowDataset:
     return Pairs(root, name="mine")
 
 
-def by_hand(dataset: FlowDataset, averaging: str = "pooled") -> dict[str, float]:
+def by_hand(dataset: FlowDataset, averaging: str = "pooled", indices: range | None = None) -> dict[str, float]:
     """The totals without any of the machinery."""
-    return by_hand_of(dataset, range(len(dataset)), averaging)
-
-
-def by_hand_of(dataset: FlowDataset, indices: range, averaging: str = "pooled") -> dict[str, float]:
     metrics, estimator = FlowMetrics(averaging=averaging), Counting()
-    for sample in (dataset[i] for i in indices):
-        assert sample.flow is not None
-        metrics.update(
-            estimator(sample.frame1[None], sample.frame2[None])[0], sample.flow, sample.valid, sample.occluded
-        )
+    for sample in (dataset[i] for i in indices or range(len(dataset))):
+        flow = estimator(sample.frame1[None], sample.frame2[None])[0]
+        metrics.update(flow, sample.flow, sample.valid, sample.occluded)
     return metrics.compute()
 
 

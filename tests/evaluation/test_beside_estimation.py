@@ -35,9 +35,7 @@ def test_a_shared_frame_is_read_once(pairs: FlowDataset, monkeypatch: pytest.Mon
     assert len(read) == len(set(read)) == 7
     for pair in loaded:
         first, second = pairs.frames(pair.index)
-        assert pair.frame1 is not None
         assert torch.equal(pair.frame1, first)
-        assert pair.frame2 is not None
         assert torch.equal(pair.frame2, second)
 
 
@@ -76,55 +74,59 @@ def test_reading_stops_when_nobody_asks(pairs: FlowDataset, monkeypatch: pytest.
     assert not any(thread.name.startswith("fullfield-read") for thread in threading.enumerate())
 
 
-def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path) -> None:
-    class Large(Counting):
-        def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
-            if self.fail_at is None:
-                return super().__call__(*frames, **more)
-            raise torch.OutOfMemoryError("no room")
+class Raising(Counting):
+    """Raises an error, but at the calls up to ``after`` and beyond ``before``."""
 
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(Large(fail_at=0), pairs, tmp_path / "run")
-    noted = tmp_path / "run" / "failure.json"
-    assert json.loads(noted.read_text()) == {"failure": "out of memory"}
-    evaluate(Large(), pairs, tmp_path / "run")
-    assert not noted.exists()
-    assert (tmp_path / "run" / "result.json").is_file()
+    def __init__(self, error: Exception, after: int = 0, before: int = 100) -> None:
+        super().__init__()
+        self.error, self.after, self.before = error, after, before
+
+    def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
+        if self.after <= self.calls < self.before:
+            self.calls += 1
+            raise self.error
+        return super().__call__(*frames, **more)
 
 
-def test_a_lookup_without_room_is_noted_and_scoring_without_room_is_not(
-    pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Dense(Counting):
-        def __call__(self, *_: Tensor, **__: Any) -> Tensor:
-            raise NoRoomError("the volume takes 100.0 GiB, 70.0 are free")
+NO_ROOM = torch.OutOfMemoryError("no room")
 
-    with pytest.raises(NoRoomError):
-        evaluate(Dense(), pairs, tmp_path / "dense")
-    assert (tmp_path / "dense" / "failure.json").is_file()
 
+@pytest.fixture
+def _no_room_to_score(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object) -> None:
-        raise torch.OutOfMemoryError("no room")
+        raise NO_ROOM
 
     monkeypatch.setattr(FlowMetrics, "update", no_room)
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(Counting(), pairs, tmp_path / "run")
-    assert not (tmp_path / "run" / "failure.json").exists()
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), NoRoomError("the volume takes 100.0 GiB")])
-def test_too_little_memory_to_prepare_is_noted(pairs: FlowDataset, tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize("error", [NO_ROOM, NoRoomError("the volume takes 100.0 GiB, 70.0 are free")])
+@pytest.mark.parametrize("when", ["preparing", "estimating"])
+def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path, error: Exception, when: str) -> None:
     class Large(Prepared):
         def prepare(self, device: object, size: tuple[int, int] | None = None) -> None:
             super().prepare(device, size)
             raise error
 
+    preparing = when == "preparing"
     with pytest.raises(type(error)):
-        evaluate(Large(), pairs, tmp_path / "run")
+        evaluate(Large() if preparing else Raising(error), pairs, tmp_path / "run")
     noted = tmp_path / "run" / "failure.json"
     assert json.loads(noted.read_text()) == {"failure": "out of memory"}
-    assert evaluate(Prepared(), pairs, tmp_path / "run")["scores"] == by_hand(pairs)  # the same configuration
+    again = Prepared() if preparing else Counting()  # the same configuration
+    assert evaluate(again, pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert not noted.exists()
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+@pytest.mark.usefixtures("_no_room_to_score")
+@pytest.mark.parametrize("beside", [False, True])
+def test_scoring_without_room_is_not_noted(
+    pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    monkeypatch.setattr(finishing, "overlaps", lambda _: beside)
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(Counting(), pairs, tmp_path / "run")
+    assert not (tmp_path / "run" / "failure.json").exists()
 
 
 def test_scoring_beside_the_estimation_gives_the_same(
@@ -134,14 +136,9 @@ def test_scoring_beside_the_estimation_gives_the_same(
     assert evaluate(Counting(), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     with pytest.raises(InputError, match=r"f_0\d: counting gives a flow that is not finite"):
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "broken")
-
-    def no_room(*_: object) -> None:
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(FlowMetrics, "update", no_room)
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(Counting(), pairs, tmp_path / "short")
-    assert not (tmp_path / "short" / "failure.json").exists()
+    monkeypatch.setattr(finishing, "overlaps", lambda _: False)
+    with pytest.raises(InputError, match="a/f_00: counting gives a flow that is not finite"):
+        evaluate(Counting(gain=float("nan")), pairs, tmp_path / "alone")
 
 
 def test_alone_nothing_goes_on_beside_the_estimation(
@@ -199,15 +196,8 @@ def test_otherwise_the_next_pair_is_estimated_before_the_last_is_stored(
 def test_memory_that_is_short_beside_other_work_is_asked_for_again(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Once(Counting):
-        def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
-            if self.calls == 3:
-                self.calls += 1
-                raise torch.OutOfMemoryError("no room")
-            return super().__call__(*frames, **more)
-
     monkeypatch.setattr(finishing, "overlaps", lambda _: True)
-    assert evaluate(Once(), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
+    assert evaluate(Raising(NO_ROOM, 3, 4), pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert not (tmp_path / "run" / "failure.json").exists()
 
 

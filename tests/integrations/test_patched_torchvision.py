@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fullfield
+from refusals import refuses
 
 
 @pytest.fixture(params=["raft_small", "raft_large"])
@@ -49,5 +50,4 @@ def test_a_block_that_computes_something_else_is_refused(model: Any, monkeypatch
     kind = type(model.corr_block)
     original = kind.index_pyramid
     monkeypatch.setattr(kind, "index_pyramid", lambda self, centroids_coords: 2 * original(self, centroids_coords))
-    with pytest.raises(fullfield.InputError, match=r"corr_block .* is not the all-pairs lookup"):
-        fullfield.patch(model)
+    refuses(r"corr_block .* is not the all-pairs lookup", fullfield.patch, model)

@@ -1,17 +1,19 @@
-"""Cascaded inference, with networks that are known exactly."""
+"""Cascaded inference and two sizes made one flow, with networks that are known exactly."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield import InputError
 from fullfield.models.cascade import Cascade, cascade_sizes, resample_flow
 from fullfield.models.framing import STRIDE, padding_for, start_on_grid
+from refusals import refuses
 
 SIZES = [(321, 405), (320, 384), (333, 340), (402, 327), (1371, 1131), (1285, 1601)]
 THRESHOLD = 100
@@ -82,26 +84,6 @@ def test_an_affine_flow_comes_through_without_a_shift(height: int, width: int) -
     assert truth.abs().amax() > 8
 
 
-@pytest.mark.parametrize("wrong", ["values", "a pixel", "padding"])
-def test_the_oracle_sees_a_mistake(wrong: str) -> None:
-    height, width = SIZES[0]
-
-    class Mistaken(Known):
-        def __call__(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Tensor:
-            start = more["initial_flow"]
-            if start is not None and wrong == "values":
-                more["initial_flow"] = start * (start.shape[-1] / (frame1.shape[-1] / 4))
-            flow = super().__call__(frame1, frame2, **more)
-            if start is None and wrong == "a pixel":
-                return flow.roll(1, -1)
-            if start is None and wrong == "padding":
-                return functional.interpolate(flow, size=[-(-s // 8) * 8 for s in flow.shape[-2:]])
-            return flow
-
-    flow = Cascade(Mistaken((height, width)), threshold=THRESHOLD)(*frames(height, width))
-    assert interior(flow - affine(height, width, (height, width)), 1).abs().max() > 0.005
-
-
 def test_updates_of_the_levels() -> None:
     network = Known((1371, 1131))
     pair = frames(1371, 1131)
@@ -164,16 +146,44 @@ def test_mistakes() -> None:
         ({"coarse_updates": 1.5}, "coarse_updates: expected an integer >= 0"),
         ({"threshold": 0}, "threshold: expected an integer >= 1"),
     ):
-        with pytest.raises(InputError, match=message):
-            Cascade(network, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="frame2: expected shape"):
-        Cascade(network)(torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9))
+        refuses(message, Cascade, network, **arguments)
+    refuses("frame2: expected shape", Cascade(network), torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9))
     large = torch.zeros(1, 3, 808, 808)
     for pair, message in (
         ((large.int(), large.int()), "frame1: expected dtype uint8 or floating, got int32"),
         ((large, large.to(torch.uint8)), "frame2: expected dtype float32, got uint8"),
     ):
-        with pytest.raises(InputError, match=message):
-            Cascade(network)(*pair)
-    with pytest.raises(InputError, match="network: expected something that is called like a network"):
-        Cascade("raft")  # type: ignore[arg-type]
+        refuses(message, Cascade(network), *pair)
+    refuses("network: expected something that is called like a network", Cascade, "raft")
+
+
+def test_two_sizes_are_one_flow_in_its_place() -> None:
+    own = FlowWithScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
+    large = FlowWithScale(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    large.log_scale[..., 6:] = 1.0  # columns 6 to 9 of the large one are 3 and 4
+    flow, log_scale = more_confident(own, large)
+    assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
+    assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
+    frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+    large = enlarged(frame)
+    assert large.shape == (2, 3, 16, 24)
+    assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
+
+
+@pytest.mark.parametrize("which", ["own", "large"])
+@pytest.mark.parametrize("surest", [-1.0, 1.0])
+def test_an_overflow_at_either_size_shows(which: str, surest: float) -> None:
+    own = FlowWithScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
+    large = FlowWithScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    spoilt = own if which == "own" else large
+    spoilt.flow[..., 0, 0] = math.nan
+    flow = more_confident(own, large).flow
+    assert flow[0, :, 0, 0].isnan().all()
+    assert flow[0, :, 2, 4].isfinite().all()
+
+
+def _blurred(frame: torch.Tensor) -> torch.Tensor:
+    """What enlarging and averaging come to: (1, 6, 1) / 8 both ways, and no shift."""
+    kernel = torch.tensor([1.0, 6.0, 1.0]) / 8
+    weights = (kernel[:, None] * kernel).expand(frame.shape[1], 1, 3, 3)
+    return torch.nn.functional.conv2d(frame, weights, groups=frame.shape[1])

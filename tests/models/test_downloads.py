@@ -93,12 +93,22 @@ def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Pat
     assert len(server.asked) == 1
 
 
-def test_a_cut_is_gone_on_from(server: Server, tmp_path: Path) -> None:
-    server.cut = [300_000, 200_000]
-    target = tmp_path / "file.bin"
-    download(server.url(), target, sha256=SUM)
-    assert target.read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=300000-", "bytes=500000-"]
+@pytest.mark.parametrize(
+    ("tag", "ranges", "cut", "asked"),
+    [
+        ('"one"', True, [300_000, 200_000], [None, "bytes=300000-", "bytes=500000-"]),
+        ('"one"', False, [100_000], [None, "bytes=100000-"]),
+        ("", True, [100_000], [None, None]),  # without a version nothing is gone on from
+        ('W/"weak"', True, [100_000], [None, None]),
+    ],
+)
+def test_a_cut_is_gone_on_from(
+    server: Server, tmp_path: Path, tag: str, ranges: bool, cut: list[int], asked: list[str | None]
+) -> None:
+    server.tag, server.ranges, server.cut = tag, ranges, [*cut]
+    download(server.url(), tmp_path / "file.bin", sha256=SUM)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert server.asked == asked
 
 
 def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
@@ -113,50 +123,26 @@ def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
     assert target.read_bytes() == CONTENT
 
 
-def test_another_version_is_fetched_from_its_start(server: Server, tmp_path: Path) -> None:
-    server.cut = [100_000] * 3
-    target = tmp_path / "file.bin"
+@pytest.mark.parametrize(
+    ("cut", "content", "tag"),
+    [([100_000] * 3, CONTENT[::-1], '"two"'), ([500_000, 0, 0], CONTENT[:400_000], '"one"')],
+    ids=["another version", "shorter"],
+)
+def test_a_file_that_changed_is_fetched_from_its_start(
+    server: Server, tmp_path: Path, cut: list[int], content: bytes, tag: str
+) -> None:
+    server.cut, target = [*cut], tmp_path / "file.bin"
     with pytest.raises(DownloadError):
         download(server.url(), target)
-    server.content, server.tag = CONTENT[::-1], '"two"'
+    server.content, server.tag = content, tag
     download(server.url(), target)
-    assert target.read_bytes() == CONTENT[::-1]
+    assert target.read_bytes() == content
 
 
-@pytest.mark.parametrize("tag", ["", 'W/"weak"'])
-def test_without_a_version_nothing_is_gone_on_from(server: Server, tmp_path: Path, tag: str) -> None:
-    server.tag = tag
-    server.cut = [100_000]
-    target = tmp_path / "file.bin"
-    download(server.url(), target)
-    assert server.asked == [None, None]
-    assert target.read_bytes() == CONTENT
-
-
-def test_a_server_without_ranges(server: Server, tmp_path: Path) -> None:
-    server.ranges = False
-    server.cut = [100_000]
-    download(server.url(), tmp_path / "file.bin", sha256=SUM)
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
-
-
-def test_a_file_that_became_shorter(server: Server, tmp_path: Path) -> None:
-    server.cut = [500_000] + [0] * 2
-    target = tmp_path / "file.bin"
-    with pytest.raises(DownloadError):
-        download(server.url(), target)
-    server.content = CONTENT[:400_000]
-    download(server.url(), target)
-    assert target.read_bytes() == CONTENT[:400_000]
-
-
-def test_a_wrong_sum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_wrong_sums_and_bad_answers_leave_nothing(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=f"expected the SHA-256 abcd, got {SUM}; nothing was kept"):
         download(server.url(), tmp_path / "file.bin", sha256="abcd")
     assert names(tmp_path) == set()
-
-
-def test_bad_answers_are_one_line(server: Server, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match=r"/missing: the server answered 404 Not Found$"):
         download(server.url("/missing"), tmp_path / "file.bin")
     with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9/x: cannot be reached \(.*refused.*\)$"):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fullfield import InputError
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes
+from refusals import refuses
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 GIB = 1 << 30
@@ -247,5 +247,4 @@ def test_both_directions_are_two_calls(name: str) -> None:
 
 
 def test_products_are_not_kept() -> None:
-    with pytest.raises(InputError, match="reuse: expected None or False on a GPU"):
-        PreparedFlow(RAFT(RAFTConfig.small()).cuda(), 64, 96, reuse=True)
+    refuses("reuse: expected None or False on a GPU", PreparedFlow, RAFT(RAFTConfig.small()).cuda(), 64, 96, reuse=True)

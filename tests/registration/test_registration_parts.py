@@ -53,20 +53,14 @@ def cloud(seed: int, count: int = 60) -> tuple[Floats, Floats]:
     return draw.random((count, 3)), normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
 
-def test_histograms_are_those_of_loops() -> None:
+def test_histograms_are_those_of_loops_in_any_pose() -> None:
     points, normals = cloud(0)
     assert np.allclose(histograms(points, normals, 0.4), by_hand(points, normals, 0.4), atol=1e-9)
-
-
-def test_histograms_know_neither_pose_nor_the_normals_signs() -> None:
     points, normals = cloud(1)
     pose, signs = turned(2), np.where(np.arange(60) % 3, 1.0, -1.0)[:, None]
     other = histograms(apply(pose, points), signs * normals @ pose[:3, :3].T, 0.4)
     assert np.abs(other - histograms(points, normals, 0.4)).max() < 0.05  # a value on a bin's edge may change bins
     assert np.abs(histograms(points, normals[::-1], 0.4) - other).max() > 0.2
-
-
-def test_a_lonely_point_has_no_histogram() -> None:
     assert not histograms(np.eye(3) * 100, np.eye(3), 1.0).any()
 
 
@@ -141,9 +135,6 @@ def test_ransac_finds_the_pose_among_wrong_matches() -> None:
     assert found[0].inliers > 2 * found[1].inliers
     again = hypotheses(source, target, 1.0, seed=1)
     assert all(np.array_equal(a.transform, b.transform) for a, b in zip(found, again, strict=True))
-
-
-def test_ransac_without_enough_matches_finds_nothing() -> None:
     assert hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
     assert hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
 

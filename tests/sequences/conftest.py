@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sequence_shots import HEIGHT, WIDTH, moving, quick
+from sequence_shots import HEIGHT, WIDTH, CommandLine, moving, quick
 
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_image
@@ -18,6 +18,13 @@ def estimator() -> TVL1Estimator:
     made = quick()
     made(torch.zeros(1, 1, HEIGHT, WIDTH), torch.zeros(1, 1, HEIGHT, WIDTH))
     return made
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Run command lines in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    return CommandLine(capsys)
 
 
 @pytest.fixture

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
+import pytest
+import torch
 from torch import Tensor
 
 from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
+from fullfield.io import read_vectors
 from fullfield.ops.tvl1 import PRESETS
 from fullfield.sequences.engine import Engine, Estimated
 from known_scenes import known_scene
@@ -37,6 +41,49 @@ def slow_flow(folder: str, arguments: list[str]) -> None:
 
     Engine._frame = slow  # type: ignore[method-assign]
     main(["flow", *arguments])
+
+
+class CommandLine:
+    """Run ``fullfield`` in this process: exit code, output, errors."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...] = (), options: tuple[str, ...] = ()):
+        self.capsys, self.verb, self.options = capsys, verb, options
+
+    def __call__(self, *argv: object) -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        code = main([*self.verb, *map(str, argv), *self.options])
+        out, err = self.capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    def done(self, *argv: object) -> tuple[str, str]:
+        """Output and errors of a command that succeeds."""
+        code, out, err = self(*argv)
+        assert code == 0, err
+        return out, err
+
+    def refused(self, *argv: object) -> str:
+        """Errors of a command that fails."""
+        code, _, err = self(*argv)
+        assert code == 2, err
+        return err
+
+
+Shot = dict[str, dict[str, Tensor]]
+
+
+def loaded(name: str, folder: Path | None = None) -> Shot:
+    """The vectors of ``name.NUMBER.exr``, by number."""
+    found = (folder or Path()).glob(f"{name}.*.exr")
+    return {path.name.removeprefix(name): read_vectors(path) for path in sorted(found)}
+
+
+def assert_same(one: Shot, other: Shot) -> None:
+    assert one.keys() == other.keys() != set()
+    for number, layers in one.items():
+        assert layers.keys() == other[number].keys(), number
+        for layer, part in layers.items():
+            assert torch.equal(part, other[number][layer]), (number, layer)
 
 
 CHANGED = ("--method", "tvl1", "--iterations", "4", "--warps", "2")

@@ -1,25 +1,35 @@
-"""The job template for render farms: valid by its own package, and its tasks make the shot."""
+"""Farms: the job template of OpenJD, OpenCue's outline and a Ray cluster; their tasks make the shot.
+
+OpenCue's outline runs with its package where that is installed (``pip install opencue-pyoutline``), else with a
+stand-in for the one class of it that the outline uses.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from sequence_shots import CHANGED, QUICK
+from sequence_shots import CHANGED, QUICK, assert_same, loaded
 
 from fullfield.cli.main import main
-from fullfield.io import read_vectors
 
-model: Any = pytest.importorskip("openjd.model", reason="openjd-model is not installed")
 TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "farm" / "openjd.template.yaml"
 
 
 def tasks(**values: str) -> list[list[str]]:
     """The command line of every task."""
+    model: Any = pytest.importorskip("openjd.model", reason="openjd-model is not installed")
     text = TEMPLATE.read_text("utf-8")
     raw = model.document_string_to_object(document=text, document_type=model.DocumentType.YAML)
     template = model.decode_job_template(template=raw, supported_extensions=["TASK_CHUNKING"])
@@ -48,9 +58,7 @@ def test_the_tasks_of_a_farm_make_the_shot(shot: Path, capsys: pytest.CaptureFix
         assert main([*command[1:], *CHANGED]) == 0
         assert capsys.readouterr().out.count("openjd_progress: 100.0") == 1
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
-    for number in range(11, 19):
-        task, alone = (read_vectors(f"{name}.{number:04d}.exr") for name in ("mv", "one"))
-        assert all(torch.equal(task[layer], alone[layer]) for layer in alone)
+    assert_same(loaded("mv"), loaded("one"))
     (shot / "plate.0015.png").write_bytes(b"")
     for name in ("mv.0014.exr", "mv.0015.exr"):
         (shot / name).unlink()
@@ -82,7 +90,109 @@ def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
         _, err = process.communicate()
         assert process.returncode == 0, err
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
-    for number in range(11, 19):
-        task, alone = (read_vectors(f"{name}.{number:04d}.exr") for name in ("mv", "one"))
-        assert all(torch.equal(task[layer], alone[layer]) for layer in alone)
+    assert_same(loaded("mv"), loaded("one"))
     assert not list(shot.glob(".*"))
+
+
+OUTLINE = Path(__file__).resolve().parents[2] / "examples" / "farm" / "opencue.outline"
+
+
+def by_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the layer is made of. Names of the module are not seen from functions, as where OpenCue runs it."""
+    made: list[dict[str, Any]] = []
+    shell = ModuleType("outline.modules.shell")
+    shell.ShellSequence = lambda name, **arguments: made.append({"name": name, **arguments})  # type: ignore[attr-defined]
+    for name, module in {
+        "outline": ModuleType("outline"),
+        "outline.modules": ModuleType("m"),
+        shell.__name__: shell,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(OUTLINE.read_text("utf-8"), OUTLINE, "exec"), {}, {})
+    (layer,) = made
+    return layer
+
+
+def by_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    if find_spec("outline") is None:
+        pytest.skip("opencue-pyoutline is not installed")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where it keeps its sessions
+    import outline
+
+    (layer,) = outline.load_outline(str(OUTLINE)).get_layers()
+    assert layer.get_frame_range() == "1-3"
+    return {"name": layer.get_name(), **layer.get_args()}
+
+
+@pytest.mark.parametrize("by", ["stand-in", "package"])
+def test_the_commands_of_the_layer_make_the_shot(by: str, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"PLATES": "plate.%04d.png", "FRAMES": "11-18", "OUTPUT": "mv.%04d.exr", "CHUNK": "3", "PRESET": "fast"}
+    for name, value in asked.items():
+        monkeypatch.setenv(name, value)
+    layer = by_stand_in(monkeypatch) if by == "stand-in" else by_package(monkeypatch, shot)
+    commands = layer["commands"]
+    assert [command[command.index("--frames") + 1] for command in commands] == ["11-13", "14-16", "17-18"]
+    assert not layer.get("gpus")
+    for command in reversed(commands):  # farms keep no order
+        assert command[0] == "fullfield"
+        assert main([*command[1:], *CHANGED]) == 0
+    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
+    assert_same(loaded("mv"), loaded("one"))
+    monkeypatch.setenv("DEVICE", "cuda")
+    if by == "stand-in":
+        assert by_stand_in(monkeypatch)["gpus"] == 1
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Two nodes of one CPU each."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    yield nodes.address
+    nodes.shutdown()
+
+
+def makers() -> list[int]:
+    """The processes of our actors."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"ray::Maker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'fullfield[ray]')")
+@pytest.mark.slow
+def test_a_cluster_makes_what_one_machine_makes(shot: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if list(shot.glob("mv.*.exr")) and makers():
+                killed.append(makers()[0])
+                os.kill(killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+    options = ("--direction", "both", "--occlusion", *QUICK)
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    where = ("flow", f"{shot}/plate.%04d.png", "-o", f"{shot}/mv.%04d.exr")
+    code = main([*where, *options, "--ray", address, "--json"])
+    thread.join()
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert killed
+    assert json.loads(out)["written"] == "11-18"
+    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
+    assert_same(loaded("mv"), loaded("one"))
+    assert main([*where, "--ray", address, "--device", "cuda", "--overwrite", *QUICK]) == 2
+    assert main(["flow", "plate.%04d.png", "-o", "x.%04d.exr", "--ray", address, "--devices", "cpu", *QUICK]) == 2

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sequence_shots import HEIGHT, WIDTH, moving
+from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 
 from fullfield import InputError, estimate
-from fullfield.cli.main import main
 from fullfield.io import FrameWindow, read_frame, write_flow, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.sequences.motion import accumulated, between, follow_back
 from fullfield.testing import textured_scene
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([*map(str, argv)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return run
+from refusals import refuses
 
 
 def steady(u: float, v: float = 0.0) -> torch.Tensor:
@@ -63,8 +46,7 @@ def test_all_of_a_picture_comes_back(tmp_path: Path) -> None:
     assert (back.channels, back.form, back.window) == (raw.channels, "float", window)
     write_raw(tmp_path / "h.exr", raw._replace(form="half"))
     assert read_raw(tmp_path / "h.exr").form == "half"
-    with pytest.raises(InputError, match="PNG holds no floats"):
-        write_raw(tmp_path / "a.png", raw)
+    refuses("PNG holds no floats", write_raw, tmp_path / "a.png", raw)
     write_raw(tmp_path / "a.tif", raw._replace(pixels=hdr()))
     torch.testing.assert_close(read_raw(tmp_path / "a.tif").pixels, hdr(), rtol=1e-5, atol=1e-5)
     for kind, channels in ((b"PF", ("R", "G", "B")), (b"Pf", ("Y",))):
@@ -120,12 +102,11 @@ def test_accumulation_goes_both_ways_and_stops_where_a_flow_is_missing() -> None
     assert isinstance(found[14], InputError)
 
 
-def test_a_paint_over_follows_the_shot_with_its_highlights(call: Call) -> None:
+def test_a_paint_over_follows_the_shot_with_its_highlights(cli: CommandLine) -> None:
     stored(1, 6, 3.0)
     paint = Raw(hdr(), ("R", "G", "B", "A"), "float")
     write_raw("paint.exr", paint)
-    code, out, err = call("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
-    assert code == 0, err
+    out, err = cli.done("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert "6 frames written" in out
     for number in range(1, 7):
         moved = read_raw(f"on.{number:04d}.exr")
@@ -138,38 +119,34 @@ def test_a_paint_over_follows_the_shot_with_its_highlights(call: Call) -> None:
             expected[:, :, :shift] = paint.pixels[:, :, -shift:]
         torch.testing.assert_close(moved.pixels, expected, rtol=1e-5, atol=1e-4)
     assert read_raw("on.0006.exr").pixels.max() > 40
-    code, _, err = call("warp", "paint.exr", "--reference", "2", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
-    assert code == 2
+    err = cli.refused("warp", "paint.exr", "--reference", "2", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert "was begun with other settings (reference was 3, is 2)" in err
     Path("on.exr.fullfield.json").unlink()
-    code, _, err = call("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
-    assert code == 2
+    err = cli.refused("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert "on.0001.exr: is there already" in err
     assert "--overwrite" in err
 
 
-def test_neighbours_are_pulled_onto_their_frames(call: Call) -> None:
+def test_neighbours_are_pulled_onto_their_frames(cli: CommandLine) -> None:
     for number, frame in enumerate(moving(3), 1):
         write_image(f"p.{number}.png", frame)
     stored(1, 3, -2.0)
-    code, out, err = call("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
-    assert code == 0, "every frame that has a neighbour is made"
+    out, err = cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
     assert "note: no picture for 3: the shot ends there" in err
     assert "2 frames written" in out
     torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], read_frame("p.1.png")[:, :, 2:], atol=1e-6, rtol=0)
     assert read_raw("w.1.png").form == "uint8"
-    code, _, _ = call("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "b.%d.png", "--direction", "backward",
+    cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "b.%d.png", "--direction", "backward",
                       "--frames", "2-3")  # fmt: skip
-    assert code == 0
     torch.testing.assert_close(read_frame("b.3.png")[:, :, :-2], read_frame("p.3.png")[:, :, :-2], atol=1e-6, rtol=0)
 
 
-def test_what_is_hidden_can_be_left_out(call: Call) -> None:
+def test_what_is_hidden_can_be_left_out(cli: CommandLine) -> None:
     hidden = torch.zeros(HEIGHT, WIDTH)
     hidden[:, 10:20] = 1
     write_vectors("mv.1.exr", {"forward": steady(0), "occlusion.forward": hidden})
     write_raw("m.exr", Raw(torch.ones(1, HEIGHT, WIDTH), ("A",), "float"))
-    assert call("warp", "m.exr", "--flow", "mv.1.exr", "-o", "o.exr", "--hide-occluded")[0] == 0
+    assert cli("warp", "m.exr", "--flow", "mv.1.exr", "-o", "o.exr", "--hide-occluded")[0] == 0
     assert torch.equal(read_raw("o.exr").pixels[0], 1 - hidden)
 
 
@@ -205,14 +182,13 @@ def test_what_one_frame_alone_shows_is_taken_from_it() -> None:
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
 
 
-def test_a_shot_at_another_speed(call: Call) -> None:
+def test_a_shot_at_another_speed(cli: CommandLine) -> None:
     stored(1, 3, 4.0)
     for number in range(1, 4):
         light = torch.zeros(4, HEIGHT, WIDTH)
         light[:, 8:30, 4 * number + 6 : 4 * number + 20] = torch.tensor([30.0, 2, 1, 1]).view(4, 1, 1)
         write_raw(f"p.{number:04d}.exr", Raw(light, ("R", "G", "B", "A"), "half"))
-    code, out, err = call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "2.5", "-o", "s.%04d.exr")
-    assert code == 0, err
+    out, err = cli.done("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "2.5", "-o", "s.%04d.exr")
     assert "6 frames written" in out
     for number in range(1, 7):
         made = read_raw(f"s.{number:04d}.exr")
@@ -224,16 +200,15 @@ def test_a_shot_at_another_speed(call: Call) -> None:
         assert made.pixels[3].max() == pytest.approx(1, rel=0.01)
         assert made.form == "half"
     assert torch.equal(read_raw("s.0001.exr").pixels, read_raw("p.0001.exr").pixels)
-    assert call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "0.5", "-o", "f.%04d.exr")[0] == 0
+    assert cli("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "0.5", "-o", "f.%04d.exr")[0] == 0
     assert torch.equal(read_raw("f.0002.exr").pixels, read_raw("p.0003.exr").pixels)
     Path("p.0002.exr").write_bytes(b"")
-    code, _, err = call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "1", "-o", "t.%04d.exr")
-    assert code == 2
+    err = cli.refused("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "1", "-o", "t.%04d.exr")
     assert "p.0002.exr: the file is empty" in err
 
 
 @pytest.mark.parametrize("verb", ["warp", "retime"])
-def test_a_run_that_was_stopped_goes_on(call: Call, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_goes_on(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.io import raw
 
     stored(1, 5, 2.0)
@@ -241,7 +216,7 @@ def test_a_run_that_was_stopped_goes_on(call: Call, verb: str, monkeypatch: pyte
         write_image(f"p.{number:04d}.png", frame)
     more = ("--factor", "2") if verb == "retime" else ("--reference", "3")
     command = (verb, "p.%04d.png", "--flow", "mv.%04d.exr", *more, "-o")
-    assert call(*command, "whole.%04d.png")[0] == 0
+    assert cli(*command, "whole.%04d.png")[0] == 0
     whole = {path.name.replace("whole", "o"): path.read_bytes() for path in Path().glob("whole.*.png")}
     real = raw.write_raw
 
@@ -252,35 +227,28 @@ def test_a_run_that_was_stopped_goes_on(call: Call, verb: str, monkeypatch: pyte
 
     with monkeypatch.context() as patch:
         patch.setattr(raw, "write_raw", stopped)
-        assert call(*command, "o.%04d.png")[0] == 130
+        assert cli(*command, "o.%04d.png")[0] == 130
     first = {path: path.stat().st_mtime_ns for path in Path().glob("o.*.png")}
     assert len(first) == 2
-    code, out, err = call(*command, "o.%04d.png")
-    assert code == 0
+    out, err = cli.done(*command, "o.%04d.png")
     assert f"{len(whole) - 2} frames written" in out
     assert f"2 of {len(whole)} frames exist" in err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     assert {path.name: path.read_bytes() for path in Path().glob("o.*.png")} == whole
-    code, out, _ = call(*command, "o.%04d.png")
-    assert code == 0
+    out, _ = cli.done(*command, "o.%04d.png")
     assert "0 frames written" in out
-    code, _, err = call(verb, "p.%04d.png", "--flow", "mv.%04d.exr", more[0], "4", "-o", "o.%04d.png")
-    assert code == 2
+    err = cli.refused(verb, "p.%04d.png", "--flow", "mv.%04d.exr", more[0], "4", "-o", "o.%04d.png")
     assert "was begun with other settings" in err
-    code, _, _ = call(verb, "p.%04d.png", "--flow", "mv.%04d.exr", more[0], "4", "-o", "o.%04d.png", "--overwrite")
-    assert code == 0
+    cli.done(verb, "p.%04d.png", "--flow", "mv.%04d.exr", more[0], "4", "-o", "o.%04d.png", "--overwrite")
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
 
 
-def test_nothing_is_made_from_both_sides_of_a_cut(call: Call) -> None:
+def test_nothing_is_made_from_both_sides_of_a_cut(cli: CommandLine) -> None:
     stored(1, 4, 2.0)
     shots = [*moving(2, seed=4), *moving(2, seed=9)]
     for number, frame in enumerate(shots, 1):
         write_image(f"p.{number:04d}.png", frame)
-    code, out, err = call(
-        "retime", "p.%04d.png", "--flow", "mv.%04d.exr", "--factor", "4", "-o", "s.%04d.png", "--json"
-    )
-    assert code == 0, err
+    out, err = cli.done("retime", "p.%04d.png", "--flow", "mv.%04d.exr", "--factor", "4", "-o", "s.%04d.png", "--json")
     assert json.loads(out)["cuts"] == [[2, 3]]
     assert "the shot changes between the frames 2 and 3" in err
     pictures = {number: read_frame(f"s.{number:04d}.png") for number in range(1, 14)}
@@ -289,12 +257,12 @@ def test_nothing_is_made_from_both_sides_of_a_cut(call: Call) -> None:
     assert not torch.equal(pictures[3], pictures[1]), "within a shot there are frames in between"
 
 
-def test_a_warped_picture_in_an_exr_keeps_its_floats(call: Call) -> None:
+def test_a_warped_picture_in_an_exr_keeps_its_floats(cli: CommandLine) -> None:
     light = 0.05 * hdr()[:3]  # on average not above white, which would be warned about
     assert light.max() > 1
     write_raw("b.exr", Raw(light, ("R", "G", "B"), "float"))
     write_flow("f.flo", steady(2.0))
-    assert call("viz", "f.flo", "-o", "w.exr", "--kind", "warped", "--frame2", "b.exr")[0] == 0
+    assert cli("viz", "f.flo", "-o", "w.exr", "--kind", "warped", "--frame2", "b.exr")[0] == 0
     expected = torch.zeros(3, HEIGHT, WIDTH)
     expected[:, :, :-2] = light[:, :, 2:]
     torch.testing.assert_close(read_raw("w.exr").pixels, expected, rtol=1e-4, atol=1e-4)
@@ -313,11 +281,10 @@ def test_a_warped_picture_in_an_exr_keeps_its_floats(call: Call) -> None:
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "p.%d.png"), "is also an input"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line(call: Call, arguments: tuple[str, ...], word: str) -> None:
+def test_mistakes_are_one_line(cli: CommandLine, arguments: tuple[str, ...], word: str) -> None:
     stored(1, 2, 1.0)
     for name in ("p.png", "p.1.png", "p.2.png"):
         write_image(name, torch.rand(3, HEIGHT, WIDTH))
-    code, _, err = call(*arguments)
-    assert code == 2
+    err = cli.refused(*arguments)
     assert word in err, err
     assert err.count("\n") == 1

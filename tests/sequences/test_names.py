@@ -1,4 +1,4 @@
-"""Patterns, folders and globs."""
+"""Patterns, folders, globs and ranges of frames."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from fullfield.sequences.ranges import format_frames, parse_frames
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fullfield import InputError
 from fullfield.sequences.names import Pattern, choose, find_frames, is_sequence
+from refusals import refuses
 
 
 @pytest.fixture
@@ -41,15 +45,19 @@ def test_a_pattern_names_files(text: str, name: str) -> None:
     assert Pattern.parse(text).path(7) == name.replace("/", os.sep)
 
 
-def test_long_and_negative_numbers() -> None:
+def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
     assert Pattern.parse("a.%04d.exr").path(123456) == "a.123456.exr"
     assert Pattern.parse("a.%04d.exr").path(-5) == "a.-005.exr"
+    for number in (1, 2):
+        (tmp_path / f"sh010_v002_{number:03d}.png").touch()
+    assert list(find_frames(str(tmp_path)).files) == [1, 2]
+    (tmp_path / "b.-001.png").touch()
+    assert list(find_frames(f"{tmp_path}/b.%04d.png").files) == [-1]
 
 
 @pytest.mark.parametrize("text", ["a.exr", "a.%04d.%04d.exr", "a.####.@@.exr", "f.%04d/a.exr"])
 def test_what_is_no_pattern_is_named(text: str) -> None:
-    with pytest.raises(InputError, match=f"^{text.split('%')[0].split('#')[0]}.*: expected"):
-        Pattern.parse(text)
+    refuses(f"^{text.split('%')[0].split('#')[0]}.*: expected", Pattern.parse, text)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +92,7 @@ def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
     assert list(find_frames(f"{tmp_path}/a.##.png").files) == [2, 10]
     assert list(find_frames(f"{tmp_path}/a.####.png").files) == [3]
     assert list(find_frames(f"{tmp_path}/a.#.png").files) == [1, 2, 3, 10]
-    with pytest.raises(InputError, match=r"a\.%06d\.png: no such file; the folder has a\.1\.png and 3 more"):
-        find_frames(f"{tmp_path}/a.%06d.png")
-
-
-def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"sh010_v002_{number:03d}.png").touch()
-    assert list(find_frames(str(tmp_path)).files) == [1, 2]
-    (tmp_path / "b.-001.png").touch()
-    assert list(find_frames(f"{tmp_path}/b.%04d.png").files) == [-1]
+    refuses(r"a\.%06d\.png: no such file; the folder has a\.1\.png and 3 more", find_frames, f"{tmp_path}/a.%06d.png")
 
 
 def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
@@ -105,23 +104,69 @@ def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
 def test_two_sequences_are_not_mixed(tmp_path: Path) -> None:
     for name in ("left.0001.png", "right.0001.png"):
         (tmp_path / name).touch()
-    with pytest.raises(InputError, match="expected one sequence, got 2"):
-        find_frames(str(tmp_path))
+    refuses("expected one sequence, got 2", find_frames, str(tmp_path))
     assert list(find_frames(f"{tmp_path}/left*.png").files) == [1]
     (tmp_path / "left.1.png").touch()
-    with pytest.raises(InputError, match="expected one file a frame"):
-        find_frames(f"{tmp_path}/left*.png")
+    refuses("expected one file a frame", find_frames, f"{tmp_path}/left*.png")
 
 
 def test_refusals(shot: Path) -> None:
-    with pytest.raises(InputError, match=r"is one frame; a sequence is a pattern, such as plate\.####\.exr"):
-        find_frames("plate.1001.exr")
+    refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frames, "plate.1001.exr")
     with pytest.raises(InputError, match=r"none of the frames 1-5 is there; plate\.%04d\.exr has 998-1001"):
         choose(find_frames("plate.%04d.exr"), "1-5")
     for text, words in (("no.%04d.exr", "no such file"), ("no/x.%04d.exr", "folder no does not exist"),
                         ("*.png", "found none"), ("none", "no such file or"), ("x.mp4", "no such file")):  # fmt: skip
-        with pytest.raises(InputError, match=words):
-            find_frames(text)
+        refuses(words, find_frames, text)
     assert not is_sequence("plate.1001.exr")
     (shot / "odd[1].%04d.png").touch()
     assert not is_sequence("odd[1].%04d.png"), "a file of that very name"
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [
+        ("7", [7]),
+        ("1-5", [1, 2, 3, 4, 5]),
+        ("5-1", [1, 2, 3, 4, 5]),
+        ("1001-1004", [1001, 1002, 1003, 1004]),
+        ("1-10x2", [1, 3, 5, 7, 9]),
+        ("1-10x3", [1, 4, 7, 10]),
+        ("10-1x3", [1, 4, 7, 10]),
+        ("10-1x-3", [1, 4, 7, 10]),
+        ("10-1x4", [2, 6, 10]),
+        ("1-3,20", [1, 2, 3, 20]),
+        ("1-3, 20", [1, 2, 3, 20]),
+        ("1-3 20 30-31", [1, 2, 3, 20, 30, 31]),
+        ("20,1-3,2", [1, 2, 3, 20]),
+        ("1-10y3", [2, 3, 5, 6, 8, 9]),
+        ("1-6:3", [1, 2, 3, 4, 5, 6]),
+        ("-3--1", [-3, -2, -1]),
+        ("-1-1", [-1, 0, 1]),
+        ("-5", [-5]),
+        ("0001-0003", [1, 2, 3]),
+        (" 4 ", [4]),
+        ("1-10x20", [1]),
+    ],
+)
+def test_spellings(text: str, frames: list[int]) -> None:
+    assert parse_frames(text) == frames
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "1-", "-", "1..5", "1.5", "1-5x", "1-5x0", "1-5z2", "1,,2-", "1-2-3", "1-999999999", "1-1y1", "٣"]
+)
+def test_what_is_no_range_is_named(text: str) -> None:
+    refuses(r"^--frames: expected", parse_frames, text, "--frames")
+
+
+def test_a_range_in_words() -> None:
+    assert format_frames([3, 1, 2, 7]) == "1-3,7"
+    assert format_frames([1, 3, 5, 8, 9]) == "1-5x2,8-9"
+    assert format_frames([1, 4]) == "1,4"
+    assert format_frames([]) == ""
+    assert format_frames([-2, -1]) == "-2--1"
+
+
+@given(st.sets(st.integers(-200, 200), min_size=1, max_size=40))
+def test_words_and_back(numbers: set[int]) -> None:
+    assert parse_frames(format_frames(numbers)) == sorted(numbers)

@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sequence_shots import HEIGHT, QUICK, WIDTH, moving
+from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, moving
 
 from fullfield.cli.main import main
 from fullfield.io import atomic_path, files, read_vectors, write_image, write_vectors
@@ -22,20 +21,8 @@ from fullfield.io.files import remove_abandoned
 from fullfield.sequences import Work, cluster, outputs
 from fullfield.sequences.records import Journal, Records
 
-Cli = Callable[..., tuple[int, str, str]]
+pytestmark = pytest.mark.usefixtures("shot")
 SHOT = ("flow", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
-
-
-@pytest.fixture
-def cli(shot: Path, capsys: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG001 - sets the folder
-    def call(*argv: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([*map(str, argv)])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return call
 
 
 def stamps(pattern: str = "mv.*.exr") -> dict[str, int]:
@@ -60,13 +47,12 @@ def made_here(*argv: str, pattern: str) -> dict[str, bytes]:
         os.chdir(here)
 
 
-def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: Cli) -> None:
+def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     new = ("--lambda", "0.05", "--direction", "both")
     assert cli(*SHOT, *new, "--frames", "11-13", "--overwrite")[0] == 0
     part = stamps()
-    code, out, err = cli(*SHOT, *new, "--json")
-    assert code == 0
+    out, err = cli.done(*SHOT, *new, "--json")
     told = json.loads(out)
     assert (told["written"], told["there_before"]) == ("14-18", 3)
     assert told["made_again"] == {"made with other settings": "14-18"}
@@ -77,28 +63,16 @@ def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: Cli) -> Non
     }
 
 
-def test_overwriting_chunks_of_a_farm_end_with_one_setting(cli: Cli) -> None:
-    assert cli(*SHOT)[0] == 0
-    for frames in ("11-13", "16-18"):  # the chunk between them is lost
-        assert cli(*SHOT, "--direction", "backward", "--frames", frames, "--overwrite")[0] == 0
-    code, out, _ = cli(*SHOT, "--direction", "backward")
-    assert code == 0
-    assert "2 frames written, 6 kept" in out
-    assert all(layers(number) == {"backward"} for number in range(11, 19))
-
-
-def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: Cli, shot: Path) -> None:
+def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: CommandLine, shot: Path) -> None:
     assert cli(*SHOT)[0] == 0
     write_image("plate.0014.png", torch.rand(3, HEIGHT, WIDTH))
-    code, out, err = cli(*SHOT)
-    assert code == 0
+    out, err = cli.done(*SHOT)
     assert "2 frames written, 6 kept" in out
     assert "2 of 8 frames are recomputed: 2 (inputs changed)" in err
     (shot / "other").mkdir()
     for number, frame in enumerate(moving(8, seed=9), 11):
         write_image(f"other/plate.{number:04d}.png", frame)
-    code, out, _ = cli("flow", "other/plate.%04d.png", *SHOT[2:])
-    assert code == 0
+    out, _ = cli.done("flow", "other/plate.%04d.png", *SHOT[2:])
     assert "8 frames written, 0 kept" in out
     (shot / "copy").mkdir()
     for path in (shot / "other").iterdir():
@@ -106,20 +80,20 @@ def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: Cli, shot
     assert "0 frames written, 8 kept" in cli("flow", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
 
 
-def test_a_shot_that_grew_makes_its_old_end_again(cli: Cli) -> None:
-    assert cli(*SHOT)[0] == 0
+def test_neighbours_of_a_complete_shot_end_well_and_a_longer_one_makes_its_old_end_again(cli: CommandLine) -> None:
+    cli.done(*SHOT)
+    out, err = cli.done("warp", "plate.%04d.png", "--flow", "mv.%04d.exr", "-o", "next.%04d.png")
+    assert "7 frames written" in out
+    assert "note: no picture for 18: the shot ends there" in err
     write_image("plate.0019.png", moving(9)[8])
-    code, out, _ = cli(*SHOT)
-    assert code == 0
-    assert "2 frames written, 7 kept" in out
+    assert "2 frames written, 7 kept" in cli.done(*SHOT)[0]
 
 
-def test_another_version_or_other_weights_are_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_or_other_weights_are_told(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli(*SHOT)[0] == 0
     with monkeypatch.context() as patch:
         patch.setattr(outputs, "__version__", "99.0")
-        code, out, _ = cli(*SHOT)
-        assert code == 0
+        out, _ = cli.done(*SHOT)
         assert "8 frames written, 0 kept" in out
     _, _, err = cli(*SHOT)
     assert "8 of 8 frames are recomputed: 8 (made by fullfield 99.0)" in err
@@ -135,18 +109,17 @@ def test_another_version_or_other_weights_are_told(cli: Cli, monkeypatch: pytest
     assert Work("x", outputs.Output("x.%d.exr")).method == "auto"
 
 
-def test_a_file_of_another_program_is_not_replaced(cli: Cli) -> None:
+def test_a_file_of_another_program_is_not_replaced(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     write_vectors("mv.0013.exr", {"forward": torch.ones(2, HEIGHT, WIDTH)})
-    code, _, err = cli(*SHOT)
-    assert code == 2
+    err = cli.refused(*SHOT)
     assert "mv.0013.exr: was not written by fullfield, or was changed since; use --overwrite" in err
     assert cli(*SHOT, "--frames", "13", "--overwrite")[0] == 0
     assert cli(*SHOT)[0] == 0
 
 
 @pytest.mark.parametrize("verb", ["retime", "warp"])
-def test_pictures_follow_their_flow(cli: Cli, verb: str) -> None:
+def test_pictures_follow_their_flow(cli: CommandLine, verb: str) -> None:
     make = (*SHOT, "--direction", "both")
     more = ("--factor", "2", "-o", "s.%04d.png") if verb == "retime" else ("--reference", "11", "-o", "s.%04d.png")
     pull = (verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more)
@@ -155,8 +128,7 @@ def test_pictures_follow_their_flow(cli: Cli, verb: str) -> None:
     assert "0 frames written" in cli(*pull)[1]
     write_image("plate.0015.png", 0.9 * moving(8)[4])
     assert cli(*make)[0] == 0
-    code, out, err = cli(*pull)
-    assert code == 0
+    out, err = cli.done(*pull)
     assert "are recomputed" in err
     assert " 0 frames written" not in out
     made = {path.name: path.read_bytes() for path in Path().glob("s.*.png")}
@@ -175,20 +147,18 @@ def test_pictures_follow_their_flow(cli: Cli, verb: str) -> None:
         ("warp", "plate.0011.png", "--flow", "mv.0011.exr", "-o", "mv.0011.exr", "--overwrite"),
     ],
 )
-def test_the_flow_that_is_read_is_protected(cli: Cli, argv: tuple[str, ...]) -> None:
+def test_the_flow_that_is_read_is_protected(cli: CommandLine, argv: tuple[str, ...]) -> None:
     assert cli(*SHOT, "--direction", "both")[0] == 0
     before = {path: path.read_bytes() for path in Path().glob("mv.*.exr")}
-    code, _, err = cli(*argv, *(() if "--overwrite" in argv else ("--overwrite",)))
-    assert code == 2
+    err = cli.refused(*argv, *(() if "--overwrite" in argv else ("--overwrite",)))
     assert "is also an input" in err
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_pair_does_not_replace_what_it_did_not_write(cli: Cli) -> None:
+def test_a_pair_does_not_replace_what_it_did_not_write(cli: CommandLine) -> None:
     pair = ("flow", "plate.0011.png", "plate.0012.png", "-o")
     plate = Path("plate.0013.png").read_bytes()
-    code, _, err = cli(*pair, "plate.0013.png", *QUICK)
-    assert code == 2
+    err = cli.refused(*pair, "plate.0013.png", *QUICK)
     assert "--output plate.0013.png: already exists and was not written by 'fullfield flow'; use --overwrite" in err
     assert Path("plate.0013.png").read_bytes() == plate
     assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0
@@ -222,7 +192,7 @@ def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob(".*"))) == count
 
 
-def test_notes_of_ended_processes_go_with_their_last_frame(cli: Cli) -> None:
+def test_notes_of_ended_processes_go_with_their_last_frame(cli: CommandLine) -> None:
     notes = Path("mv.exr.fullfield")
 
     def made(*flags: str) -> int:
@@ -242,7 +212,7 @@ def test_notes_of_ended_processes_go_with_their_last_frame(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("stand_in", ["nothing", "a link to itself", "another program's file"])
-def test_frames_that_are_moved_away_keep_their_records(cli: Cli, stand_in: str) -> None:
+def test_frames_that_are_moved_away_keep_their_records(cli: CommandLine, stand_in: str) -> None:
     assert cli(*SHOT, "--frames", "11-12")[0] == 0
     (mine,) = Path("mv.exr.fullfield").glob("*.jsonl")
     mine.rename(mine.with_name(f"{files._host()}-9999999999-00000000.jsonl"))
@@ -256,8 +226,7 @@ def test_frames_that_are_moved_away_keep_their_records(cli: Cli, stand_in: str) 
     assert cli(*SHOT, "--frames", "13-14")[0] == 0
     for frame in frames:
         Path(f"away.{frame.name}").replace(frame)
-    code, out, err = cli(*SHOT, "--frames", "11-14")
-    assert code == 0, err
+    out, _ = cli.done(*SHOT, "--frames", "11-14")
     assert "0 frames written, 4 kept" in out
 
 
@@ -274,7 +243,7 @@ def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Pat
     assert (notes / f"{ended}.jsonl").exists()
 
 
-def test_long_names_are_cut_by_bytes(cli: Cli) -> None:
+def test_long_names_are_cut_by_bytes(cli: CommandLine) -> None:
     name = "\N{CAMERA}" * 58
     assert cli("flow", "plate.%04d.png", "-o", f"{name}.%04d.exr", "--frames", "11", *QUICK)[0] == 0
     assert Path(f"{name}.0011.exr").is_file()
@@ -282,15 +251,14 @@ def test_long_names_are_cut_by_bytes(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("factor", ["1e-9", "1e300", "1e-300"])
-def test_factors_out_of_range_are_refused(cli: Cli, factor: str) -> None:
+def test_factors_out_of_range_are_refused(cli: CommandLine, factor: str) -> None:
     assert cli(*SHOT, "--direction", "both")[0] == 0
-    code, _, err = cli("retime", "plate.%04d.png", "--flow", "mv.%04d.exr", "--factor", factor, "-o", "s.%04d.png")
-    assert code == 2
+    err = cli.refused("retime", "plate.%04d.png", "--flow", "mv.%04d.exr", "--factor", factor, "-o", "s.%04d.png")
     assert "--factor: expected 0.001 to 1000, got" in err
     assert err.count("\n") == 1
 
 
-def test_many_missing_plates_are_one_line_at_the_start(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_missing_plates_are_one_line_at_the_start(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import run
 
     told: list[int] = []
@@ -312,16 +280,15 @@ def test_many_missing_plates_are_one_line_at_the_start(cli: Cli, monkeypatch: py
     ["[" * 100_000, '{"settings": ' + '{"a": ' * 50_000, "{", "[]", '{"settings": 3}', "null", "\udcff"],
     ids=["nested", "nested-settings", "cut", "list", "number", "null", "bytes"],
 )
-def test_damaged_notes_are_one_line(cli: Cli, text: str) -> None:
+def test_damaged_notes_are_one_line(cli: CommandLine, text: str) -> None:
     assert cli(*SHOT)[0] == 0
     Path("mv.exr.fullfield.json").write_bytes(text.encode("utf-8", "surrogateescape"))
-    code, _, err = cli(*SHOT)
-    assert code == 2
+    err = cli.refused(*SHOT)
     assert "mv.exr.fullfield.json: expected the notes of an earlier run; remove it" in err
     assert err.count("\n") == 1
 
 
-def test_damaged_records_count_as_none(cli: Cli) -> None:
+def test_damaged_records_count_as_none(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     (notes,) = Path("mv.exr.fullfield").glob("*.jsonl")
     good = notes.read_bytes()
@@ -333,7 +300,7 @@ def test_damaged_records_count_as_none(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retime", "warp"])
-def test_a_full_disk_stops_at_once(cli: Cli, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_at_once(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.io import raw
 
     assert cli(*SHOT, "--direction", "both")[0] == 0
@@ -345,21 +312,12 @@ def test_a_full_disk_stops_at_once(cli: Cli, verb: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(raw, "write_raw", full)
     more = ("--factor", "2") if verb == "retime" else ("--reference", "12")
-    code, _, err = cli(verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more, "-o", "s.%04d.png")
-    assert code == 2
+    err = cli.refused(verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more, "-o", "s.%04d.png")
     assert len(tried) == 1
     assert "stopped: cannot write: No space left on device" in err
 
 
-def test_neighbours_of_a_complete_shot_end_well(cli: Cli) -> None:
-    assert cli(*SHOT)[0] == 0
-    code, out, err = cli("warp", "plate.%04d.png", "--flow", "mv.%04d.exr", "-o", "next.%04d.png")
-    assert code == 0, err
-    assert "7 frames written" in out
-    assert "note: no picture for 18: the shot ends there" in err
-
-
-def test_plates_in_place_of_flow_get_advice_that_helps(cli: Cli) -> None:
+def test_plates_in_place_of_flow_get_advice_that_helps(cli: CommandLine) -> None:
     from fullfield.io.raw import Raw, write_raw
 
     for number, frame in enumerate(moving(2), 1):
@@ -368,18 +326,16 @@ def test_plates_in_place_of_flow_get_advice_that_helps(cli: Cli) -> None:
         ("retime", "p.%d.exr", "--flow", "p.%d.exr", "--factor", "2", "-o", "s.%d.exr"),
         ("view", "p.%d.exr", "-o", "v.html"),
     ):
-        code, _, err = cli(*command)
-        assert code == 2
+        err = cli.refused(*command)
         assert "it is no flow; give a file that 'fullfield flow' wrote" in err
         assert "name another layer" not in err
 
 
-def test_a_cluster_that_is_not_there_is_told_soon(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_told_soon(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.setattr(cluster, "_ANSWER_S", 2)
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
         begin = time.perf_counter()
-        code, _, err = cli(*SHOT, "--ray", address)
-        assert code == 2
+        err = cli.refused(*SHOT, "--ray", address)
         assert f"--ray {address}: no cluster answers there" in err
         assert time.perf_counter() - begin < 15

@@ -1,4 +1,4 @@
-"""Runs on files: what is written, what a killed run leaves, what a bad plate costs."""
+"""Runs on files: what is written, what a killed run leaves, what a bad plate costs, which process gets a chunk."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import multiprocessing
 import random
 import subprocess
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,23 @@ import numpy as np
 import pytest
 import torch
 from long_shot import grown
-from sequence_shots import HEIGHT, QUICK, WIDTH, moving, slow_flow
+from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, loaded, moving, slow_flow
 
 from fullfield import Flow, estimate
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
+from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
+from fullfield.sequences.pool import _Chunks, chunks
 from fullfield.sequences.run import _most_waiting, _Rooms
+from fullfield.sequences.stages import Spent, Stages
 
 oiio = pytest.importorskip("OpenImageIO")
 
-Cli = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def flow(shot: Path, capsys: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG001 - sets the folder
-    def call(*argv: object, quick: bool = True) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["flow", *map(str, argv), *(QUICK if quick else ())])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
-    return call
+def flow(shot: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001 - sets the folder
+    return CommandLine(capsys, ("flow",), QUICK)
 
 
 def write_exr(
@@ -60,24 +54,11 @@ def write_exr(
     out.close()
 
 
-def loaded(folder: Path, pattern: str = "mv.*.exr") -> dict[str, dict[str, torch.Tensor]]:
-    return {path.name: read_vectors(path) for path in sorted(folder.glob(pattern))}
-
-
-def assert_same(a: dict[str, dict[str, torch.Tensor]], b: dict[str, dict[str, torch.Tensor]]) -> None:
-    assert a.keys() == b.keys()
-    for name, parts in a.items():
-        assert parts.keys() == b[name].keys(), name
-        for layer, part in parts.items():
-            assert torch.equal(part, b[name][layer]), (name, layer)
-
-
-def test_a_shot_of_exr_keeps_what_the_plates_say(flow: Cli, shot: Path) -> None:
+def test_a_shot_of_exr_keeps_what_the_plates_say(flow: CommandLine, shot: Path) -> None:
     for number, frame in enumerate(moving(4), 1):
         write_exr(shot / f"exr.{number:04d}.exr", frame)
-    code, out, _ = flow("exr.####.exr", "-o", "mv.####.exr", "--direction", "both", "--occlusion", "--confidence",
+    out, _ = flow.done("exr.####.exr", "-o", "mv.####.exr", "--direction", "both", "--occlusion", "--confidence",
                         "--st-map", "st.####.exr", "--json", "-q")  # fmt: skip
-    assert code == 0
     told = json.loads(out)
     assert (told["written"], told["problems"], told["frames"]) == ("1-4", [], "1-4")
     parts = read_vectors("mv.0002.exr")
@@ -99,7 +80,7 @@ def test_a_shot_of_exr_keeps_what_the_plates_say(flow: Cli, shot: Path) -> None:
     assert ends["backward"].any()
 
 
-def test_half_and_y_down(flow: Cli) -> None:
+def test_half_and_y_down(flow: CommandLine) -> None:
     assert flow("plate.%04d.png", "--frames", "12", "-o", "mv.%04d.exr", "--half", "--y-axis", "down")[0] == 0
     assert flow("plate.%04d.png", "--frames", "12", "-o", "up.%04d.exr")[0] == 0
     down, up = read_flow("mv.0012.exr").flow, read_flow("up.0012.exr").flow
@@ -111,14 +92,13 @@ def test_half_and_y_down(flow: Cli) -> None:
     assert np.array_equal(file.read_image("float")[..., 1], -up[1].numpy())
 
 
-def test_overscan_lies_where_it_belongs(flow: Cli, shot: Path) -> None:
+def test_overscan_lies_where_it_belongs(flow: CommandLine, shot: Path) -> None:
     wide = moving(3)
     display = (0, 0, WIDTH - 16, HEIGHT - 10)
     for number, frame in enumerate(wide, 1):
         cut = number - 1  # every plate has its own data window
         write_exr(shot / f"o.{number:04d}.exr", frame[:, cut:, cut:].contiguous(), (cut - 8, cut - 5), display)
-    code, _, err = flow("o.%04d.exr", "-o", "mv.%04d.exr", "--window", "data", "--direction", "both", "--occlusion")
-    assert code == 0, err
+    flow.done("o.%04d.exr", "-o", "mv.%04d.exr", "--window", "data", "--direction", "both", "--occlusion")
     assert flow_window("mv.0002.exr") == FrameWindow((-8, -5, WIDTH, HEIGHT), display, 2.0)
     inner = read_flow("mv.0001.exr", window="data").flow[0, 10:-10, 10:-10]
     assert float(inner.mean()) == pytest.approx(-2, abs=0.5)
@@ -126,7 +106,7 @@ def test_overscan_lies_where_it_belongs(flow: Cli, shot: Path) -> None:
     assert flow_window("d.0002.exr").data == display
 
 
-def test_other_formats_and_names(flow: Cli, shot: Path) -> None:
+def test_other_formats_and_names(flow: CommandLine, shot: Path) -> None:
     assert flow("plate.%04d.png", "-o", "v_@@@.flo", "--frames", "17-18")[0] == 0
     assert Path("v_017.flo").exists()
     assert not Flow.load("v_018.flo").flow.any()
@@ -137,29 +117,25 @@ def test_other_formats_and_names(flow: Cli, shot: Path) -> None:
     assert torch.equal(Flow.load("v_017.flo").flow, alone.flow)
 
 
-def test_nothing_is_made_twice_and_nothing_overwritten(flow: Cli) -> None:
+def test_nothing_is_made_twice_and_nothing_overwritten(flow: CommandLine) -> None:
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "11-13")[0] == 0
     first = {path: path.stat().st_mtime_ns for path in Path().glob("mv.*.exr")}
-    code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
-    assert code == 0
+    out, err = flow.done("plate.%04d.png", "-o", "mv.%04d.exr")
     assert "5 frames written, 3 kept" in out
     assert "note: 3 of 8 frames exist" in err
     assert {path: path.stat().st_mtime_ns for path in first} == first
-    code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--median", "3")
-    assert code == 2
+    err = flow.refused("plate.%04d.png", "-o", "mv.%04d.exr", "--median", "3")
     assert "was begun with other settings (parameters.median" in err
-    code, _, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2", "--overwrite")
-    assert code == 0
+    flow.done("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2", "--overwrite")
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
     Path("mv.exr.fullfield.json").unlink()
-    code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2")
-    assert code == 2
+    err = flow.refused("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2")
     assert "mv.0011.exr: is there already, and mv.exr.fullfield.json does not say how it was made" in err
 
 
-def test_an_overwriting_run_that_was_killed_goes_on(flow: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overwriting_run_that_was_killed_goes_on(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr")[0] == 0
-    old = loaded(Path())
+    old = loaded("mv")
     from fullfield.sequences import outputs
 
     real = outputs.Output.write
@@ -173,7 +149,7 @@ def test_an_overwriting_run_that_was_killed_goes_on(flow: Cli, monkeypatch: pyte
         patch.setattr(outputs.Output, "write", killed)
         assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward", "--overwrite")[0] == 130
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward")[0] == 0
-    new = loaded(Path())
+    new = loaded("mv")
     assert all(set(new[name]) == {"backward"} for name in old), "no file of the old settings is left"
 
 
@@ -205,7 +181,7 @@ def hostile(folder: Path, kind: str, path: Path) -> None:
         path.write_text("not a picture at all, only words")
 
 
-def test_a_folder_of_hostile_plates(flow: Cli, shot: Path) -> None:
+def test_a_folder_of_hostile_plates(flow: CommandLine, shot: Path) -> None:
     from PIL import Image
 
     count = 2 * len(HOSTILE) + 5
@@ -237,7 +213,7 @@ def test_a_folder_of_hostile_plates(flow: Cli, shot: Path) -> None:
             assert made.exists(), number
 
 
-def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: Cli, shot: Path) -> None:
+def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: CommandLine, shot: Path) -> None:
     good = (shot / "plate.0014.png").read_bytes()
     (shot / "plate.0014.png").write_bytes(good[:100])
     code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
@@ -248,15 +224,13 @@ def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: Cli, s
     assert not read_flow("mv.0013.exr").flow.any()
     assert read_flow("mv.0013.exr", layer="backward").flow.any()
     (shot / "plate.0014.png").write_bytes(good)
-    code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
-    assert code == 0
+    out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
     assert "3 frames written, 5 kept" in out
-    once = loaded(shot)
     assert flow("plate.%04d.png", "-o", "other.%04d.exr", "--direction", "both")[0] == 0
-    assert_same(once, {name.replace("other", "mv"): parts for name, parts in loaded(shot, "other.*.exr").items()})
+    assert_same(loaded("mv"), loaded("other"))
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing(flow: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_the_run_and_loses_nothing(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import outputs
 
     real = outputs.Output.write
@@ -273,12 +247,11 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(flow: Cli, monkeypatch: pyt
     assert "mv.0014.exr: cannot write: No space left on device" in err
     assert "stopped: " in err
     assert "plate.00" not in err
-    code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr")
-    assert code == 0
+    out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr")
     assert "5 frames written, 3 kept" in out
 
 
-def test_a_disk_that_is_really_full(flow: Cli, shot: Path) -> None:
+def test_a_disk_that_is_really_full(flow: CommandLine, shot: Path) -> None:
     small = shot / "small"
     small.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
@@ -294,17 +267,17 @@ def test_a_disk_that_is_really_full(flow: Cli, shot: Path) -> None:
         assert "No space left on device" in err
         assert "stopped: " in err
         assert out.split(": ", 1)[1].startswith(("1 frames written", "2 frames written"))
-        assert len(loaded(small)) in (1, 2), "what is there is whole"
+        assert len(loaded("mv", small)) in (1, 2), "what is there is whole"
         assert not list(small.glob(".*")), "no piece is left"
         subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
         assert flow("plate.%04d.png", "-o", "small/mv.%04d.exr", "--direction", "both")[0] == 0
         assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")[0] == 0
-        assert_same(loaded(small), loaded(shot))
+        assert_same(loaded("mv", small), loaded("mv"))
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_a_path_that_is_lost_is_named(flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_lost_is_named(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences.plates import FilePlates
 
     (shot / "net").mkdir()
@@ -328,7 +301,7 @@ def test_a_path_that_is_lost_is_named(flow: Cli, shot: Path, monkeypatch: pytest
 
 
 def test_a_plate_that_is_replaced_while_the_run_goes_on_is_named(
-    flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch
+    flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fullfield.sequences.plates import FilePlates
 
@@ -352,7 +325,7 @@ def test_a_plate_that_is_replaced_while_the_run_goes_on_is_named(
     assert torch.equal(read_flow("mv.0013.exr").flow, alone.flow)
 
 
-def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: Cli, shot: Path) -> None:
+def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: CommandLine, shot: Path) -> None:
     arguments = ["plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both", "--occlusion", "--warm-start", "--half"]
     reference = [word.replace("mv.", "ref.") for word in arguments]
     assert flow(*reference)[0] == 0
@@ -374,12 +347,12 @@ def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: Cli, shot
         counts.append(len(list(shot.glob("mv.*.exr"))))
     assert counts[0] < 8, "killed half way"
     assert flow(*arguments)[0] == 0
-    assert_same(loaded(shot), {name.replace("ref", "mv"): parts for name, parts in loaded(shot, "ref.*.exr").items()})
+    assert_same(loaded("mv"), loaded("ref"))
     assert not list(shot.glob(".*.part.exr"))
 
 
 def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
-    flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch
+    flow: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fullfield.sequences import pool
 
@@ -394,11 +367,10 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
     monkeypatch.setattr(pool, "_hear", heard)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
-    code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", *options, "--devices", "cpu,cpu", "--json")
-    assert code == 0, err
+    out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", *options, "--devices", "cpu,cpu", "--json")
     assert killed
     assert json.loads(out)["written"] == "11-18"
-    assert_same(loaded(shot), {name.replace("one", "mv"): parts for name, parts in loaded(shot, "one.*.exr").items()})
+    assert_same(loaded("mv"), loaded("one"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
@@ -409,7 +381,7 @@ def test_memory_does_not_grow_with_the_shot(tmp_path: Path) -> None:
     assert more < 25
 
 
-def test_a_video_gives_every_pair(flow: Cli, shot: Path) -> None:
+def test_a_video_gives_every_pair(flow: CommandLine, shot: Path) -> None:
     av = pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     for name, form in (("film.mp4", "yuv420p"), ("deep.mkv", "yuv420p10le")):
         container = av.open(str(shot / name), "w")
@@ -420,15 +392,13 @@ def test_a_video_gives_every_pair(flow: Cli, shot: Path) -> None:
             container.mux(stream.encode(picture.reformat(format=form)))
         container.mux(stream.encode(None))
         container.close()
-        code, out, err = flow(name, "-o", f"{name}.%03d.flo", "--json")
-        assert code == 0, err
+        out, err = flow.done(name, "-o", f"{name}.%03d.flo", "--json")
         assert json.loads(out)["written"] == "1-6"
         middle = Flow.load(f"{name}.003.flo").flow[0, 10:-10, 10:-10]
         assert float(middle.mean()) == pytest.approx(-2, abs=0.5)
     assert flow("film.mp4", "-o", "part.%03d.exr", "--frames", "3-4", "--direction", "both")[0] == 0
     assert torch.equal(read_flow("part.003.exr").flow, Flow.load("film.mp4.003.flo").flow)
-    code, _, err = flow("film.mp4", "-o", "late.%03d.flo", "--frames", "5-8")
-    assert code == 2
+    err = flow.refused("film.mp4", "-o", "late.%03d.flo", "--frames", "5-8")
     assert "film.mp4, frame 7: no such file" in err
     from fullfield.sequences import open_plates
 
@@ -436,7 +406,7 @@ def test_a_video_gives_every_pair(flow: Cli, shot: Path) -> None:
     assert (deep - deep.round()).abs().max() > 0.1, "more than 8 bits"
 
 
-def test_progress_is_what_a_farm_reads(flow: Cli) -> None:
+def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
     _, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--farm", "openjd")
     lines = [line for line in out.splitlines() if line.startswith("openjd_progress: ")]
     assert len(lines) == 8
@@ -463,7 +433,7 @@ def test_progress_is_what_a_farm_reads(flow: Cli) -> None:
         (("no.%04d.png", "-o", "mv.%04d.exr"), "no.%04d.png: no such file"),
     ],
 )
-def test_mistakes_are_one_line(flow: Cli, arguments: tuple[str, ...], word: str) -> None:
+def test_mistakes_are_one_line(flow: CommandLine, arguments: tuple[str, ...], word: str) -> None:
     code, out, err = flow(*arguments)
     assert code == 2
     assert word in err
@@ -525,3 +495,71 @@ def test_rooms_for_lines_outlive_a_thread_that_was_quicker() -> None:
         assert first.shape == (4, 8 + 2 * 6 * 4)
     with rooms.room(parts, half=False) as second:
         assert second.data_ptr() == first.data_ptr()
+
+
+def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
+    every = chunks(range(1, 201), 2, 12)
+    assert [number for chunk in every for number in chunk] == list(range(1, 201))
+    left = _Chunks(every)
+    one, first = left.first([])
+    two, second = left.first([one])
+    assert first == every[0]
+    assert (one, two) == (0, (len(every) - 1) // 2 + 1)
+    assert second == every[two]
+    for place in range(1, two):
+        assert left.following(place - 1) == every[place]
+    assert left.following(two - 1) == [], "that is the other one's"
+    count = len(left)
+    stolen, chunk = left.first([two])
+    assert stolen == two + 1 + count // 2, "the middle of what the other one has before it"
+    assert chunk == every[stolen]
+    left.back([77])
+    taken = [left.first([two])[1] for _ in range(len(left))]
+    assert sorted([*taken, chunk]) == sorted([*every[two + 1 :], [77]])
+    assert not len(left)
+    assert left.following(0) == []
+
+
+def test_what_is_laid_back_is_next_to_nothing() -> None:
+    left = _Chunks([[1], [2]])
+    place, _ = left.first([])
+    left.back([9])
+    left.back([10])
+    places = {}
+    while len(left):
+        found, chunk = left.first([place])
+        places[chunk[0]] = found
+        assert left.following(found) == []
+    assert set(places) == {2, 9, 10}
+
+
+def test_rooms_are_used_again_by_one_at_a_time() -> None:
+    rooms = _Rooms(pinned=False)
+    flow = {"forward": torch.zeros(2, 5, 7), "occlusion.forward": torch.zeros(5, 7)}
+    with rooms.room(flow, half=False) as one, rooms.room(flow, half=False) as two:
+        assert one.shape == two.shape == (5, HEAD + 3 * 7 * 4)
+        assert one.data_ptr() != two.data_ptr()
+        kept = {one.data_ptr(), two.data_ptr()}
+    with rooms.room(flow, half=False) as again:
+        assert again.data_ptr() in kept
+    with rooms.room(flow, half=True) as other:
+        assert other.shape == (5, HEAD + 3 * 7 * 2)
+
+
+def test_stages_add_up_from_every_thread() -> None:
+    stages = Stages()
+
+    def work() -> None:
+        for _ in range(50):
+            with stages.stage("one"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stages.spent["one"].times == 200
+    stages.add({"one": Spent(1, 2.0, 1.0), "two": Spent(3, 1.0, 0.5)})
+    assert stages.spent["two"] == Spent(3, 1.0, 0.5)
+    assert 2.0 < stages.spent["one"].wall_s < 3.0

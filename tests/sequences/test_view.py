@@ -54,9 +54,6 @@ def test_the_page_needs_nothing_from_outside(page: Path) -> None:
     assert "default-src 'none'" in text
     shot = json.loads(re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0])
     assert [frame["number"] for frame in shot["frames"]] == [1, 2, 3]
-
-
-def test_the_policy_allows_only_the_pages_own_style_and_script(page: Path) -> None:
     text = page.read_text("utf-8")
     policy = re.findall(r'Content-Security-Policy" content="(.*?)"', text)[0]
     assert "unsafe" not in policy

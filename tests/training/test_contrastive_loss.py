@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield import InputError
 from fullfield.training import contrastive_loss, matching_ratio
+from refusals import refuses
 
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -41,11 +41,17 @@ def by_hand(
     return total / 2 / len(matches)
 
 
-def test_the_loss_is_that_of_loops() -> None:
+def test_the_loss_is_that_of_loops_and_the_ratio_that_of_mutual_matches() -> None:
     given = case()
     for temperature, reach in ((0.07, 2.0), (0.5, 1.0), (1.0, 1e-6)):
         found = contrastive_loss(*given, temperature=temperature, reach=reach)
         assert float(found) == pytest.approx(by_hand(*given, temperature, reach), rel=1e-9)
+    first, second, _, moved, places = case()
+    alike = (first @ second.T).numpy()
+    forth, back = alike.argmax(1), alike.argmax(0)
+    right = [float((moved[i] - places[j]).norm()) <= 2.0 for i, j in enumerate(forth.tolist()) if back[j] == i]
+    assert matching_ratio(first, second, moved, places) == pytest.approx(np.mean(right))
+    assert matching_ratio(second, second, places, places) == 1.0
 
 
 def test_gradients_reach_every_descriptor() -> None:
@@ -56,27 +62,8 @@ def test_gradients_reach_every_descriptor() -> None:
         lambda a, b: contrastive_loss(a, b, matches, moved, places, temperature=0.5), (first, second)
     )
     contrastive_loss(first, second, matches, moved, places).backward()
-    assert first.grad is not None
-    assert second.grad is not None
     assert (first.grad.norm(dim=1) > 0).sum() > 20
     assert (second.grad.norm(dim=1) > 0).sum() > 20
-
-
-def test_right_descriptors_cost_less() -> None:
-    first, second, matches, moved, places = case()
-    right = torch.nn.functional.normalize(torch.cat([second[:20], first[20:]]))
-    assert contrastive_loss(right, second, matches, moved, places) < 0.3 * contrastive_loss(
-        first, second, matches, moved, places
-    )
-
-
-def test_the_ratio_is_that_of_mutual_matches() -> None:
-    first, second, _, moved, places = case()
-    alike = (first @ second.T).numpy()
-    forth, back = alike.argmax(1), alike.argmax(0)
-    right = [float((moved[i] - places[j]).norm()) <= 2.0 for i, j in enumerate(forth.tolist()) if back[j] == i]
-    assert matching_ratio(first, second, moved, places) == pytest.approx(np.mean(right))
-    assert matching_ratio(second, second, places, places) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +78,5 @@ def test_the_ratio_is_that_of_mutual_matches() -> None:
 def test_bad_input_is_named(number: int, value: Tensor, message: str) -> None:
     given: list[Any] = list(case())
     given[number] = value
-    with pytest.raises(InputError, match=message):
-        contrastive_loss(*given)
-    with pytest.raises(InputError, match="temperature: expected a number > 0"):
-        contrastive_loss(*case(), temperature=0.0)
+    refuses(message, contrastive_loss, *given)
+    refuses("temperature: expected a number > 0", contrastive_loss, *case(), temperature=0.0)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fullfield.ops.correlation.pyramid import fold, pool
 from torch import Tensor
 
 from fullfield import InputError
@@ -18,7 +19,6 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.ops import backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
-from fullfield.ops.correlation.pyramid import fold, pool
 from fullfield.testing.correlation import (
     assert_within,
     budget,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from emulator import Emulator
+from fullfield.ops.point_conv.normed import point_conv_norm
 from torch import Tensor, nn
 
 from fullfield import InputError
@@ -16,7 +17,6 @@ from fullfield.nn import PointNorm
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import dispatch, point_conv, radius_geometry, reference
-from fullfield.ops.point_conv.normed import point_conv_norm
 from fullfield.ops.point_norm import KINDS, Running, cuda, point_norm
 from fullfield.ops.point_norm.reference import normalised
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +64,39 @@ def _parts(number: int) -> list[Tensor]:
 
 
 class Scenes:
-    """Pair k of a batch is scene number index · count + k, so that two processes' batches of one make one of two."""
+    """Pair k of a batch is scene number index · count + k, so that two processes' batches of one make one of two.
 
-    def __init__(self, number: int = 6) -> None:
+    ``change(index, batch)`` returns what becomes of a batch.
+    """
+
+    def __init__(self, number: int = 6, change: Callable[[int, FlowBatch], FlowBatch] = lambda _, batch: batch) -> None:
         self.parts = _parts(number)  # a batch is a copy
         self.asked: list[tuple[int, int]] = []
+        self.change = change
 
     def batch(self, index: int, count: int) -> FlowBatch:
         self.asked.append((index, count))
         chosen = torch.tensor([(index * count + k) % len(self.parts[0]) for k in range(count)])
-        return FlowBatch(*(part[chosen] for part in self.parts))
+        return self.change(index, FlowBatch(*(part[chosen] for part in self.parts)))
+
+
+def until(last: int) -> Scenes:
+    """Scenes up to a batch at which the run is stopped."""
+
+    def stop(index: int, batch: FlowBatch) -> FlowBatch:
+        if index == last:
+            raise KeyboardInterrupt
+        return batch
+
+    return Scenes(change=stop)
+
+
+def spoilt(*numbers: int) -> Scenes:
+    """Scenes of which some batches hold a frame that is not finite."""
+
+    def spoil(index: int, batch: FlowBatch) -> FlowBatch:
+        if index in numbers:
+            batch.frame1[0, 0, 0, 0] = float("nan")
+        return batch
+
+    return Scenes(change=spoil)

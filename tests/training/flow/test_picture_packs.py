@@ -15,6 +15,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.training.flow.pictures import PicturePack, licence_list, load_pictures, procedural_pictures, squared
 from fullfield.training.flow.procedural import MARGIN, procedural_shapes
+from refusals import refuses
 
 
 def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
@@ -42,29 +43,24 @@ def test_small_pictures_are_mirrored_not_enlarged_without_end() -> None:
 def test_damaged_packs_get_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.zip"
     bad.write_bytes(b"no zip")
-    with pytest.raises(InputError, match=r"bad\.zip: not a picture pack, or a damaged one"):
-        load_pictures(bad)
+    refuses(r"bad\.zip: not a picture pack, or a damaged one", load_pictures, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("other", "")
     for reader in (load_pictures, licence_list):
-        with pytest.raises(InputError, match=r"bad\.zip: not a picture pack"):
-            reader(bad)
+        refuses(r"bad\.zip: not a picture pack", reader, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 99}')
-    with pytest.raises(InputError, match="format 1, got another"):
-        load_pictures(bad)
+    refuses("format 1, got another", load_pictures, bad)
     with zipfile.ZipFile(bad, "w") as file:
         file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
         file.writestr("shapes.bin", b"123")
-    with pytest.raises(InputError, match="expected 8192 bytes of silhouettes, got 3"):
-        load_pictures(bad)
+    refuses("expected 8192 bytes of silhouettes, got 3", load_pictures, bad)
     with zipfile.ZipFile(bad, "w") as file:
         entry = '{"file": "a.jpg", "package": "p", "path": "a", "view": "whole"}'
         file.writestr("manifest.json", f'{{"format": 1, "pictures": [{entry}], "shapes": []}}')
         file.writestr("shapes.bin", b"")
         file.writestr("a.jpg", b"none")
-    with pytest.raises(InputError, match=r"bad\.zip: not a picture pack, or a damaged one \(a picture in it"):
-        load_pictures(bad)
+    refuses(r"bad\.zip: not a picture pack, or a damaged one \(a picture in it", load_pictures, bad)
     for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
         with zipfile.ZipFile(bad, "w", method) as file:
             file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
@@ -86,12 +82,9 @@ def digest(pack: PicturePack) -> str:
     return hashlib.sha256(pack.pictures.numpy().tobytes() + pack.shapes.numpy().tobytes()).hexdigest()[:16]
 
 
-def test_drawn_pictures_are_the_same_everywhere() -> None:
+def test_drawn_pictures() -> None:
     assert digest(procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
     assert digest(procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
-
-
-def test_drawn_pictures() -> None:
     pack = procedural_pictures(20, 64, 3, shapes=8)
     assert pack.pictures.shape == (20, 64, 64, 3)
     assert len(set(pack.names)) == 20
@@ -103,6 +96,9 @@ def test_drawn_pictures() -> None:
     spread = pack.pictures.float().mean(-1).flatten(1).std(1)
     assert (spread > 0.5).all()  # none is one colour
     assert (spread > 20).sum() >= 8
+    refuses(r"^size: ", load_pictures, None, size=4)
+    refuses(r"^count: ", procedural_pictures, 0)
+    refuses(r"^seed: ", procedural_pictures, 1, 16, -1)
 
 
 def test_drawn_shapes_are_full_and_keep_the_margin() -> None:
@@ -115,12 +111,3 @@ def test_drawn_shapes_are_full_and_keep_the_margin() -> None:
     longest = np.maximum(covered.any(1).sum(1), covered.any(2).sum(1))
     assert longest.min() >= 0.85 * (128 - 2 * MARGIN)
     assert len({s.tobytes() for s in shapes}) == 48
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match=r"^size: "):
-        load_pictures(None, size=4)
-    with pytest.raises(InputError, match=r"^count: "):
-        procedural_pictures(0)
-    with pytest.raises(InputError, match=r"^seed: "):
-        procedural_pictures(1, 16, -1)
