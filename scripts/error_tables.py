@@ -183,7 +183,8 @@ def rendered() -> str:
             runs.setdefault(run["method"], {})[run["scale"]] = run
         size = stored["size"].replace("x", "×")
         rows = [[f"{stored['pairs']} pairs, {size}", *SCALES, "large motion, best scale", "time at full size"]]
-        full, smaller = [], []
+        full: list[str] = []
+        smaller: list[str] = []
         for method, by_scale in runs.items():
             scores = {scale: run["scores"] for scale, run in by_scale.items()}
             cells = [f"{scores[s]['epe']:#.3g} px, {scores[s]['px1']:.1f} %" if s in scores else "" for s in SCALES]
@@ -192,7 +193,8 @@ def rendered() -> str:
             seconds = f"{by_scale['1']['runtime']['median_s']:#.3g} s" if "1" in by_scale else ""
             rows.append([method, *cells, "" if best is None else f"{large[best]:#.3g} px at {best}", seconds])
             if set(SCALES) <= set(scores):
-                least = min(SCALES, key=lambda s, scores=scores: scores[s]["epe"])
+                errors = {scale: scores[scale]["epe"] for scale in SCALES}
+                least = min(errors, key=errors.__getitem__)
                 (full if least == "1" else smaller).append(method if least == "1" else f"{method} ({least})")
         parts.append(lines(rows) + f"\nSmallest mean error at {size}: {_winners(full, smaller)}.\n")
     return "\n".join(parts) if parts else "No run is stored yet.\n"
