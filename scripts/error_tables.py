@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from statistics import geometric_mean, mean, median
+from typing import Any
 
-from operator_tables import lines, read
+from operator_tables import RESULTS, lines, read
 
 BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CARD = "<!-- errors by pair: begin -->\n"
@@ -14,6 +15,8 @@ BEGIN_REFINED = "<!-- errors of refined networks: begin -->\n"
 BEGIN_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
 BEGIN_REMAINING = "<!-- errors of what remains: begin -->\n"
 BEGIN_OCCLUSION = "<!-- table of the occlusion: begin -->\n"
+BEGIN_RENDERED = "<!-- errors of rendered scenes: begin -->\n"
+BEGIN_SHOTS = "<!-- table of rendered scenes: begin -->\n"
 BEGIN_POSES = "<!-- errors of poses: begin -->\n"
 CALLED = {
     "sintel clean alley_1": "Sintel alley_1, clean",
@@ -149,9 +152,64 @@ def large_frames() -> str:
     return lines(rows)
 
 
+SCALES = ("1/8", "1/4", "1/2", "1")
+
+
+def _rendered() -> list[dict[str, Any]]:
+    """Return the stored runs on rendered scenes, smallest frames first."""
+    found = [read(path.name) for path in sorted(RESULTS.glob("rendered_*.json"))]
+    return sorted(found, key=lambda stored: int(stored["size"].partition("x")[0]))
+
+
+def rendered_shots() -> str:
+    """Return the rendered shots: seeds, settings and motion."""
+    rows = [["shot", "frames", "pairs", "seed", "`--thin`", "`--speed`", "motion: median, 99 %", "occluded"]]
+    for stored in _rendered():
+        for name, shot in stored["recipe"].items():
+            settings, pairs = shot["settings"], shot["pairs"].values()
+            motion = ", ".join(f"{mean(pair['motion_px'][q] for pair in pairs):.0f} px" for q in ("p50", "p99"))
+            hidden = f"{100 * mean(pair['occluded'] for pair in pairs):.1f} %"
+            numbers = (str(settings[key]) for key in ("seed", "thin", "speed"))
+            rows.append([name, stored["size"].replace("x", "×"), str(len(pairs)), *numbers, motion, hidden])
+    return lines(rows) if len(rows) > 1 else "No run is stored yet.\n"
+
+
+def rendered() -> str:
+    """Return error by scale and cascade on rendered scenes, and where full resolution has the smallest error."""
+    parts = []
+    for stored in _rendered():
+        runs: dict[str, dict[str, Any]] = {}
+        for run in stored["runs"]:
+            runs.setdefault(run["method"], {})[run["scale"]] = run
+        size = stored["size"].replace("x", "×")
+        rows = [[f"{stored['pairs']} pairs, {size}", *SCALES, "large motion, best scale", "time at full size"]]
+        full: list[str] = []
+        smaller: list[str] = []
+        for method, by_scale in runs.items():
+            scores = {scale: run["scores"] for scale, run in by_scale.items()}
+            cells = [f"{scores[s]['epe']:#.3g} px, {scores[s]['px1']:.1f} %" if s in scores else "" for s in SCALES]
+            large = {scale: value["lm_epe"] for scale, value in scores.items() if value["lm_epe"] is not None}
+            best = min(large, key=large.__getitem__, default=None)
+            seconds = f"{by_scale['1']['runtime']['median_s']:#.3g} s" if "1" in by_scale else ""
+            rows.append([method, *cells, "" if best is None else f"{large[best]:#.3g} px at {best}", seconds])
+            if set(SCALES) <= set(scores):
+                errors = {scale: scores[scale]["epe"] for scale in SCALES}
+                least = min(errors, key=errors.__getitem__)
+                (full if least == "1" else smaller).append(method if least == "1" else f"{method} ({least})")
+        parts.append(lines(rows) + f"\nSmallest mean error at {size}: {_winners(full, smaller)}.\n")
+    return "\n".join(parts) if parts else "No run is stored yet.\n"
+
+
+def _winners(full: list[str], smaller: list[str]) -> str:
+    """Return which methods have their smallest error at full size, and which at a smaller scale."""
+    told = [f"at full size for {', '.join(full)}"] if full else []
+    return "; ".join([*told, *([f"at a smaller scale for {', '.join(smaller)}"] if smaller else [])])
+
+
 PAGES = {
     "docs/start.md": ((BEGIN_START, start),),
     "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
+    "docs/evaluation.md": ((BEGIN_SHOTS, rendered_shots), (BEGIN_RENDERED, rendered)),
     "docs/models.md": ((BEGIN_LARGE, large_frames), (BEGIN_OFFICIAL, official)),
     "docs/registration.md": ((BEGIN_POSES, poses),),
     "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined), (BEGIN_REMAINING, remaining)),

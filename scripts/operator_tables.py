@@ -12,6 +12,7 @@ BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
 BEGIN_CPU_KEPT = "<!-- table of what the CPU keeps: begin -->\n"
 BEGIN_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
 BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
+BEGIN_LISTING = "<!-- table of the listing in Triton: begin -->\n"
 BEGIN_VOXELS = "<!-- table of layers on voxels: begin -->\n"
 BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
 BEGIN_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
@@ -134,6 +135,22 @@ def layers() -> str:
     return lines(rows)
 
 
+def triton_listing() -> str:
+    """Return one layer in float32 against the supplement's kernels in CUDA and in Triton: milliseconds, memory."""
+    if not (RESULTS / "like_points.json").exists():
+        return "No run is stored yet.\n"
+    stored = read("like_points.json")
+    gpu = stored["environment"]["gpu"].removeprefix("NVIDIA ").split()[0]
+    names = ("cuda", "the supplement's listing", "the listing in Triton", "gather-GEMM-scatter")
+    rows = [[f"{gpu}, float32", "`cuda`", "the listing in CUDA", "the listing in Triton", "gather–GEMM–scatter"]]
+    for case in stored["cases"]:
+        if case["part"] == "layer":
+            layer = f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, "
+            title = layer + "→".join(map(str, case["channels"]))
+            rows.append([title, *(_layer(_row(case, name), kept=False) for name in names)])
+    return lines(rows)
+
+
 def voxels() -> str:
     """One layer on voxels, beside libraries of sparse convolution."""
     rows = [["voxels, one point each, float16, 64→64", "`cuda`", "spconv 2.3.8", "ocnn 2.3.3"]]
@@ -184,7 +201,11 @@ PAGES = {
         (BEGIN_LOOKUP_SIZES, lookup_sizes),
         (BEGIN_LOOKUP_FORMS, lookup_forms),
     ),
-    "src/fullfield/ops/point_conv/README.md": ((BEGIN_LAYERS, layers), (BEGIN_VOXELS, voxels)),
+    "src/fullfield/ops/point_conv/README.md": (
+        (BEGIN_LAYERS, layers),
+        (BEGIN_LISTING, triton_listing),
+        (BEGIN_VOXELS, voxels),
+    ),
     "src/fullfield/ops/point_conv/cuda/README.md": ((BEGIN_LAYER_FORMATS, layer_formats),),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

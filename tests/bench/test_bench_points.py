@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -278,6 +280,31 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     whole, alone = by_part["network"]["rows"]
     assert {"geometry", "forward", "training", "whole"} <= set(whole)
     assert {"training", "whole"} <= set(alone)
+
+
+INTERPRETED = """
+import torch
+from benchmarks.cases.points.listing_triton import listing_in_triton
+
+torch.manual_seed(0)
+points, centers, cells, inputs, outputs, count = 70, 60, 27, 40, 70, 300
+triplets = tuple(torch.randint(limit, (count,)) for limit in (centers, points, cells))
+features, weight = (torch.randn(*shape, requires_grad=True) for shape in ((points, inputs), (cells, inputs, outputs)))
+out = listing_in_triton(triplets, centers)(features, weight)
+i, j, k = triplets
+wanted = torch.zeros(centers, outputs).index_add(0, i, torch.einsum("tc,tcd->td", features[j], weight[k]))
+grad = torch.randn(centers, outputs)
+pairs = zip(*(torch.autograd.grad(value, (features, weight), grad) for value in (out, wanted)), strict=True)
+for got, right in ((out, wanted), *pairs):
+    torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_the_listing_in_triton_computes_the_convolution() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_reports_and_pictures(results: dict[str, Any], tmp_path: Path) -> None:

@@ -195,6 +195,32 @@ bpy.ops.wm.save_as_mainfile(filepath=sys.argv[-1])
     assert not sample.valid.all()
 
 
+def test_a_fast_render_has_exact_vectors_and_frames_that_they_warp(blender: Blender, tmp_path: Path) -> None:
+    def rendered_shot(name: str, speed: float) -> tuple[Path, Tensor]:
+        size = {"width": WIDTH, "height": 80, "samples": 4}
+        shot = Shot(None, 1, 2, **size, seed=5, thin=6, speed=speed, fast=True, checks=True)
+        render_shot(shot, tmp_path / name / "demo", blender)
+        sample = Rendered(tmp_path / name)[0]
+        assert sample.flow is not None
+        assert sample.valid is not None
+        assert sample.occluded is not None
+        assert sample.frame1.shape == (3, 80, WIDTH)
+        assert bool(sample.valid.all())  # clouds in place of the sky
+        flow, seen = sample.flow.mean(0), ~sample.occluded
+        error = photometric(sample.frame1, sample.frame2, flow, seen)
+        for wrong in (-flow, flow.flip(0), flow + 1):
+            assert photometric(sample.frame1, sample.frame2, wrong, seen) > 1.5 * error
+        return tmp_path / name / "demo", flow
+
+    (folder, slow), (_, fast) = rendered_shot("slow", 0.5), rendered_shot("fast", 2.0)
+    assert 3 < float(fast.norm(dim=0).median() / slow.norm(dim=0).median()) < 5
+    stored = channels(folder / "vectors" / "vectors_0001.exr")
+    linear = np.stack([stored[f"Combined.{c}"] for c in "RGB"]).reshape(3, 80, 2, WIDTH, 2).mean((2, 4))
+    frame = torch.from_numpy(linear).clamp(0, 1)
+    encoded = torch.where(frame <= 0.0031308, 12.92 * frame, 1.055 * frame.pow(1 / 2.4) - 0.055)
+    assert float((Rendered(folder.parent)[0].frame1 - encoded).abs().max()) < 0.6 / 255
+
+
 def test_occlusion_of_a_moving_square() -> None:
     height, width = 12, 20
     forward = torch.zeros(2, height, width)
@@ -228,7 +254,9 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no such file" in said(str(tmp_path / "a.blend"), "-o", out)
     (tmp_path / "b.blend").write_bytes(b"")
     assert "--frames: required, since" in said(str(tmp_path / "b.blend"), "-o", out)
-    assert "--seed: only the scene own takes a seed" in said(str(tmp_path / "b.blend"), "-o", out, "--seed", "1")
+    for option in (("--seed", "0"), ("--thin", "2"), ("--speed", "2"), ("--fast",)):
+        assert f"{option[0]}: only the scene own takes it" in said(str(tmp_path / "b.blend"), "-o", out, *option)
+    assert "--samples and --fast: expected one" in said("own", "-o", out, "--fast", "--samples", "4")
     assert "expected a first before a last" in said("own", "-o", out, "--frames", "4", "4")
     missing = said("own", "-o", out, "--blender", str(tmp_path / "nothing"))
     assert "cannot be run; install Blender" in missing
@@ -257,6 +285,8 @@ def rendered(folder: Path, settings: dict[str, Any]) -> Path:
     [
         ({"width": 64}, "width was 32, is 64"),
         ({"samples": 2}, "samples was 1, is 2"),
+        ({"thin": 2}, "thin was 0, is 2"),
+        ({"speed": 2.0}, r"speed was 1\.0, is 2\.0"),
         ({"seed": 4}, "seed was 0, is 4"),
         ({"source": "a.blend"}, "source was 'own scene', is 'a.blend'"),
     ],

@@ -19,6 +19,7 @@ DESCRIPTION = (
 EPILOG = """\
 examples:
   python -m tools render own -o scene/demo --frames 1 4 --width 960 --samples 64
+  python -m tools render own -o scene/fast --fast --thin 8 --speed 2 --frames 1 3 --width 4096 --height 2160
   python -m tools render 010_0050.blend -o charge/010_0050 --blender /opt/blender/blender
   python -m tools render shot.blend -o set/shot --frames 101 196 --python ~/bpy/bin/python
 
@@ -39,8 +40,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="first and last frame; the last has no flow [1 4 for the own scene, the shot's for Charge-8K]",
     )
     parser.add_argument("--width", type=argtypes.count, default=8192, metavar="PX", help="width of the frames")
-    parser.add_argument("--samples", type=argtypes.count, default=1024, help="samples for each pixel")
-    parser.add_argument("--seed", type=argtypes.integer, help="seed of the own scene [0]")
+    parser.add_argument("--height", type=argtypes.count, metavar="PX", help="height of the frames [the scene's shape]")
+    parser.add_argument("--samples", type=argtypes.count, help="samples for each pixel [1024]")
+    own = parser.add_argument_group("own scene")
+    own.add_argument("--seed", type=argtypes.integer, help="seed [0]")
+    own.add_argument("--thin", type=argtypes.count, metavar="N", help="add N branches, fans of hairs and grids [none]")
+    own.add_argument("--speed", type=argtypes.positive, metavar="X", help="factor of all motion [1]")
+    own.add_argument("--fast", action="store_true", help="shade by angle, without shadows; four samples for each pixel")
     blender = parser.add_argument_group("Blender (4.2 or newer, in a process of its own)")
     blender.add_argument("--blender", metavar="FILE", help="path or name of Blender [blender]")
     blender.add_argument("--python", metavar="FILE", help="Python of an environment with bpy, instead of --blender")
@@ -54,8 +60,11 @@ def run(args: argparse.Namespace) -> int:
     if not own:
         paths.check_input(args.scene, "SCENE")
         paths.check_suffix(args.scene, "SCENE", (".blend",))
-    if args.seed is not None and not own:
-        raise InputError(f"--seed: only the scene {OWN_SCENE} takes a seed; leave it out")
+        values = {"seed": args.seed, "thin": args.thin, "speed": args.speed, "fast": args.fast or None}
+        for option in (name for name, value in values.items() if value is not None):
+            raise InputError(f"--{option}: only the scene {OWN_SCENE} takes it; leave it out")
+    if args.fast and args.samples is not None:
+        raise InputError("--samples and --fast: expected one of the two, got both")
     if args.blender is not None and args.python is not None:
         raise InputError("--blender and --python: expected one of the two, got both")
     first, last = _frames(args, own=own)
@@ -65,8 +74,21 @@ def run(args: argparse.Namespace) -> int:
     paths.check_new_folder(args.output, "--output")
 
     from tools.render import Blender, Shot, render_shot
+    from tools.render.launch import FAST_SAMPLES
 
-    shot = Shot(None if own else args.scene, first, last, args.width, args.samples, seed=args.seed or 0, gpu=args.gpu)
+    shot = Shot(
+        None if own else args.scene,
+        first,
+        last,
+        args.width,
+        args.samples or (FAST_SAMPLES if args.fast else 1024),
+        seed=args.seed or 0,
+        thin=args.thin or 0,
+        speed=args.speed or 1.0,
+        fast=args.fast,
+        height=args.height,
+        gpu=args.gpu,
+    )
     watch = report.Stopwatch()
     with ProgressBar("render", quiet=args.quiet) as progress:
         flows = render_shot(shot, target, Blender(args.blender or "blender", args.python), progress=progress)

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError, differences
-from tools.render.truth import collect_truth
+from tools.render.truth import average_colors, collect_truth
 
 _SCRIPT = Path(__file__).parent / "blender" / "render.py"
 _DONE = re.compile(r"fullfield: frame (\d+) done")
 _SCRIPT_MESSAGE = "render.py: "
+FAST_SAMPLES = 4
+"""Samples of a frame's pixel in a fast render: one for each value of the vectors."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Shot:
         width: width of the frames; the height follows the scene. Vectors are rendered at twice this.
         samples: samples for each pixel of a frame.
         seed: seed of fullfield's own scene.
+        thin: number of branches, fans of hairs and grids that are added to fullfield's own scene.
+        speed: factor of the motion in fullfield's own scene.
+        fast: shade fullfield's own scene by angle, without shadows. The same render then gives colour and vectors:
+            a frame's pixel is the mean of its four samples, and ``samples`` must be 4.
+        height: height of the frames; None follows the scene.
         gpu: let Cycles use the GPU that Blender's preferences name.
         checks: write positions and matrices too, to test the vectors.
     """
@@ -71,6 +78,10 @@ class Shot:
     width: int = 8192
     samples: int = 1024
     seed: int = 0
+    thin: int = 0
+    speed: float = 1.0
+    fast: bool = False
+    height: int | None = None
     gpu: bool = False
     checks: bool = False
 
@@ -78,14 +89,21 @@ class Shot:
         """Return the settings that the script stores in ``render.json``, without those that only Blender knows."""
         if self.source is None:
             source: dict[str, object] = {"source": "own scene", "seed": self.seed, "frames": [self.first, self.last]}
+            source.update(thin=self.thin, speed=self.speed, fast=self.fast)
         else:
             source = {"source": Path(self.source).name, "bytes": Path(self.source).stat().st_size}
-        return {**source, "width": self.width, "samples": self.samples}
+        height = {} if self.height is None else {"height": self.height}
+        return {**source, "width": self.width, **height, "samples": self.samples}
 
     def arguments(self, folder: Path) -> list[str]:
         """Return the arguments of the script."""
-        scene = ["--own-scene", str(self.seed)] if self.source is None else ["--blend", os.path.abspath(self.source)]  # noqa: PTH100
+        if self.source is None:
+            scene = ["--own-scene", str(self.seed), "--thin", str(self.thin), "--speed", str(self.speed)]
+            scene += ["--fast"] if self.fast else []
+        else:
+            scene = ["--blend", os.path.abspath(self.source)]  # noqa: PTH100
         numbers = ["--frames", str(self.first), str(self.last), "--width", str(self.width)]
+        numbers += [] if self.height is None else ["--height", str(self.height)]
         rest = ["--samples", str(self.samples), "--device", "GPU" if self.gpu else "CPU"]
         checks = ["--checks"] if self.checks else []
         return [*scene, "--output", os.fspath(folder.absolute()), *numbers, *rest, *checks]
@@ -110,9 +128,12 @@ def render_shot(
         raise InputError(f"frames: expected a first before a last, got {shot.first} to {shot.last}")
     if shot.source is not None and not Path(shot.source).is_file():
         raise InputError(f"{shot.source}: expected a .blend file, found nothing")
+    if shot.fast and shot.samples != FAST_SAMPLES:
+        raise InputError(f"samples: expected {FAST_SAMPLES} with fast, got {shot.samples}")
     target = Path(folder)
     numbers = range(shot.first, shot.last + 1)
-    files = [target / kind / f"{name}_{n:04d}.{end}" for n in numbers for kind, name, end in _FILES]
+    kinds = _FILES[1:] if shot.fast else _FILES  # fast frames are computed from the vectors' colour
+    files = [target / kind / f"{name}_{n:04d}.{end}" for n in numbers for kind, name, end in kinds]
     if all(path.is_file() for path in files):
         _refuse_other_settings(shot, target)
     else:
@@ -125,6 +146,8 @@ def render_shot(
         if progress is not None:
             progress(0.95 + 0.05 * fraction, text)
 
+    if shot.fast:
+        average_colors(target, shot.first, shot.last)
     return collect_truth(target, shot.first, shot.last, progress=collecting)
 
 

@@ -8,7 +8,7 @@ against rigid motion.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,12 +83,46 @@ def collect_truth(
     return written
 
 
+def average_colors(shot: str | os.PathLike[str], first: int, last: int) -> None:
+    """Write the frames of a fast render: the mean of the four samples in each pixel, encoded as sRGB.
+
+    Existing frames are kept.
+    """
+    for number in range(first, last + 1):
+        path = Path(shot) / "frames" / f"frame_{number:04d}.png"
+        if path.is_file():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_image(path, read_colors(_vectors(Path(shot), number)))
+
+
+def read_colors(path: Path) -> Tensor:
+    """Return the frame of a fast render: uint8 [3, H, W]."""
+    planes = []
+    for color in _read_channels(path, [f"Combined.{name}" for name in "RGB"]):
+        linear = (color[::2, ::2] + color[1::2, ::2] + color[::2, 1::2] + color[1::2, 1::2]) / 4
+        value = torch.from_numpy(linear).clamp_(0, 1)
+        curved = 1.055 * value.pow(1 / 2.4) - 0.055
+        planes.append((torch.where(value <= 0.0031308, 12.92 * value, curved) * 255).round_().to(torch.uint8))
+    return torch.stack(planes)
+
+
 def _vectors(folder: Path, number: int) -> Path:
     return folder / "vectors" / f"vectors_{number:04d}.exr"
 
 
 def read_vectors(path: Path) -> Vectors:
     """Read Blender's multilayer EXR, of one part or several."""
+    alpha, *values = _read_channels(path, ["Combined.A", *(f"Vector.{axis}" for axis in "XYZW")])
+    x, y, z, w = (torch.from_numpy(value) for value in values)
+    hit = torch.from_numpy(alpha) > 0.5
+    for channel in (x, y, z, w):
+        hit &= channel.isfinite()
+    return Vectors(torch.stack((-z, w)), torch.stack((x, -y)), hit)
+
+
+def _read_channels(path: Path, names: Sequence[str]) -> list[NDArray[np.float32]]:
+    """Return channels of Blender's vector pass, each [2H, 2W]."""
     import OpenImageIO as oiio
 
     if not path.is_file():
@@ -103,7 +137,7 @@ def read_vectors(path: Path) -> Vectors:
             spec = source.spec()
             for index, name in enumerate(spec.channelnames):
                 kind = ".".join(name.split(".")[-2:])
-                if kind in ("Combined.A", "Vector.X", "Vector.Y", "Vector.Z", "Vector.W") and kind not in found:
+                if kind in names and kind not in found:
                     pixels = source.read_image(part, 0, index, index + 1, "float")
                     if pixels is None:
                         raise InputError(f"{path}: cannot be read ({source.geterror().strip()})")
@@ -111,16 +145,13 @@ def read_vectors(path: Path) -> Vectors:
             part += 1
     finally:
         source.close()
-    missing = sorted({"Combined.A", "Vector.X", "Vector.Y", "Vector.Z", "Vector.W"} - found.keys())
+    missing = sorted(set(names) - found.keys())
     if missing:
         raise InputError(f"{path}: expected the channels of Blender's vector pass, found no {', '.join(missing)}")
-    x, y, z, w = (torch.from_numpy(found[f"Vector.{axis}"]) for axis in "XYZW")
-    hit = torch.from_numpy(found["Combined.A"]) > 0.5
-    for channel in (x, y, z, w):
-        hit &= channel.isfinite()
-    if hit.shape[0] % SCALE or hit.shape[1] % SCALE:
-        raise InputError(f"{path}: expected twice the frame's size, got {hit.shape[1]}×{hit.shape[0]}")
-    return Vectors(torch.stack((-z, w)), torch.stack((x, -y)), hit)
+    height, width = found[names[0]].shape
+    if height % SCALE or width % SCALE:
+        raise InputError(f"{path}: expected twice the frame's size, got {width}×{height}")
+    return [found[name] for name in names]
 
 
 def occluded(forward: Tensor, backward: Tensor, hit: Tensor) -> Tensor:

@@ -139,11 +139,23 @@ def _listed(order: str, problem: Problem) -> Apply:
     return listing(problem.geometry.triplets(), problem.geometry.centers, order)
 
 
+def _listed_in_triton(problem: Problem) -> Apply:
+    if problem.device.type != "cuda":
+        raise Unsupported("runs on NVIDIA GPUs")
+    try:
+        module = importlib.import_module("benchmarks.cases.points.listing_triton")
+    except ImportError as error:
+        raise Unsupported(f"needs Triton ({first_line(error)})") from None
+    apply: Apply = module.listing_in_triton(problem.geometry.triplets(), problem.geometry.centers)
+    return apply
+
+
 def baselines() -> list[Contender]:
     """Return the contenders that need only PyTorch and this package."""
     return [
         Contender("gather-GEMM-scatter", _scattered),
         Contender("the supplement's listing", partial(_listed, "k")),
+        Contender("the listing in Triton", _listed_in_triton),
         Contender("im2col + GEMM", _im2col, figures="lowering"),
         Contender("GEMM + reduction", _reduced, figures="lowering"),
         *[Contender(f"listing sorted by {order}", partial(_listed, order), figures="order") for order in ORDERS],

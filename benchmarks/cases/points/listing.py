@@ -20,6 +20,10 @@ _LENGTH, _WARPS = 128, 8
 _SOURCE = Path(__file__).with_suffix(".cu")
 _Params = structures(_SOURCE)["ListingParams"]
 
+Columns = tuple[Tensor, Tensor, Tensor]
+Run = Callable[[str, Tensor, Tensor, Columns, tuple[int, ...]], Tensor]
+"""(kernel, weight, features, (outputs, inputs, cells), shape of the result) → result; its last size is the outputs'."""
+
 
 def source(dtype: torch.dtype) -> Source:
     """Both kernels."""
@@ -27,10 +31,8 @@ def source(dtype: torch.dtype) -> Source:
     return Source(text, (f"-DIN={CODES[dtype]}",))
 
 
-def _run(
-    name: str, weight: Tensor, features: Tensor, columns: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...]
-) -> Tensor:
-    """``columns``: outputs, inputs, cells; ``shape``: of the result, its last size the output channels."""
+def run(name: str, weight: Tensor, features: Tensor, columns: Columns, shape: tuple[int, ...]) -> Tensor:
+    """Run a kernel of the CUDA source by name."""
     weight, features = weight.contiguous(), features.contiguous()
     out = features.new_zeros(shape, dtype=torch.float32)
     p = _Params()
@@ -47,34 +49,38 @@ def _run(
 
 class _Listing(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, features: Tensor, weight: Tensor, columns: tuple[Tensor, Tensor, Tensor], centers: int
-    ) -> Tensor:
+    def forward(ctx: Any, run: Run, features: Tensor, weight: Tensor, columns: Columns, centers: int) -> Tensor:
         ctx.save_for_backward(features, weight)
-        ctx.columns = columns
-        return _run("multiply", weight, features, columns, (centers, weight.shape[2]))
+        ctx.columns, ctx.run = columns, run
+        return run("multiply", weight, features, columns, (centers, weight.shape[2]))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None, None]:
         features, weight = ctx.saved_tensors
         i, j, k = ctx.columns
         turned = weight.transpose(1, 2)
         return (
-            _run("multiply", turned, grad, (j, i, k), tuple(features.shape)),
-            _run("outer", grad, features, (i, j, k), tuple(weight.shape)),
+            None,
+            ctx.run("multiply", turned, grad, (j, i, k), tuple(features.shape)),
+            ctx.run("outer", grad, features, (i, j, k), tuple(weight.shape)),
             None,
             None,
         )
 
 
-def listing(triplets: tuple[Tensor, Tensor, Tensor], centers: int, order: str = "k") -> Callable[..., Tensor]:
+def listing(triplets: Columns, centers: int, order: str = "k") -> Callable[..., Tensor]:
     """Return a convolution (features, weight) → out by triplets (i, j, k), int64 [T]; differentiable once."""
+    return convolution(run, triplets, centers, order)
+
+
+def convolution(run: Run, triplets: Columns, centers: int, order: str) -> Callable[..., Tensor]:
+    """Return :func:`listing` with the kernels of ``run``."""
     by = triplets["ijk".index(order)]
     at = torch.argsort(by, stable=True)
     i, j, k = (column[at].to(torch.int32).contiguous() for column in triplets)
 
     def apply(features: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = _Listing.apply(features, weight, (i, j, k), centers)  # type: ignore[no-untyped-call]
+        out: Tensor = _Listing.apply(run, features, weight, (i, j, k), centers)  # type: ignore[no-untyped-call]
         return out
 
     return apply

@@ -32,7 +32,11 @@ def main(arguments: list[str]) -> None:
     source.add_argument("--own-scene", type=int, metavar="SEED", help="build fullfield's scene")
     parser.add_argument("--output", type=Path, required=True, help="folder of the shot")
     parser.add_argument("--frames", type=int, nargs=2, required=True, metavar=("FIRST", "LAST"))
+    parser.add_argument("--thin", type=int, default=0, help="add so many thin objects to fullfield's scene")
+    parser.add_argument("--speed", type=float, default=1.0, help="factor of the motion in fullfield's scene")
+    parser.add_argument("--fast", action="store_true", help="shade fullfield's scene by angle, one sample per value")
     parser.add_argument("--width", type=int, default=8192)
+    parser.add_argument("--height", type=int, help="height of the frames; the scene's shape if absent")
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--device", choices=("CPU", "GPU"), default="CPU")
     parser.add_argument("--threads", type=int, default=0)
@@ -44,13 +48,15 @@ def main(arguments: list[str]) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parent))
         import scene as own
 
-        own.build(args.own_scene, first, last)
+        own.build(args.own_scene, first, last, args.thin, args.speed)
+        if args.fast:
+            own.shade_by_angle()
     elif args.blend:
         bpy.ops.wm.open_mainfile(filepath=args.blend, load_ui=False)
     scene = bpy.context.scene
     if scene.camera is None:
         sys.exit("render.py: the scene has no camera")
-    simplify(scene, args.width)
+    simplify(scene, args.width, args.height)
     scene.cycles.device = args.device
     if args.threads:
         scene.render.threads_mode, scene.render.threads = "FIXED", args.threads
@@ -58,22 +64,27 @@ def main(arguments: list[str]) -> None:
     size = (scene.render.resolution_x, scene.render.resolution_y)
     for number in range(first, last + 1):
         frame = args.output / "frames" / f"frame_{number:04d}.png"
-        if not frame.is_file():
+        if not args.fast and not frame.is_file():
             set_up_color(scene, size, args.samples)
             render_frame(scene, number, frame)
         vectors = args.output / "vectors" / f"vectors_{number:04d}.exr"
         if not vectors.is_file():
-            set_up_motion(scene, size, args.checks)
+            set_up_motion(scene, size, args.checks, quick=args.own_scene is not None and not args.fast)
+            if args.fast:
+                scene.cycles.max_bounces = 0
+                scene.world.cycles.sampling_method = "NONE"
+                scene.cycles.use_auto_tile = False  # less time, but the whole film is in memory
+                scene.render.image_settings.exr_codec = "NONE"
             if args.checks:
                 write_matrices(scene, number, vectors.with_suffix(".json"))
             render_frame(scene, number, vectors)
         print(f"fullfield: frame {number} done", flush=True)
 
 
-def simplify(scene: bpy.types.Scene, width: int) -> None:
+def simplify(scene: bpy.types.Scene, width: int, height: int | None) -> None:
     """Switch off what would blur or hide motion: motion blur, volumes, flares, compositing, the sequencer."""
     render = scene.render
-    height = max(1, round(render.resolution_y * width / render.resolution_x))
+    height = height or max(1, round(render.resolution_y * width / render.resolution_x))
     render.resolution_x, render.resolution_y, render.resolution_percentage = width, height, 100
     render.engine = "CYCLES"
     render.use_motion_blur = False
@@ -112,6 +123,7 @@ def set_up_color(scene: bpy.types.Scene, size: tuple[int, int], samples: int) ->
     cycles.denoiser = "OPENIMAGEDENOISE"
     cycles.pixel_filter_type, cycles.filter_width = "BLACKMAN_HARRIS", 1.5
     for layer in scene.view_layers:
+        layer.material_override = None
         layer.use_pass_combined = True
         layer.use_pass_vector = layer.use_pass_position = layer.use_pass_object_index = False
     image = render.image_settings
@@ -120,8 +132,11 @@ def set_up_color(scene: bpy.types.Scene, size: tuple[int, int], samples: int) ->
     image.file_format, image.color_mode, image.color_depth = "PNG", "RGB", "8"
 
 
-def set_up_motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -> None:
-    """Set up the render of vectors: twice the size, one sample at each pixel's centre, alpha 1 on surfaces."""
+def set_up_motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool, *, quick: bool) -> None:
+    """Set up the render of vectors: twice the size, one sample at each pixel's centre, alpha 1 on surfaces.
+
+    With ``quick`` a black material replaces all others. Then no material can hide a surface, and the colour is lost.
+    """
     render, cycles = scene.render, scene.cycles
     render.resolution_x, render.resolution_y = (VECTOR_SCALE * side for side in size)
     render.film_transparent = True
@@ -130,11 +145,25 @@ def set_up_motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -
     cycles.pixel_filter_type, cycles.filter_width = "BOX", 0.01
     for layer in scene.view_layers:
         layer.use_pass_combined = layer.use_pass_vector = True
+        layer.material_override = black() if quick else None
         layer.use_pass_position = layer.use_pass_object_index = checks
     image = render.image_settings
     if hasattr(image, "media_type"):
         image.media_type = "MULTI_LAYER_IMAGE"
     image.file_format, image.color_depth, image.exr_codec = "OPEN_EXR_MULTILAYER", "32", "ZIP"
+
+
+def black() -> bpy.types.Material:
+    """Return a material that is quick to shade."""
+    material = bpy.data.materials.new("black")
+    if material.node_tree is None:
+        material.use_nodes = True
+    tree = material.node_tree
+    tree.nodes.clear()
+    shader, output = tree.nodes.new("ShaderNodeEmission"), tree.nodes.new("ShaderNodeOutputMaterial")
+    shader.inputs["Strength"].default_value = 0.0
+    tree.links.new(shader.outputs[0], output.inputs["Surface"])
+    return material
 
 
 def render_frame(scene: bpy.types.Scene, number: int, path: Path) -> None:
@@ -167,6 +196,7 @@ def record_settings(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
     }
     if args.own_scene is not None:  # its motion is spread over the range
         settings["frames"] = list(args.frames)
+        settings.update(thin=args.thin, speed=args.speed, fast=args.fast)
     path = args.output / "render.json"
     if path.is_file():
         before = json.loads(path.read_text("utf-8"))  # Blender's Python has no fullfield to compare them
