@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from fullfield.models.doubled import FlowWithScale, enlarged, more_confident
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.models.cascade import Cascade, cascade_sizes, resample_flow
+from fullfield.models.cascade import Cascade, FlowWithScale, cascade_sizes, enlarged, more_confident, resample_flow
 from fullfield.models.framing import STRIDE, padding_for, start_on_grid
 from refusals import refuses
 

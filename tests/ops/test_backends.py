@@ -8,11 +8,10 @@ import warnings
 
 import pytest
 import torch
-from fullfield._kernels.missing import Missing
 
 from fullfield import InputError
 from fullfield._check import NoRoomError
-from fullfield._kernels import numba_cache
+from fullfield._kernels import Missing, numba_cache
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import backends, correlation, neighbors, point_conv, tvl1
 from fullfield.ops.backends import Backends, NoRoom

@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from fullfield.sequences.ranges import format_frames, parse_frames
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fullfield import InputError
-from fullfield.sequences.names import Pattern, choose, find_frames, is_sequence
+from fullfield.sequences.names import Pattern, choose, find_frames, format_frames, is_sequence, parse_frames
 from refusals import refuses
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fullfield.ops.correlation.pyramid import fold, pool
 from torch import Tensor
 
 from fullfield import InputError
@@ -18,6 +17,7 @@ from fullfield._check import NoRoomError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
+from fullfield.ops.correlation.prepared import fold, pool
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
 from fullfield.testing.correlation import (
     assert_within,

@@ -23,7 +23,6 @@ from fullfield.ops.point_conv import (
     PointGeometry,
     Triplets,
     backends,
-    dispatch,
     point_conv,
     radius_geometry,
     triplet_geometry,
@@ -31,7 +30,7 @@ from fullfield.ops.point_conv import (
 )
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
-from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -56,7 +55,7 @@ def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: Device, bands: int | None =
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells stand beside the words."""
-    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
+    for module in (triplets, CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from emulator import Emulator
-from fullfield.ops.point_conv.normed import point_conv_norm
 from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.nn import PointNorm
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors
-from fullfield.ops.point_conv import dispatch, point_conv, radius_geometry, reference
+from fullfield.ops.point_conv import point_conv, protocol, radius_geometry, reference
+from fullfield.ops.point_conv.api import point_conv_norm
 from fullfield.ops.point_norm import KINDS, Running, cuda, point_norm
 from fullfield.ops.point_norm.reference import normalised
 
@@ -148,7 +148,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
     emulate(cuda, serve=True)
-    monkeypatch.setattr(dispatch, "builder", lambda _: reference)
+    monkeypatch.setattr(protocol, "builder", lambda _: reference)
     monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
 
 

@@ -173,7 +173,7 @@ def test_progress_rises_to_one() -> None:
 
 def test_operator_is_well_formed() -> None:
     first, second = frames()
-    from fullfield.ops.tvl1 import op  # noqa: F401 - registers the operator
+    from fullfield.ops.tvl1 import api  # noqa: F401 - registers the operator
 
     start = torch.zeros(1, 2, 40, 56)
     for arguments in ((first, second, None, None), (first, second, start, "reference")):
