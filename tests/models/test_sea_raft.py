@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from tiny_networks import randomise, tiny
 from torch import Tensor, nn
 
 from fullfield import InputError
-from fullfield.models.framing import coordinate_grid, padding_for
+from fullfield.models import framing
+from fullfield.models.framing import coordinate_grid, padding_for, still_moves
+from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
 
 
@@ -49,6 +52,69 @@ def test_equals_ptlflow(ptlflow: Any, size: str, updates: int) -> None:
         assert 1 < expected.std() < 100
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
         assert (ours(frame1, frame2, updates - 1) - expected).abs().max() > 1e-2  # the last update counts
+
+
+def test_a_cell_moves_by_more_than_a_pixel() -> None:
+    before = torch.zeros(3, 2, 10, 10)
+    after = before.clone()
+    after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
+    after[1, 1, 0, :3] = 0.2
+    after[2, 0] = 0.12
+    assert still_moves(before, after).tolist() == [False, True, False]
+    assert still_moves(before, after * float("nan")).tolist() == [False] * 3
+
+
+Moves = Callable[[Tensor, Tensor], Tensor]
+
+
+@pytest.fixture
+def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
+    """Let a function of the flow before and after an update decide whether a pair still moves."""
+    return lambda moves: monkeypatch.setattr(framing, "still_moves", moves)
+
+
+@pytest.mark.parametrize("form", ["module", "prepared"])
+def test_updates_go_on_while_the_flow_moves(until: Callable[[Moves], None], form: str) -> None:
+    model = tiny("sea-raft", most_updates=5, stage_channels=(8, 16, 16))
+    assert isinstance(model, SEARAFT)
+    two = tuple(torch.cat(both) for both in zip(frames(64, 72), frames(64, 72, seed=2), strict=True))
+    run: Any = PreparedSizes(model, "exact") if form == "prepared" else model
+    first, second = ([frame[number : number + 1] for frame in two] for number in (0, 1))
+    start = run(*first, updates=0)
+    with torch.no_grad():
+        until(lambda old, _: torch.zeros(len(old), dtype=torch.bool))
+        assert torch.equal(run(*first), run(*first, updates=2))
+        until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
+        assert torch.equal(run(*first), run(*first, updates=5))
+        assert not torch.equal(run(*first), start)
+        seen: list[int] = []
+
+        def alone(old: Tensor, _: Tensor) -> Tensor:
+            """The first pair has settled after three updates, the second one never."""
+            seen.append(len(old))
+            return torch.tensor([len(seen) < 2, True])[: len(old)]
+
+        until(alone)
+        both = run(*two)
+        assert seen == [2, 2, 2]
+        torch.testing.assert_close(both[:1], run(*first, updates=3), rtol=0, atol=1e-4)
+        torch.testing.assert_close(both[1:], run(*second, updates=5), rtol=0, atol=1e-4)
+
+
+def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None]) -> None:
+    model = tiny("sea-raft", most_updates=5)
+    assert isinstance(model, SEARAFT)
+    until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
+    one = frames(64, 72)
+    assert len(model.predictions(*one)) == len(model.train().predictions(*one)) == 1 + 2
+    assert model.most_updates(None) == 2
+    assert model.eval().most_updates(None) == 5
+    assert model.most_updates(3) == 3
+    with pytest.raises(InputError, match="most_updates: expected an integer >= 2"):
+        model.config.replace(most_updates=1)
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(*one), model(*one, updates=2))
 
 
 def named_gradients(module: nn.Module) -> dict[str, Tensor]:

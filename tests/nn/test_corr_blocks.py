@@ -257,7 +257,7 @@ def test_compiled_in_one_graph(name: str) -> None:
     coords = positions(fmap1).contiguous()
 
     def block(a: Tensor, b: Tensor) -> Tensor:
-        return SEARAFTCorrBlock(a, b, arguments(4, 4))(coords) if name == "sea-raft" else BLOCKS[name](a, b, coords)
+        return SEARAFTCorrBlock(a, b, given)(coords) if name == "sea-raft" else BLOCKS[name](a, b, coords)
 
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
     same(gradients(compiled, fmap1, fmap2), gradients(block, fmap1, fmap2), 1e-6)

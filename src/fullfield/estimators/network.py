@@ -123,7 +123,10 @@ class NetworkEstimator(BackendRequest):
         of the file's checksum (None for random weights), and ``precision`` is no longer "auto".
         """
         fine, coarse = self._updates()
-        numbers = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
+        numbers: dict[str, Any] = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
+        most = NETWORKS[self.method].most_updates
+        if self.config.updates is None and most is not None:
+            numbers["most_updates"] = most
         parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
         if not self.config.double:
             del parameters["double"]  # absent from the notes of shots that older versions began
@@ -194,6 +197,8 @@ class NetworkEstimator(BackendRequest):
         check_fork(frame1.device)
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
         fine, coarse = self._updates()
+        own_updates = self.config.updates
+        coarse_updates = own_updates if self.config.coarse_updates is None else self.config.coarse_updates
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network = self._ready(frame1.device)
             pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
@@ -202,13 +207,13 @@ class NetworkEstimator(BackendRequest):
             report = _Report(progress, len(starts) * (smaller + own + 4 * own * self.config.double))
             at = partial(self._at, network, report=report, sizes=len(pairs) + self.config.double)
             for frames in pairs[:0:-1]:
-                starts = [found.flow for found in at(frames, coarse, starts)]
-            found = [at(pair, fine, starts)]
+                starts = [found.flow for found in at(frames, coarse_updates, starts)]
+            found = [at(pair, own_updates, starts)]
             if not self.config.double:
                 return found[0]
             if len(pairs) > 1:
                 starts = [one.flow for one in found[0]]
-            found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine, starts))
+            found.append(at((enlarged(pair[0]), enlarged(pair[1])), own_updates, starts))
             # The confidence was fitted with no smaller scales than one size's.
             least = cast("Any", network.config).log_scale_min
             both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*found, strict=True))
@@ -221,7 +226,7 @@ class NetworkEstimator(BackendRequest):
         self,
         network: FlowNetwork,
         frames: tuple[Tensor, Tensor],
-        updates: int,
+        updates: int | None,
         starts: Sequence[Tensor | None],
         *,
         report: _Report,
@@ -231,7 +236,8 @@ class NetworkEstimator(BackendRequest):
         size, arguments = PairSize.of(frames[0]), (*frames, updates, *starts)
         exact, both = self._is_exact(size.device), len(starts) > 1
         block: Any = network.update_block
-        with report.level(block, size, len(starts) * updates):
+        count = network.config.updates if updates is None else updates  # or more, where the flow still moves
+        with report.level(block, size, len(starts) * count):
             runner: Any = self._exact(network, size) if exact else self._prepared(network, size, sizes)
             with float32_convolutions(size.device) if exact else nullcontext():
                 if not network.config.has_mixture or not (both or self.config.double):

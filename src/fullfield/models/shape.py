@@ -28,6 +28,7 @@ class NetworkShape(Config):
     levels: int
     radius: int
     updates: int
+    most_updates: int | None = None
     padding: str
 
     @property

@@ -107,14 +107,16 @@ class PreparedFlow:
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
         number = self._checked(frame1, frame2, updates, initial_flow)
-        return self._flows(frame1, frame2, number, {"initial_flow": initial_flow})[0]
+        most = self.model.most_updates(updates)
+        return self._flows(frame1, frame2, number, {"initial_flow": initial_flow}, most=most)[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
         number = self._checked(frame1, frame2, updates, initial_flow)
-        return _split(self._flows(frame1, frame2, number, {"initial_flow": initial_flow}, informed=True)[0])
+        most, start = self.model.most_updates(updates), {"initial_flow": initial_flow}
+        return _split(self._flows(frame1, frame2, number, start, most=most, informed=True)[0])
 
     def bidirectional(
         self,
@@ -136,7 +138,8 @@ class PreparedFlow:
             initial_backward: start of the backward flow.
         """
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        forward, backward = self._flows(frame1, frame2, self._checked(frame1, frame2, updates, None), starts)
+        number, most = self._checked(frame1, frame2, updates, None), self.model.most_updates(updates)
+        forward, backward = self._flows(frame1, frame2, number, starts, most=most)
         return forward, backward
 
     def bidirectional_with_info(
@@ -150,7 +153,8 @@ class PreparedFlow:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
         number = self._checked(frame1, frame2, updates, None)
-        forward, backward = self._flows(frame1, frame2, number, starts, informed=True)
+        most = self.model.most_updates(updates)
+        forward, backward = self._flows(frame1, frame2, number, starts, most=most, informed=True)
         return _split(forward), _split(backward)
 
     both_ways = renamed("both_ways", "bidirectional")
@@ -175,6 +179,7 @@ class PreparedFlow:
         number: int,
         given: Mapping[str, Tensor | None],
         *,
+        most: int,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """Return the forward flow, and the backward flow if two starts are ``given``, by the arguments' names."""
@@ -202,10 +207,27 @@ class PreparedFlow:
                     coords.copy_(start)
             found = []
             for step, pair, coords in zip(run.steps, run.pairs, run.coords, strict=True):
-                for _ in range(number):
+                for _ in range(number - (most > number)):
                     step()
+                if most > number:
+                    self._settle(step, pair, coords, most - number + 1)
                 found.append(self._flow(pair, coords, informed=informed))
             return found
+
+    def _settle(self, step: Callable[[], None], pair: Any, coords: Tensor, most: int) -> None:
+        """Update while the flow of a pair moves, ``most`` times at most; a pair that has settled keeps its state."""
+        moving: Tensor | None = None
+        for left in range(most - 1, -1, -1):
+            flow, state = coords.clone(), pair.state.clone() if self.batch > 1 else pair.state
+            step()
+            if moving is not None and self.batch > 1:
+                coords.copy_(torch.where(moving[:, None, None, None], coords, flow))
+                pair.state.copy_(torch.where(moving[:, None, None, None], pair.state, state))
+            if left == 0:
+                return
+            moving = framing.still_moves(flow, coords)
+            if not moving.any():
+                return
 
     @property
     def backend(self) -> str | None:

@@ -29,7 +29,9 @@ class SEARAFTConfig(NetworkShape):
 
     See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the included network.
 
-    ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. The limits of
+    ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
+    ``most_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
+    :func:`fullfield.models.framing.still_moves`. The limits of
     the logarithms of the Laplacians' scales affect losses and uncertainties, never the flow.
 
     Source: Wang, Lipson and Deng, SEA-RAFT, 2024 (arXiv 2405.14793), and the settings published with its weights.
@@ -49,6 +51,7 @@ class SEARAFTConfig(NetworkShape):
     levels: int = 4
     radius: int = 4
     updates: int = 4
+    most_updates: int | None = None  # unless a call sets its updates; None: ``updates``
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
     padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.padding_for`
@@ -67,6 +70,8 @@ class SEARAFTConfig(NetworkShape):
         number(self.levels, "levels", integer=True, low=1, high=8)
         number(self.radius, "radius", integer=True, low=1, high=8)
         number(self.updates, "updates", integer=True, low=0)
+        if self.most_updates is not None:
+            number(self.most_updates, "most_updates", integer=True, low=max(1, self.updates))
         number(self.log_scale_min, "log_scale_min", high=0)
         number(self.log_scale_max, "log_scale_max", low=0)
 
@@ -77,9 +82,9 @@ class SEARAFTConfig(NetworkShape):
 
     @classmethod
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
-        """Return the included network, 2.3 million parameters, 4 updates, with ``changes`` to its fields."""
+        """Return the included network, 2.3 million parameters, 4 to 12 updates, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
-        return cls(name="fullfield-s", backbone="resnet18", **widths).replace(**changes)
+        return cls(name="fullfield-s", backbone="resnet18", most_updates=12, **widths).replace(**changes)
 
     @classmethod
     def small(cls, **changes: Any) -> SEARAFTConfig:

@@ -155,7 +155,8 @@ class SEARAFT(FlowNetwork):
         Args:
             frame1: first frame, of any size; padded evenly to multiples of eight, as the original does.
             frame2: second frame, of the same size.
-            updates: number of updates, by default ``config.updates``. With 0 the initial flow is up-sampled.
+            updates: number of updates, by default ``config.updates``, and up to ``config.most_updates`` while the flow
+                still moves (:func:`fullfield.models.framing.still_moves`). With 0 the initial flow is up-sampled.
             initial_flow: flow to start from instead of the regressed one: a field that covers the frame at any
                 resolution, in pixels of its own grid; see :func:`fullfield.models.framing.start_on_grid`.
 
@@ -197,7 +198,8 @@ class SEARAFT(FlowNetwork):
         starts = initial_flow, initial_backward
         count, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=0)
         forward, backward = (
-            self._enlarged(_last(self._states(encoded, start, count)), padding) for encoded, start in directions
+            self._enlarged(_last(self._states(encoded, start, count, self.most_updates(updates))), padding)
+            for encoded, start in directions
         )
         return forward, backward
 
@@ -213,7 +215,7 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
-        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        padding, states = self._run(frame1, frame2, self._number(updates), initial_flow)
         return [self._enlarged(state, padding) for state in states]
 
     def coarse_predictions(
@@ -223,8 +225,11 @@ class SEARAFT(FlowNetwork):
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
-        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        padding, states = self._run(frame1, frame2, self._number(updates), initial_flow)
         return padding, [(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net)) for state in states]
+
+    def _number(self, updates: int | None) -> int:
+        return self.config.updates if updates is None else updates
 
     def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
@@ -289,9 +294,10 @@ class SEARAFT(FlowNetwork):
         """Return the padding, and the states: the initial one, and one after every update."""
         count, padding, flow = self._checked(frame1, frame2, updates, initial_flow, fewest=0)
         encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        return padding, self._states(encoded, flow, count)
+        return padding, self._states(encoded, flow, count, self.most_updates(updates))
 
-    def _states(self, encoded: Encoded, flow: Tensor | None, updates: int) -> Iterator[_State]:
+    def _states(self, encoded: Encoded, flow: Tensor | None, updates: int, most: int) -> Iterator[_State]:
+        """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
         regressed, info = self._head(net)
         state = _State(net, regressed if flow is None else flow, info)
@@ -300,9 +306,17 @@ class SEARAFT(FlowNetwork):
             return
         lookup = self.pyramid(fmap1, fmap2)
         grid = framing.grid_of(net)
-        for _ in range(updates):
-            state = self._update(lookup, state.net, context, state.flow, grid)
+        moving: Tensor | None = None
+        for done in range(1, most + 1):
+            before, state = state, self._update(lookup, state.net, context, state.flow, grid)
+            if moving is not None:  # a pair that has settled keeps its state, as it would alone
+                kept = moving[:, None, None, None]
+                state = _State(*(torch.where(kept, new, old) for new, old in zip(state, before, strict=True)))
             yield state
+            if updates <= done < most:
+                moving = framing.still_moves(before.flow, state.flow)
+                if not moving.any():
+                    return
 
 
 def _last(states: Iterator[_State]) -> _State:
