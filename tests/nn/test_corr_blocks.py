@@ -256,6 +256,8 @@ def test_compiled_in_one_graph(name: str) -> None:
     fmap1, fmap2 = maps((9, 11))
     coords = positions(fmap1).contiguous()
 
+    given = arguments(4, 4)
+
     def block(a: Tensor, b: Tensor) -> Tensor:
         return SEARAFTCorrBlock(a, b, given)(coords) if name == "sea-raft" else BLOCKS[name](a, b, coords)
 

@@ -365,9 +365,11 @@ def test_opcheck(grad: bool, dtype: torch.dtype) -> None:
         # Without the last of the factors, which counts preparations: no two are the same.
         assert torch.equal(*((part[:3] if number == 2 else part) for part in (one, other)))
     shape = [2, 17, 6, 9, 7, 8, 3, 4, 1, 2]
-    carriers = (fmap1.float(), [fmap2.float()], coords)
+    link = fmap1.float().flatten()[:0]
+    carriers = (fmap1.float(), [fmap2.float()], link, coords)
     if grad:
-        carriers = (carriers[0].requires_grad_(), [carriers[1][0].requires_grad_()], coords.clone().requires_grad_())
+        maps = carriers[0].requires_grad_(), [carriers[1][0].requires_grad_()]
+        carriers = (*maps, link, coords.clone().requires_grad_())
     options = (shape, True, 2, "cuda", "highest", grad, dtype, torch.float16, True)
     torch.library.opcheck(ops.correlation_lookup, (*carriers, state, *options))
     if grad:

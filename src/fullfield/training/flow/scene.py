@@ -59,7 +59,7 @@ def draw_scenes(
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
         bodies.add(solids)
     paint, ids = painted(draw, bodies, pictures, shapes, unit, style)
-    filming = solid or style.smooth or style.sheets or style.exposure or style.sky
+    filming = solid or style.smooth or style.sheets or style.exposure
     further = SceneDraw(seed, numbers, 4, solids=solid) if filming else None
     gain = np.ones(len(numbers))
     if further is not None:

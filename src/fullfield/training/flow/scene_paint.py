@@ -22,7 +22,6 @@ from fullfield.training.flow.layered.scene import (
     TEXTURE,
 )
 from fullfield.training.flow.scene_draw import (
-    BACKDROP,
     BODIES,
     BODY,
     CARDS,
@@ -138,7 +137,7 @@ def filmed(
     unit: float,
     style: SceneStyle,
 ) -> Floats:
-    """Paint bodies, smooth surfaces, sheets of fog and skies; return the gain of every scene's exposure."""
+    """Paint bodies, smooth surfaces and sheets of fog; return the gain of every scene's exposure."""
     objects = slice(0, OBJECTS)
     smooth = draw.layer() < style.smooth
     levels, contrast = draw.layer(1.0, 4.5), draw.layer(0.1, 0.6)
@@ -163,23 +162,15 @@ def filmed(
             lit = multiplied(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
             lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
             paint[:, part, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
-    _weaken(paint, np.where(faint, contrast, 1.0))
-    _add_sheets(draw, bodies, paint, ids, unit, style)
-    gain = np.exp(draw.scene(math.log(0.2), math.log(2.2)))
-    gain = np.where(draw.scene() < style.exposure, gain, 1.0)
-    # Drawn last, so that the same scenes without skies stay what they are.
-    sky, levels, strength = draw.scene() < style.sky, draw.scene(1.5, 5.0), draw.scene(0.05, 0.5)
-    paint[:, BACKDROP, BIAS] += np.where(sky, levels, 0.0)
-    _weaken(paint[:, BACKDROP], np.where(sky, strength, 1.0))
-    return gain
-
-
-def _weaken(paint: Floats, contrast: Floats) -> None:
-    """Scale the contrast of paint [..., PAINT] by factors [...], around the same mean colour, in place."""
+    # Less contrast around the same mean colour.
     for first in (COLOURS, COLOURS + 6):
         factor, offset = paint[..., first : first + 3], paint[..., first + 3 : first + 6]
-        offset += 0.5 * factor * (1 - contrast[..., None])
-        factor *= contrast[..., None]
+        weaker = np.where(faint, contrast, 1.0)[..., None]
+        offset += 0.5 * factor * (1 - weaker)
+        factor *= weaker
+    _add_sheets(draw, bodies, paint, ids, unit, style)
+    gain = np.exp(draw.scene(math.log(0.2), math.log(2.2)))
+    return np.where(draw.scene() < style.exposure, gain, 1.0)
 
 
 def _add_sheets(

@@ -51,8 +51,6 @@ class SceneStyle:
     """Share of scenes with sheets of fog that drift before everything else."""
     exposure: float = 0.0
     """Share of scenes that are under- or overexposed."""
-    sky: float = 0.0
-    """Share of scenes whose farthest layer is out of focus and faint, as a sky that a turning camera moves."""
     instants: int = 4
     """Instants that an exposure averages."""
 
@@ -76,7 +74,6 @@ class SceneStyle:
             "smooth",
             "sheets",
             "exposure",
-            "sky",
         ):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
@@ -84,7 +81,8 @@ class SceneStyle:
     def preset(name: str) -> SceneStyle:
         """Return the style ``usual``, ``small``, ``large``, ``bars``, ``figures`` or ``bodies``.
 
-        ``small`` and ``large`` are about the motion. ``fullfield-s`` was trained on all of them but ``small``.
+        ``small`` and ``large`` are about the motion. ``bodies`` has opaque scenes of large moving bodies, some smooth:
+        most of what the last run of ``fullfield-s`` saw.
 
         Raises:
             InputError: for another name.
@@ -100,13 +98,15 @@ PRESETS = {
     "bars": SceneStyle(camera_motion=12.0, object_motion=9.0, blur=0.5, thin=0.5),
     "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0),
     "bodies": SceneStyle(
-        camera_motion=10.0,
-        object_motion=16.0,
+        camera_motion=6.0,
+        object_motion=26.0,
+        still_camera=0.2,
         blur=0.5,
+        fog=0.0,
+        ghosts=0.0,
         plain=0.15,
         bodies=1.0,
-        sheets=0.3,
-        exposure=0.4,
+        smooth=0.35,
         instants=12,
     ),
 }
