@@ -20,9 +20,9 @@ reaches. Fitted on synthetic pairs with RAFT-sintel, RAFT-small and fullfield-s;
 median, on these and on alley_1."""
 _APART = 4
 """Distance in rows and columns of the pixels whose median is taken."""
-CONFIDENCE = (1.846, -0.784, -0.904, 0.620)
+CONFIDENCE = (1.920, -0.703, -0.937, 0.644)
 """Weights of a logistic regression: bias, logarithms of distance, residual and contrast."""
-CONFIDENCE_WITH_OWN = (2.673, -0.577, -0.511, 0.226, -2.838)
+CONFIDENCE_WITH_OWN = (2.535, -0.523, -0.571, 0.330, -2.508)
 """The same with the network's own log scale. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 

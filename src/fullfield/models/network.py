@@ -97,7 +97,8 @@ class FlowNetwork(nn.Module):
             return config.updates if updates is None else updates
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
-        recorded = recorded or torch.compiler.is_compiling() or torch.jit.is_tracing()
+        traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        recorded = recorded or traced or torch.compiler.is_compiling()
         return config.updates if self.training or recorded else config.most_updates
 
     def _both_started(
