@@ -33,7 +33,9 @@ class NetworkConfig(Config):
         metavar="PATH|NAME",
     )
     updates: int | None = parameter(
-        None, "flow updates; 'auto': 32 for RAFT, 4 for SEA-RAFT, 12 for its L, ptlflow's own"
+        None,
+        "flow updates; 'auto': 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s (more while the flow "
+        "still moves), ptlflow's own",
     )
     cascade: bool | None = parameter(
         None,
