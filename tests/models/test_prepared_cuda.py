@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fullfield.metrics import epe
-from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, framing
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes
 from refusals import refuses
@@ -248,3 +248,14 @@ def test_both_directions_are_two_calls(name: str) -> None:
 
 def test_products_are_not_kept() -> None:
     refuses("reuse: expected None or False on a GPU", PreparedFlow, RAFT(RAFTConfig.small()).cuda(), 64, 96, reuse=True)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_updates_go_on_while_the_flow_moves(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    model = network("sea-raft")
+    model.config = model.config.replace(most_updates=6)
+    fast = PreparedFlow(model, 128, 256, batch)
+    frames = textured((128, 256), batch)
+    for moves, updates in ((False, 4), (True, 6)):
+        monkeypatch.setattr(framing, "still_moves", lambda old, _, moves=moves: old.new_full((len(old),), moves).bool())
+        assert torch.equal(fast(*frames), fast(*frames, updates=updates))
