@@ -186,13 +186,14 @@ def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
         norm: prefix of the network's norms, ``norm`` or ``bn``.
     """
     kept: State = {}
+    names: dict[str, str] = {}
     for key, value in state.items():
         block = key.rpartition(".")[0].rpartition(".")[0]
         alias = f"{norm}{4 if f'{block}.conv3.weight' in state else 3}"
         renamed = key.replace(f".{alias}.", ".downsample.1.")
         if renamed in kept and not torch.equal(kept[renamed], value):
-            raise InputError(f"{name}: expected {key} and {renamed} to be the same norm, they differ")
-        kept[renamed] = value
+            raise InputError(f"{name}: expected {key} and {names[renamed]} to be the same norm, they differ")
+        kept[renamed], names[renamed] = value, key
     return kept
 
 

@@ -143,6 +143,11 @@ class StateCheck:
                 raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
+def has_state(folder: Path) -> bool:
+    """Return whether the folder has the state of a run to continue from."""
+    return (folder / STATE / POINTER).is_file()
+
+
 def restore(
     folder: Path, modules: Mapping[str, nn.Module], optimizer: torch.optim.Optimizer, row: type[tuple[Any, ...]]
 ) -> Restored | None:
@@ -153,7 +158,7 @@ def restore(
     """
     state = folder / STATE
     pointer = state / POINTER
-    if not pointer.is_file():
+    if not has_state(folder):
         return None
     try:
         notes = json.loads(pointer.read_text("utf-8"))

@@ -22,6 +22,7 @@ from fullfield.training.checkpoint import (
     WEIGHTS,
     StateCheck,
     TrainingFolder,
+    has_state,
     restore,
     tensors,
     write_tensors,
@@ -267,6 +268,9 @@ class _Loop:
             "augmentation": None if augmentation is None else augmentation.as_dict(),
             "after": None if run.after is None else os.fspath(run.after),
         }
+        after = None if run.after is None else Path(run.after)
+        if after is not None and not (has_state(folder) or has_state(after)):
+            raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(after)}")
         self.kept = TrainingFolder(folder, recipe, FlowRow) if self.team.first else None
         self.team.wait()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
@@ -280,10 +284,7 @@ class _Loop:
             stepper.scaling = notes.scaling.to(stepper.device)
             if self.team.first:
                 torch.set_rng_state(notes.rng)
-        elif run.after is not None:
-            before = self._restored(Path(run.after))
-            if before is None:
-                raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(run.after)}")
+        elif after is not None and (before := self._restored(after)) is not None:
             self.batches = -(-before[1].pairs // self.training.batch)
         self.noted = self.history[-1].seconds if self.history else 0.0  # of training, when the last row was done with
         if run.curves:
