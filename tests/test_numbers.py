@@ -92,6 +92,10 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
             "weights 0.999",
             "under 1 px",
             "over 0.01 (|forward|²",
+            "more than 2 % of the cells",
+            "1.5 times the averaged",
+            "30 to 35 % of the objects",
+            "The factor 1.5 was",
         ),
     ),
     "docs/integrations.md": (
