@@ -110,6 +110,7 @@ def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None
     assert model.most_updates(None) == 2
     assert model.eval().most_updates(None) == 5
     assert model.most_updates(3) == 3
+    assert tiny("sea-raft", updates=0, most_updates=5).most_updates(None) == 0
     with pytest.raises(InputError, match="most_updates: expected an integer >= 2"):
         model.config.replace(most_updates=1)
     with torch.no_grad():

@@ -93,7 +93,7 @@ class FlowNetwork(nn.Module):
         while a graph is traced or recorded, which cannot ask for the flow.
         """
         config = self.config
-        if updates is not None or config.most_updates is None:
+        if updates is not None or config.most_updates is None or config.updates == 0:
             return config.updates if updates is None else updates
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
