@@ -41,7 +41,7 @@ class Listed(Sequence[Sample], Generic[Where, Sample]):
     records: tuple[Where, ...]
 
     of: str
-    """What they are pairs of."""
+    """Kind of pairs, as named in messages."""
 
     def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[Where]) -> None:
         self.name = name

@@ -197,8 +197,7 @@ class NetworkEstimator(BackendRequest):
         check_fork(frame1.device)
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
         fine, coarse = self._updates()
-        own_updates = self.config.updates
-        coarse_updates = own_updates if self.config.coarse_updates is None else self.config.coarse_updates
+        fine_given, coarse_given = self._given_updates()
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network = self._ready(frame1.device)
             pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
@@ -207,13 +206,13 @@ class NetworkEstimator(BackendRequest):
             report = _Report(progress, len(starts) * (smaller + own + 4 * own * self.config.double))
             at = partial(self._at, network, report=report, sizes=len(pairs) + self.config.double)
             for frames in pairs[:0:-1]:
-                starts = [found.flow for found in at(frames, coarse_updates, starts)]
-            found = [at(pair, own_updates, starts)]
+                starts = [found.flow for found in at(frames, coarse_given, starts)]
+            found = [at(pair, fine_given, starts)]
             if not self.config.double:
                 return found[0]
             if len(pairs) > 1:
                 starts = [one.flow for one in found[0]]
-            found.append(at((enlarged(pair[0]), enlarged(pair[1])), own_updates, starts))
+            found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine_given, starts))
             # The confidence was fitted with no smaller scales than one size's.
             least = cast("Any", network.config).log_scale_min
             both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*found, strict=True))
@@ -272,7 +271,13 @@ class NetworkEstimator(BackendRequest):
 
     def _updates(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
-        fine = NETWORKS[self.method].updates if self.config.updates is None else self.config.updates
+        own = NETWORKS[self.method].updates
+        fine, coarse = (own if number is None else number for number in self._given_updates())
+        return fine, coarse
+
+    def _given_updates(self) -> tuple[int | None, int | None]:
+        """Return :meth:`_updates`, None where the network decides."""
+        fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
     def _levels(self, size: PairSize) -> list[PairSize]:

@@ -81,10 +81,13 @@ class FlowNetwork(nn.Module):
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """Return the number of updates, the padding, and the initial flow in cells."""
         _, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
-        count = self.config.updates if updates is None else updates
+        count = self._number(updates)
         _check.number(count, "updates", integer=True, low=fewest)
         padding = framing.padding_for(height, width, self.config.padding)
         return count, padding, framing.given_start(initial_flow, frame1, padding)
+
+    def _number(self, updates: int | None) -> int:
+        return self.config.updates if updates is None else updates
 
     def most_updates(self, updates: int | None) -> int:
         """Return the highest number of updates of a call with ``updates``.
@@ -94,7 +97,7 @@ class FlowNetwork(nn.Module):
         """
         config = self.config
         if updates is not None or config.most_updates is None or config.updates == 0:
-            return config.updates if updates is None else updates
+            return self._number(updates)
         on_gpu = self.fnet.conv1.weight.is_cuda
         recorded = on_gpu and torch.cuda.is_current_stream_capturing()
         traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]

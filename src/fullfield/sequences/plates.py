@@ -42,7 +42,7 @@ class Plates(Protocol):
     by_data: bool
     """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
     readers: int
-    """How many threads may read at once; 1: frames are to be requested in ascending order."""
+    """Number of threads that may read at once; with 1, frames are requested in ascending order."""
     pinned: bool
     """Whether to read into memory that a GPU copies from by itself, where the plates can; False at first."""
 

@@ -106,17 +106,15 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
-        number = self._checked(frame1, frame2, updates, initial_flow)
-        most = self.model.most_updates(updates)
-        return self._flows(frame1, frame2, number, {"initial_flow": initial_flow}, most=most)[0]
+        numbers = self._checked(frame1, frame2, updates, initial_flow)
+        return self._flows(frame1, frame2, numbers, {"initial_flow": initial_flow})[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
-        number = self._checked(frame1, frame2, updates, initial_flow)
-        most, start = self.model.most_updates(updates), {"initial_flow": initial_flow}
-        return _split(self._flows(frame1, frame2, number, start, most=most, informed=True)[0])
+        numbers = self._checked(frame1, frame2, updates, initial_flow)
+        return _split(self._flows(frame1, frame2, numbers, {"initial_flow": initial_flow}, informed=True)[0])
 
     def bidirectional(
         self,
@@ -138,8 +136,7 @@ class PreparedFlow:
             initial_backward: start of the backward flow.
         """
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        number, most = self._checked(frame1, frame2, updates, None), self.model.most_updates(updates)
-        forward, backward = self._flows(frame1, frame2, number, starts, most=most)
+        forward, backward = self._flows(frame1, frame2, self._checked(frame1, frame2, updates, None), starts)
         return forward, backward
 
     def bidirectional_with_info(
@@ -152,16 +149,17 @@ class PreparedFlow:
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        number = self._checked(frame1, frame2, updates, None)
-        most = self.model.most_updates(updates)
-        forward, backward = self._flows(frame1, frame2, number, starts, most=most, informed=True)
+        numbers = self._checked(frame1, frame2, updates, None)
+        forward, backward = self._flows(frame1, frame2, numbers, starts, informed=True)
         return _split(forward), _split(backward)
 
     both_ways = renamed("both_ways", "bidirectional")
     both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
 
-    def _checked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
-        """Return the number of updates; InputError names the argument that does not fit."""
+    def _checked(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
+    ) -> tuple[int, int]:
+        """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""
         shape = framing.check_frames(frame1, frame2)
         _check.require(
             shape == (self.batch, *self.size), "frame1", f"the prepared size {[self.batch, 3, *self.size]}", frame1
@@ -170,20 +168,19 @@ class PreparedFlow:
         number = self.model.config.updates if updates is None else updates
         optional = self.model.config.has_learned_start or initial_flow is not None
         _check.number(number, "updates", integer=True, low=0 if optional else 1)
-        return int(number)
+        return int(number), int(self.model.most_updates(updates))
 
     def _flows(
         self,
         frame1: Tensor,
         frame2: Tensor,
-        number: int,
+        numbers: tuple[int, int],
         given: Mapping[str, Tensor | None],
         *,
-        most: int,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """Return the forward flow, and the backward flow if two starts are ``given``, by the arguments' names."""
-        config = self.model.config
+        config, (number, most) = self.model.config, numbers
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
         count = len(given)

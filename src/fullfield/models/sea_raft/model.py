@@ -228,9 +228,6 @@ class SEARAFT(FlowNetwork):
         padding, states = self._run(frame1, frame2, self._number(updates), initial_flow)
         return padding, [(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net)) for state in states]
 
-    def _number(self, updates: int | None) -> int:
-        return self.config.updates if updates is None else updates
-
     def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
             return self.fnet(frame1), self.fnet(frame2)

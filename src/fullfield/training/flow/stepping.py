@@ -192,7 +192,7 @@ class Stepper:
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
-        if isinstance(training.updates, tuple):  # as one graph, each number of updates would be compiled anew
+        if isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
             for part in model.children() if training.compile is not None else ():
                 part.compile(mode=training.compile)
         elif training.compile is not None:

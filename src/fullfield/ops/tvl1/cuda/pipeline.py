@@ -54,7 +54,7 @@ def plan(iterations: int, depth: int) -> list[int]:
 
 
 def strip_rows(height: int, rows: int, columns: int, at_once: int) -> int:
-    """Return the rows of a strip: ``rows``, or so many that all strips, ``columns`` side by side, run at once."""
+    """Return the height of a strip: ``rows``, or what lets all strips, ``columns`` side by side, run at once."""
     if rows:
         return rows
     strips = max(1, at_once // columns)
