@@ -31,8 +31,9 @@ class SEARAFTConfig(NetworkShape):
 
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
     ``most_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
-    :func:`fullfield.models.framing.still_moves`. The limits of
-    the logarithms of the Laplacians' scales affect losses and uncertainties, never the flow.
+    :func:`fullfield.models.framing.still_moves`. The limits of the logarithms of the Laplacians' scales affect losses
+    and uncertainties, never the flow. A pixel that is far off moves the weights by 1 / its scale at least, so a low
+    ``log_scale_max`` makes long motion count in training.
 
     Source: Wang, Lipson and Deng, SEA-RAFT, 2024 (arXiv 2405.14793), and the settings published with its weights.
     """
@@ -84,7 +85,8 @@ class SEARAFTConfig(NetworkShape):
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
         """Return the included network, 2.3 million parameters, 4 to 12 updates, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
-        return cls(name="fullfield-s", backbone="resnet18", most_updates=12, **widths).replace(**changes)
+        shape = cls(name="fullfield-s", backbone="resnet18", most_updates=12, log_scale_max=1.5, **widths)
+        return shape.replace(**changes)
 
     @classmethod
     def small(cls, **changes: Any) -> SEARAFTConfig:
