@@ -6,12 +6,16 @@ from typing import Any
 
 from operator_tables import RESULTS, lines, read
 
+from benchmarks.paper import published
+
 Measured = tuple[dict[str, Any], dict[str, Any]]
 """A case or a row, and the results that it stands in."""
 
 BEGIN_CALLS = "<!-- public calls: begin -->\n"
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
 BEGIN_LIKE = "<!-- networks in equal precision: begin -->\n"
+BEGIN_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
+BEGIN_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
 SINGLE, HALF = "float32", "half precision"
@@ -197,6 +201,78 @@ def lookup_table() -> str:
     return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
 
 
+# ---- beside the tables of Briedis et al.
+
+SWEPT = {"width": "feature map", "updates": "lookups at 512×224", "channels": "channels at 512×224"}
+
+
+def swept(variable: str, value: int, name: str, scene: str) -> Measured | None:
+    """Return the first row of a contender at this value of the variable, and its results."""
+    wanted = {"width": 512, "updates": 32, "channels": 256, variable: value}
+    sweeps = [
+        (case, results) for results in stored("like_updates.json", "like_channels.json") for case in results["cases"]
+    ]
+    for case, results in [*lookups(), *sweeps]:
+        found = {"width": case["size"][1], "updates": case["updates"], "channels": case["channels"]}
+        if found == wanted and case["scene"] == scene and (name != "cuda" or case["dtype"] == "bfloat16"):
+            for row in case["rows"]:
+                if row["name"] == name:
+                    return row, results
+    return None
+
+
+def published_cost(cell: dict[str, int] | str) -> str:
+    """Return milliseconds with their deviation, and memory, of a published cell."""
+    return cell if isinstance(cell, str) else f"{cell['runtime_ms']} ± {cell['std_ms']} ms, {cell['memory_mb']} MB"
+
+
+def sweeps_table() -> str:
+    """Return the rows of the paper's table 10 for its GH200, beside what was measured here."""
+    here = ("RAFT's volume", "alt_cuda_corr", KERNEL, "cuda")
+    titles = ("RAFT's volume, float32", "alt_cuda_corr, float32", f"{KERNEL}, bfloat16", "fullfield, bfloat16")
+    paper = ("RAFT's volume", "RAFT's extension", "the paper's kernel")
+    rows = [["", *(f"{title}, published" for title in paper), *titles]]
+    used: list[dict[str, Any]] = []
+    for line in published.rows("10"):
+        variable, value = line["variable"], line["value"]
+        cells = []
+        for name in here:
+            found = swept(variable, value, name, EASY if variable == "width" else FAST)
+            cells.append("" if found is None else timed(found[0]))
+            used += [] if found is None else [found[1]]
+        told = f"{SWEPT[variable]}, {value}" + (" wide" if variable == "width" else "")
+        rows.append([told, *(published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
+    notes = [
+        f"Published: {published.source()}, table 10, NVIDIA GH200, mean and deviation over Sintel. Here: recorded "
+        "positions of one pair, calm for",
+        "the sizes and fast for the rest, graph replay unless marked. An empty cell was not measured. "
+        f"{environments(used)}; `python -m benchmarks correlation`.",
+    ]
+    return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+
+
+def steps_table() -> str:
+    """Return the rows of the paper's table 4, beside the share of the preparation that was measured here."""
+    rows = [["share of 32 lookups", "256 wide, published", "512 wide, published"]]
+    rows += [[line["step"], *(f"{line[f'percent_{width}']} %" for width in (256, 512))] for line in published.rows("4")]
+    used: list[dict[str, Any]] = []
+    for name, title in ((KERNEL, KERNEL), ("cuda", "fullfield")):
+        cells = []
+        for width in (256, 512):
+            found = swept("width", width, name, EASY)
+            if found is None:
+                cells.append("")
+                continue
+            used.append(found[1])
+            cells.append(f"{100 * found[0]['prepare']['median_s'] / found[0]['graph']['median_s']:.1f} %")
+        rows.append([f"pooling and layout, {title}, calm scene", *cells])
+    notes = [
+        f"Published: {published.source()}, table 4, by early exits from its kernel. Here the preparation alone was",
+        f"timed, eager, beside all of it by graph replay; the kernels' steps were not. {environments(used)}.",
+    ]
+    return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+
+
 # ---- README
 
 
@@ -276,6 +352,12 @@ def public_calls() -> str:
 
 PAGES = {
     "README.md": ((BEGIN_SHORT, short_table),),
-    "docs/measured.md": ((BEGIN_LIKE, networks_table), (BEGIN_CALLS, public_calls), (BEGIN_CORRELATION, lookup_table)),
+    "docs/measured.md": (
+        (BEGIN_LIKE, networks_table),
+        (BEGIN_CALLS, public_calls),
+        (BEGIN_CORRELATION, lookup_table),
+        (BEGIN_SWEEPS, sweeps_table),
+        (BEGIN_STEPS, steps_table),
+    ),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""
