@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fullfield import InputError
 from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig, RecordedStep
+from fullfield.models.pointcnnpp import recorded
 from fullfield.models.pointcnnpp.recorded import PaddedPyramid, _lengths
 from fullfield.nn.points import cloud_means
 from fullfield.ops.point_conv import backends
@@ -111,6 +114,44 @@ def test_mistakes_are_named() -> None:
         (lambda: RecordedStep(model, lambda logits, _: logits)(features, pyramid, labels), "loss: expected a function"),
     ):
         refuses(f"^{message}", call)
+
+
+def test_what_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a graph that computes its work at every replay, as there is no GPU here."""
+
+    def record(graph: Any, work: Any, _: Any) -> None:
+        graph.again = lambda: work(graph._features, graph._padded.pyramid, graph._targets)
+
+    monkeypatch.setattr(recorded._Graph, "record", record)
+    monkeypatch.setattr(recorded._Graph, "replay", lambda graph, _: graph.again())
+    torch.manual_seed(0)
+    model = PointResNet(CONFIGS["basic"])
+    step = RecordedStep(model, loss_of, spare=0.5)
+
+    def check(sizes: tuple[int, ...], seed: int, recordings: int) -> None:
+        points, offsets, features, labels = batch(sizes, seed)
+        pyramid = model.prepare(points, offsets)
+        loss = step._on_gpu(features, pyramid, (labels,))
+        found = [loss, *(p.grad for p in model.parameters())]
+        assert_close(found, plain(model, features, pyramid, labels), 1e-4)
+        assert step.recordings == recordings
+
+    check((200, 150), 0, 1)
+    check((100, 220), 1, 1)
+    check((0, 40), 2, 1)
+    check((400, 300), 3, 2)  # does not fit
+    check((200, 150), 0, 2)
+    check((200, 150, 60), 4, 3)  # another number of clouds
+    check((400, 300, 60), 4, 4)
+    model.double().float()  # its parameters have moved
+    check((200, 150, 60), 5, 5)
+    with pytest.raises(InputError, match="^geometry: expected one prepared with gradient=True"):
+        step._on_gpu(*without_gradient(model))
+
+
+def without_gradient(model: PointResNet) -> tuple[Tensor, PointPyramid, tuple[Tensor]]:
+    points, offsets, features, labels = batch((200, 150, 60), 5)
+    return features, model.prepare(points, offsets, gradient=False), (labels,)
 
 
 # ---- on a GPU

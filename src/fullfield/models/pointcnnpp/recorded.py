@@ -209,7 +209,7 @@ class _Graph:
         self._padded, self.fits = padded, padded.fits
         self._features = features.new_zeros(padded.pyramid.points[0].shape[0], features.shape[1])
         self._targets = [torch.empty_like(target, device=features.device) for target in targets]
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._loss = features.new_zeros(())
         self._gradients: list[Tensor | None] = []
 
@@ -233,6 +233,7 @@ class _Graph:
             work(*given)  # compiles kernels and chooses algorithms
             for parameter in parameters:
                 parameter.grad = None
+            self._graph = torch.cuda.CUDAGraph()
             try:
                 with (
                     torch.cuda.graph(self._graph, capture_error_mode="thread_local"),
@@ -246,6 +247,7 @@ class _Graph:
 
     def replay(self, parameters: Sequence[Tensor]) -> Tensor:
         """Run the recorded step on what is loaded; set the gradients and return the loss."""
+        assert self._graph is not None
         self._graph.replay()
         for parameter, gradient in zip(parameters, self._gradients, strict=True):
             parameter.grad = gradient
