@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fullfield import InputError
-from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig, RecordedStep
-from fullfield.models.pointcnnpp import recorded
+from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig, RecordedStep, recorded
 from fullfield.models.pointcnnpp.recorded import PaddedPyramid, _lengths
 from fullfield.nn.points import cloud_means
 from fullfield.ops.point_conv import backends
@@ -145,7 +144,7 @@ def test_what_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     check((400, 300, 60), 4, 4)
     model.double().float()  # its parameters have moved
     check((200, 150, 60), 5, 5)
-    with pytest.raises(InputError, match="^geometry: expected one prepared with gradient=True"):
+    with pytest.raises(InputError, match=r"^geometry: expected one prepared with gradient=True"):
         step._on_gpu(*without_gradient(model))
 
 
