@@ -145,7 +145,7 @@ def of_geometries(arch: str) -> Limits:
     sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
     sources |= {triplets.source(*where): 48 for where in product((False, True), repeat=2)}
     sources |= {pooling.source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
-    sources |= {padding.source(): 32}
+    sources |= {padding.source(): 48}
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
     # 64 registers leave as many blocks of 256 threads on a multiprocessor as 56.
     for source, limit in sources.items():  # the sort of long rows is called: what it needs is saved around the call
