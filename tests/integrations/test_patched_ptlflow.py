@@ -21,18 +21,22 @@ from refusals import refuses
 _RUNS = {
     (128, 144, 2): "raft sea_raft_s",
     (64, 64, 2): "ms_raft_p ccmr dpflow neuflow2 unimatch_sc2_ref6 liteflownet2 gmflow neuflow",
-    (128, 128, 3): "memfof videoflow_bof videoflow_mof",
-    (128, 128, 4): "streamflow",
     (128, 128, 2): "raft_small gma skflow rpknet rapidflow flowseek_t flow_anything recover_mn memflow splatflow "
     "matchflow gmflownet lcv_raft fastflownet",
 }
 RUNS = {name: size for size, names in _RUNS.items() for name in names.split()}
 # Whose layers' other halves alone do not show a gradient through the block that is off by 1 %.
-WHOLE = ("skflow", "memflow", "streamflow", "gmflownet", "liteflownet2")
-# Height, width. Only estimated, for their own samplers take seconds: other ways to reach what the models above reach.
+WHOLE = ("skflow", "memflow", "gmflownet", "liteflownet2")
+# Only estimated, because their samplers or backbones take seconds: other ways to reach what the models above reach.
 _ESTIMATES = {
-    (64, 64): "flownetc liteflownet liteflownet3 gmflow_refine unimatch",
-    (128, 128): "pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet maskflownet_s",
+    (64, 64, 2): "flownetc liteflownet liteflownet3 gmflow_refine unimatch",
+    (128, 128, 3): "memfof videoflow_bof videoflow_mof",
+    (128, 128, 4): "streamflow",
+    (
+        128,
+        128,
+        2,
+    ): "pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet maskflownet_s",
 }
 ESTIMATES = {name: size for size, names in _ESTIMATES.items() for name in names.split()}
 PATCHED = [support for support in SUPPORT if support.state != OTHER]
@@ -143,7 +147,8 @@ def test_an_estimate_of_the_patched_is_the_originals(
     name: str, build: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(name)
-    images = torch.rand(1, 2, 3, *ESTIMATES[name], generator=torch.Generator().manual_seed(1))
+    height, width, frames = ESTIMATES[name]
+    images = torch.rand(1, frames, 3, height, width, generator=torch.Generator().manual_seed(1))
 
     def estimate(frames: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -161,7 +166,7 @@ def test_an_estimate_of_the_patched_is_the_originals(
         reached.clear()
         patched = estimate(images)
     assert handle.replaced
-    assert reached
+    assert reached or not torch.equal(patched, flow), "bit-identical: was anything replaced?"
     assert farthest(patched, flow) < 1e-3
     assert torch.equal(estimate(images), flow)
 
