@@ -21,22 +21,18 @@ from refusals import refuses
 _RUNS = {
     (128, 144, 2): "raft sea_raft_s",
     (64, 64, 2): "ms_raft_p ccmr dpflow neuflow2 unimatch_sc2_ref6 liteflownet2 gmflow neuflow",
-    (128, 128, 2): "raft_small gma skflow rpknet rapidflow flowseek_t flow_anything recover_mn memflow splatflow "
-    "matchflow gmflownet lcv_raft fastflownet",
+    (128, 128, 2): "raft_small gma rapidflow splatflow gmflownet lcv_raft fastflownet",
 }
 RUNS = {name: size for size, names in _RUNS.items() for name in names.split()}
 # Whose layers' other halves alone do not show a gradient through the block that is off by 1 %.
-WHOLE = ("skflow", "memflow", "gmflownet", "liteflownet2")
+WHOLE = ("gmflownet", "liteflownet2")
 # Only estimated, because their samplers or backbones take seconds: other ways to reach what the models above reach.
 _ESTIMATES = {
     (64, 64, 2): "flownetc liteflownet liteflownet3 gmflow_refine unimatch",
     (128, 128, 3): "memfof videoflow_bof videoflow_mof",
     (128, 128, 4): "streamflow",
-    (
-        128,
-        128,
-        2,
-    ): "pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet maskflownet_s",
+    (128, 128, 2): "pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet "
+    "maskflownet_s skflow rpknet flowseek_t flow_anything recover_mn memflow matchflow",
 }
 ESTIMATES = {name: size for size, names in _ESTIMATES.items() for name in names.split()}
 PATCHED = [support for support in SUPPORT if support.state != OTHER]
