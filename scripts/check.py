@@ -2,6 +2,7 @@
 
 python scripts/check.py                  all steps; the site and the tests only if the others pass
 python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check.py long             further cases, such as every model of ptlflow; before a release
 python scripts/check.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
 """
 
@@ -32,6 +33,9 @@ TOOLS = {
 }
 # Tests start a hundred Pythons: without bytecode each would compile every file anew.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+# Every process has its share of the cores, and idle threads sleep, so that they do not slow the other processes.
+ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
+ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
 STEPS = ("lint", "spelling", "format", "types", "kernels", "site", "tests")
 # Modules with compiled kernels. Compiled before the site and the tests, whose processes would all do it otherwise.
 KERNELS = (
@@ -60,6 +64,8 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
         return [[os.fspath(ROOT / "scripts" / "site.py"), *further]]
     if step == "kernels":
         return [["-c", COMPILE, *KERNELS, *further]]
+    if step == "long":
+        return [["-m", *TESTS, "-m", "long", *further]]
     if step == "tests":
         return suite(further)
     return [["-m", *TOOLS[step], *further]]
@@ -79,16 +85,15 @@ def stages(steps: Sequence[str], further: list[str]) -> list[list[list[str]]]:
 def suite(further: list[str], marked: str = "") -> list[list[str]]:
     """Return the command of the tests; with a GPU two, the first for tests that must run alone.
 
-    Those measure times or fill the memory. Every process has its share of the cores, and idle threads sleep, so that
-    they do not slow the other processes.
+    Those measure times or fill the memory.
     """
-    ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
-    ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
-    if not GPU or "-m" in further:
+    if "-m" in further:
         return [["-m", *TESTS, *further]]
+    if not GPU:
+        return [["-m", *TESTS, "-m", f"{marked}not long", *further]]
     return [
         ["-m", "pytest", "-m", f"{marked}alone", *further],
-        ["-m", *TESTS, "-m", f"{marked}not alone", *further],
+        ["-m", *TESTS, "-m", f"{marked}not alone and not long", *further],
     ]
 
 
@@ -160,8 +165,10 @@ def main(arguments: list[str]) -> int:
     """Run the requested steps and return the exit code of the first that fails."""
     if arguments[:1] == ["gpu"] and len(arguments) == 2:
         return gpu(Path(arguments[1]))
-    if arguments and arguments[0] not in STEPS:
-        print(f"expected one of {', '.join(STEPS)} or gpu FILE.json, got {' '.join(arguments)!r}", file=sys.stderr)
+    if arguments and arguments[0] not in (*STEPS, "long"):
+        print(
+            f"expected one of {', '.join(STEPS)}, long or gpu FILE.json, got {' '.join(arguments)!r}", file=sys.stderr
+        )
         return 2
     for jobs in stages(arguments[:1] or STEPS, arguments[1:]):
         with ThreadPoolExecutor(max(CORES, 2)) as pool:

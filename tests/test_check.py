@@ -26,11 +26,13 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "GPU", False)
-    assert len(check.commands("tests", ["-k", "tvl1"])) == 1
+    (every,) = check.commands("tests", ["-k", "tvl1"])
+    assert every[-4:] == ["-m", "not long", "-k", "tvl1"]
+    assert check.commands("long", [])[0][-2:] == ["-m", "long"]
     monkeypatch.setattr(check, "GPU", True)
     alone, others = check.commands("tests", ["-k", "tvl1"])
     assert alone == ["-m", "pytest", "-m", "alone", "-k", "tvl1"]
-    assert others[-4:] == ["-m", "not alone", "-k", "tvl1"]
+    assert others[-4:] == ["-m", "not alone and not long", "-k", "tvl1"]
     assert "--dist=worksteal" in others
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 

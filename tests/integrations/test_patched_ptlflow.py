@@ -35,6 +35,8 @@ _ESTIMATES = {
     "maskflownet_s skflow rpknet flowseek_t flow_anything recover_mn memflow matchflow",
 }
 ESTIMATES = {name: size for size, names in _ESTIMATES.items() for name in names.split()}
+# One of each way to reach an operator; the others come with scripts/check.py long.
+SHORT = ("flownetc", "liteflownet", "gmflow_refine", "pwcnet", "memfof")
 PATCHED = [support for support in SUPPORT if support.state != OTHER]
 
 
@@ -138,7 +140,9 @@ def _steady_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
-@pytest.mark.parametrize("name", ESTIMATES)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in ESTIMATES]
+)
 def test_an_estimate_of_the_patched_is_the_originals(
     name: str, build: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +178,7 @@ def _classes(model: Any) -> list[tuple[str, type]]:
 
 @pytest.mark.parametrize("support", PATCHED, ids=lambda s: s.models[0])
 def test_a_tested_model_stands_for_its_row(support: Support, ptlflow: Any) -> None:
-    """Models of a row share the methods that reach the block, and one of them is run above."""
+    """Models of a row share the methods that reach the block, and one of them is run here."""
     tested = [name for name in support.models if name in RUNS or name in ESTIMATES]
     assert tested
     for name in support.models:
