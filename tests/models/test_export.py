@@ -60,7 +60,7 @@ def check(path: Path, model: Network, pictures: tuple[Tensor, Tensor], updates: 
 
 
 # Most of the time goes into PyTorch's exporter, so graphs are small: two levels. Three exports see every network, both
-# lookups, one size and any.
+# lookups, one size and any. Symbolic sizes of both lookups: tests/ops/correlation/test_traceable.py.
 def test_onnx_of_one_size(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -90,8 +90,10 @@ def test_onnx_of_one_size(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "lookup"),
-    [(LARGE.replace(levels=2, radius=1), "linear"), (SMALL.replace(levels=2, radius=1), "dense")],
-    ids=["raft-linear", "raft-small-dense"],
+    [
+        pytest.param(LARGE.replace(levels=2, radius=1), "linear", id="raft-linear"),
+        pytest.param(SMALL.replace(levels=2, radius=1), "dense", id="raft-small-dense", marks=pytest.mark.long),
+    ],
 )
 def test_onnx_of_any_size(config: Any, lookup: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
