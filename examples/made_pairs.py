@@ -11,8 +11,8 @@ from fullfield.training.flow.pictures import procedural_pictures
 from fullfield.viz import flow_scale, flow_to_image, frame_to_image, sheet, wheel_legend
 
 pictures = procedural_pictures(20, size=128, seed=1, shapes=40)  # a pack of photos: load_pictures("pack.zip")
-pairs = PairGenerator((120, 160), seed=8, pictures=pictures)
-batch = pairs.batch(0, 3)  # on a GPU: device="cuda", and 32 at a time
+pairs = PairGenerator((96, 128), seed=8, pictures=pictures)
+batch = pairs.batch(0, 2)  # on a GPU: device="cuda", and 32 at a time
 
 panels = []
 for number, (frame1, frame2, flow, valid, occluded) in enumerate(zip(*batch, strict=True)):

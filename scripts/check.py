@@ -1,7 +1,8 @@
-"""Everything CI checks, step by step: lint, spelling, format, types, the site with its examples, tests.
+"""Everything CI checks: lint, spelling, format, types, kernels for this CPU, the site with its examples, tests.
 
-python scripts/check.py                  all steps; stops at the first that fails
+python scripts/check.py                  all steps; the site and the tests only if the others pass
 python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check.py long             further cases, such as every model of ptlflow; before a release
 python scripts/check.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
 """
 
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,31 +33,67 @@ TOOLS = {
 }
 # Tests start a hundred Pythons: without bytecode each would compile every file anew.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-STEPS = ("lint", "spelling", "format", "types", "site", "tests")
+# Every process has its share of the cores, and idle threads sleep, so that they do not slow the other processes.
+ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
+ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
+STEPS = ("lint", "spelling", "format", "types", "kernels", "site", "tests")
+# Modules with compiled kernels. Compiled before the site and the tests, whose processes would all do it otherwise.
+KERNELS = (
+    "ops.correlation.cpu",
+    "ops.neighbors.cpu",
+    "ops.point_conv.cpu",
+    "ops.spatial_correlation.cpu",
+    "ops.splatting.cpu",
+    "ops.tvl1.cpu",
+    "ops.tvl1.guided_cpu",
+    "registration.descriptors",
+)
+COMPILE = """
+import importlib, sys
+from fullfield._kernels.numba_cache import Kernels
+for name in sys.argv[1:]:
+    for value in vars(importlib.import_module(f"fullfield.{name}")).values():
+        if isinstance(value, Kernels):
+            value()
+"""
 
 
 def commands(step: str, further: list[str]) -> list[list[str]]:
     """Return the commands of a step, without the interpreter."""
     if step == "site":
         return [[os.fspath(ROOT / "scripts" / "site.py"), *further]]
+    if step == "kernels":
+        return [["-c", COMPILE, *KERNELS, *further]]
+    if step == "long":
+        return [["-m", *TESTS, "-m", "long", *further]]
     if step == "tests":
         return suite(further)
     return [["-m", *TOOLS[step], *further]]
 
 
+def stages(steps: Sequence[str], further: list[str]) -> list[list[list[str]]]:
+    """Return commands in groups that run one after the other; those of a group run at once.
+
+    The site is built beside the tests, so that no core waits. With a GPU, whose tests measure times, it is built first.
+    """
+    found = {step: commands(step, further) for step in steps}
+    checks = [command for step in steps if step not in ("site", "tests") for command in found[step]]
+    site, tests = found.get("site", []), found.get("tests", [])
+    return [checks, site, *([test] for test in tests)] if GPU else [checks, site + tests]
+
+
 def suite(further: list[str], marked: str = "") -> list[list[str]]:
     """Return the command of the tests; with a GPU two, the first for tests that must run alone.
 
-    Those measure times or fill the memory. Every process has its share of the cores, and idle threads sleep, so that
-    they do not slow the other processes.
+    Those measure times or fill the memory.
     """
-    ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
-    ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
-    if not GPU or "-m" in further:
+    if "-m" in further:
         return [["-m", *TESTS, *further]]
+    if not GPU:
+        return [["-m", *TESTS, "-m", f"{marked}not long", *further]]
     return [
         ["-m", "pytest", "-m", f"{marked}alone", *further],
-        ["-m", *TESTS, "-m", f"{marked}not alone", *further],
+        ["-m", *TESTS, "-m", f"{marked}not alone and not long", *further],
     ]
 
 
@@ -74,10 +112,11 @@ def run(command: list[str]) -> tuple[int, str]:
             check=False,
         )
     code = done.returncode
+    said = "-c COMPILE" if command[:1] == ["-c"] else " ".join(command)
     if tests and code == 5 and command[2:4] == ["-m", "alone"]:
         code = 0  # none of the requested tests runs alone
     result = f"{'FAILED' if code else 'passed'} in {time.perf_counter() - start:.0f} s"
-    return code, f"$ {' '.join(command)}\n{done.stdout or ''}{result}"
+    return code, f"$ {said}\n{done.stdout or ''}{result}"
 
 
 def gpu(target: Path) -> int:
@@ -126,14 +165,13 @@ def main(arguments: list[str]) -> int:
     """Run the requested steps and return the exit code of the first that fails."""
     if arguments[:1] == ["gpu"] and len(arguments) == 2:
         return gpu(Path(arguments[1]))
-    if arguments and arguments[0] not in STEPS:
-        print(f"expected one of {', '.join(STEPS)} or gpu FILE.json, got {' '.join(arguments)!r}", file=sys.stderr)
+    if arguments and arguments[0] not in (*STEPS, "long"):
+        print(
+            f"expected one of {', '.join(STEPS)}, long or gpu FILE.json, got {' '.join(arguments)!r}", file=sys.stderr
+        )
         return 2
-    wanted = arguments[:1] or STEPS
-    before = [command for step in wanted if step != "tests" for command in commands(step, arguments[1:])]
-    after = commands("tests", arguments[1:]) if "tests" in wanted else []
-    for jobs, at_once in ((before, CORES), (after, 1)):
-        with ThreadPoolExecutor(at_once) as pool:
+    for jobs in stages(arguments[:1] or STEPS, arguments[1:]):
+        with ThreadPoolExecutor(max(CORES, 2)) as pool:
             for code, said in pool.map(run, jobs):
                 print(said, flush=True)
                 if code:

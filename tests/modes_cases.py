@@ -735,7 +735,6 @@ def default(dtype: torch.dtype) -> Iterator[None]:
 
 MODES: dict[str, Callable[[], Any]] = {
     "bfloat16": lambda: default(torch.bfloat16),
-    "float16": lambda: default(torch.float16),
     "float64": lambda: default(torch.float64),
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast(torch.device(DEVICE).type, torch.bfloat16),

@@ -26,20 +26,48 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "GPU", False)
-    assert len(check.commands("tests", ["-k", "tvl1"])) == 1
+    (every,) = check.commands("tests", ["-k", "tvl1"])
+    assert every[-4:] == ["-m", "not long", "-k", "tvl1"]
+    assert check.commands("long", [])[0][-2:] == ["-m", "long"]
     monkeypatch.setattr(check, "GPU", True)
     alone, others = check.commands("tests", ["-k", "tvl1"])
     assert alone == ["-m", "pytest", "-m", "alone", "-k", "tvl1"]
-    assert others[-4:] == ["-m", "not alone", "-k", "tvl1"]
+    assert others[-4:] == ["-m", "not alone and not long", "-k", "tvl1"]
     assert "--dist=worksteal" in others
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
 def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
-    assert check.STEPS == ("lint", "spelling", "format", "types", "site", "tests")
+    assert check.STEPS == ("lint", "spelling", "format", "types", "kernels", "site", "tests")
     (site,) = check.commands("site", ["--quick"])
     assert site == [str(SCRIPT.parent / "site.py"), "--quick"]
     assert check.commands("spelling", []) == [["-m", "codespell_lib"]]
+
+
+def test_kernels_are_compiled_before_the_site_and_the_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SCRIPT.parent.parent / "src" / "fullfield"
+    made = [path for path in source.rglob("*.py") if 'Kernels(f"{__package__}.' in path.read_text("utf-8")]
+    assert sorted(check.KERNELS) == sorted(".".join(path.relative_to(source).with_suffix("").parts) for path in made)
+    monkeypatch.setattr(check, "GPU", False)
+    checks, at_once = check.stages(check.STEPS, [])
+    assert [command[1] for command in checks] == ["ruff", "codespell_lib", "ruff", "mypy", check.COMPILE]
+    assert [Path(command[0]).name for command in at_once] == ["site.py", "-m"]
+    monkeypatch.setattr(check, "GPU", True)
+    assert [len(jobs) for jobs in check.stages(check.STEPS, [])] == [5, 1, 1, 1], "nothing runs beside measured tests"
+
+
+def test_the_steps_end_where_one_fails(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def run(command: list[str]) -> tuple[int, str]:
+        begun.append(command[1])
+        return (3 if command[1] == "mypy" else 0), "said"
+
+    monkeypatch.setattr(check, "run", run)
+    assert check.main([]) == 3
+    assert "pytest" not in begun
+    assert check.main(["types"]) == 3
+    assert check.main(["lint"]) == 0
 
 
 def test_the_summary_of_a_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -230,14 +230,19 @@ def _interrupted(done: float, _: str) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.fixture
+def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames above 200 pixels, in place of 800, begin at a quarter of their size."""
+    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=200))
+
+
+@pytest.mark.usefixtures("lower_threshold")
 def test_the_cascade_is_two_calls(make: Made, model: RAFT) -> None:
-    frames = (torch.rand(1, 3, 804, 806), torch.rand(1, 3, 804, 806))
+    frames = (torch.rand(1, 3, 204, 206), torch.rand(1, 3, 204, 206))
     told: list[float] = []
     estimator = make(updates=1, cascade=True, coarse_updates=2)
     flow = estimator(*frames, progress=lambda done, _: told.append(done))
-    height, width = cascade_sizes(804, 806)[1]
-    assert (height, width) == (201, 202)
-    small = [nn.functional.interpolate(frame, (height, width), mode="bilinear") for frame in frames]
+    small = [nn.functional.interpolate(frame, (51, 52), mode="bilinear") for frame in frames]
     with torch.no_grad():
         expected = model(*frames, updates=1, initial_flow=model(*small, updates=2))
     assert torch.allclose(flow, expected, atol=1e-4)
@@ -266,8 +271,9 @@ def test_the_included_network_cascades_by_itself() -> None:
     assert (estimator.parameters["updates"], estimator.parameters["coarse_updates"]) == (4, 2)
 
 
+@pytest.mark.usefixtures("lower_threshold")
 def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> None:
-    scene = textured_scene(804, 812, seed=4)
+    scene = textured_scene(204, 212, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
     found = NetworkEstimator("fullfield-s", NetworkConfig(updates=1, double=True)).bidirectional(*frames)
     own = NetworkEstimator("fullfield-s", NetworkConfig(updates=1)).bidirectional(*frames)
@@ -276,7 +282,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
     with torch.no_grad():
         large = network.bidirectional_with_info(*twice, 1, own.forward, own.backward)
     for mine, small, (big, _) in zip(found[:2], own[:2], large, strict=True):
-        reduced = resample_flow(big, 804, 812)
+        reduced = resample_flow(big, 204, 212)
         near = [(mine - flow).abs().amax(1) < 1e-3 for flow in (small, reduced)]
         assert (near[0] | near[1]).all()
         assert 0.5 < near[1].float().mean() < 1
@@ -334,6 +340,7 @@ def test_double_takes_bytes_as_numbers() -> None:
     assert torch.allclose(estimator(*bytes_), estimator(*(frame / 255 for frame in bytes_)), atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", ["sequence_2", "market_5"])
 def test_double_finds_thin_things_and_keeps_long_motion(data_dir: Path, pair: str) -> None:
     folder = data_dir / "flow" / "sintel" / "hard" / pair
@@ -607,6 +614,7 @@ def _shifted(data_dir: Path, height: int, width: int, x: int, y: int) -> tuple[T
     return first, second
 
 
+@pytest.mark.long
 def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None:
     frames = _shifted(data_dir, 816, 1000, 150, -40)
     weights = str(data_dir / "weights" / "raft-small.pth")

@@ -133,12 +133,11 @@ def test_different_rooms_are_refused() -> None:
     assert "\n" not in found.reason
 
 
-@pytest.mark.parametrize("other", [0, 1])
-def test_a_mirrored_scan_is_refused(other: int) -> None:
+def test_a_mirrored_scan_is_refused() -> None:
     """Its descriptors are the same, and walls and floor alone make a pose of which 63 matches agree."""
     scan = room_scan(3)
-    assert register(scan, room_scan(3, scan=other)).success
-    found = register(scan * (-1.0, 1.0, 1.0), room_scan(3, scan=other))
+    assert register(scan, room_scan(3, scan=1)).success
+    found = register(scan * (-1.0, 1.0, 1.0), room_scan(3, scan=1))
     assert not found.success
     assert found.transform is None
     assert found.confidence < 0.5

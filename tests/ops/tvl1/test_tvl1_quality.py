@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fullfield.io import read_flow
 SCENES = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
 
 
+@cache
 def mean_error(folder: Path, preset: str) -> float:
     truth = read_flow(folder / "flow10.flo")
     flow = estimate(folder / "frame10.png", folder / "frame11.png", "tvl1", preset=preset).flow
