@@ -144,7 +144,7 @@ def test_what_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     check((400, 300, 60), 4, 4)
     model.double().float()  # its parameters have moved
     check((200, 150, 60), 5, 5)
-    with pytest.raises(InputError, match=r"^geometry: expected one prepared with gradient=True"):
+    with pytest.raises(InputError, match="^geometry: expected one prepared with gradient=True"):
         step._on_gpu(*without_gradient(model))
 
 
@@ -230,7 +230,7 @@ def test_an_optimizer_and_parameters_that_change() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=number % 2 == 0)
         features, pyramid, labels = prepared(model, (2000, 1500), 0)
-        losses.append(float(loss_of(model(features, pyramid), labels)))
+        losses.append(float(loss_of(model(features, pyramid), labels).detach()))
     assert losses[-1] < losses[0]
     assert step.recordings == 1
     for parameter in model.stem.parameters():

@@ -29,7 +29,6 @@ from fullfield.ops.point_conv import (
     triplets,
 )
 from fullfield.ops.point_conv import cuda as backend
-from fullfield.ops.point_conv.api import adjoint_weight
 from fullfield.ops.point_conv.cuda import config, launch
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
 
@@ -72,16 +71,6 @@ def weight_of_sums(geometry: PointGeometry, features: Tensor, grad: Tensor, grou
     return torch.einsum("rkgi,rgo->kigo", sums, grad).flatten(2)
 
 
-def rows_of_sums(rows: Tensor, cells: Tensor, values: Tensor, weight: Tensor, groups: int, count: int) -> Tensor:
-    """A product's terms, without signs, of those buckets of a row and a cell that have more than one value."""
-    bucket, kernel = rows * weight.shape[0] + cells, weight.double().abs()
-    size = count * weight.shape[0]
-    sums = torch.zeros(size, values.shape[1], dtype=torch.float64).index_add_(0, bucket, values.double().abs())
-    sums[torch.bincount(bucket, minlength=size) < 2] = 0
-    sums = sums.view(count, weight.shape[0], groups, -1)
-    return torch.einsum("rkgi,kigo->rgo", sums, kernel.unflatten(2, (groups, -1))).flatten(1)
-
-
 def check(
     geometry: PointGeometry,
     channels: tuple[int, int],
@@ -89,12 +78,10 @@ def check(
     dtype: torch.dtype,
     operands: float = 0.0,
     bucket_sums: bool = False,
-    pairs: bool = False,
 ) -> list[Tensor]:
     """Everything against float64, within the rounding of results, of ``operands`` and of float32 sums.
 
-    ``bucket_sums``: those of the weights' gradient are rounded, too. ``pairs``: so are sums of two points of a row in a
-    cell, or of two gradients.
+    ``bucket_sums``: those of the weights' gradient are rounded, too.
     """
     tensors = draw(geometry, channels, groups, dtype)
     got = results(tensors, geometry, groups, "cuda")
@@ -107,11 +94,6 @@ def check(
         allowed = eps * true.abs() + (2e-6 + operands) * scale
         if bucket_sums and name == "weight":
             allowed += 1.01 * eps / 2 * weight_of_sums(geometry, tensors[0], tensors[3], groups)
-        if pairs and name in ("out", "features"):
-            i, j, k = geometry.triplets()
-            turned = adjoint_weight(tensors[1], groups, False)
-            side = (i, k, tensors[0][j], tensors[1]) if name == "out" else (j, k, tensors[3][i], turned)
-            allowed += 1.01 * eps / 2 * rows_of_sums(*side, groups, true.shape[0])
         assert bool((away <= allowed).all()), f"{name}: {float((away - allowed).max())}"
     return got
 
@@ -251,7 +233,7 @@ def test_hopper(
     sets = []
     for schedule in (0, 3):
         machine.schedule = schedule
-        sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide, pairs=dtype != torch.float32))
+        sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
     request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
     operands = config.operands_of(request, False)
     assert isinstance(config.multiply_config(request, operands, gpu), config.MultiplyHopper)
@@ -274,7 +256,7 @@ def test_hopper_with_rows_and_cells_that_have_nothing(
     geometry = triplet_geometry(i, j, k, (1200, 10), 7)
     assert geometry.forward.cells.numel()
     for channels in ((40, 24), (64, 72)) if dtype == torch.bfloat16 else ((40, 24),):  # the other takes wgmma twice
-        out = check(geometry, channels, 1, dtype, pairs=dtype != torch.float32)[0]
+        out = check(geometry, channels, 1, dtype)[0]
         assert torch.equal(out[900], draw(geometry, channels, 1, dtype)[2])
 
 
@@ -300,7 +282,7 @@ def test_hopper_geometries(
         centers = torch.tensor([[5.0, 5.0, 5.0], [0.5, 0.5, 0.5], [-5.0, 0.0, 0.0], [0.4, 0.5, 0.6]])
         geometry = radius_geometry(points, 0.4, centers=centers)
         assert geometry.forward.rows.diff().tolist()[::2] == [0, 0]
-    check(geometry, (64, 72), 1, dtype, bucket_sums=True, pairs=True)
+    check(geometry, (64, 72), 1, dtype, bucket_sums=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -316,7 +298,7 @@ def test_segments_with_a_share_in_common(
     sets = []
     for schedule, resident in ((0, 4), (3, 8), (4, 2)):  # the last: blocks start in the opposite order
         machine.schedule, machine.resident = schedule, resident
-        sets.append(check(geometry, (64, 64), 1, dtype, bucket_sums=True, pairs=True)[2])
+        sets.append(check(geometry, (64, 64), 1, dtype, bucket_sums=True)[2])
     assert all(torch.equal(sets[0], other) for other in sets[1:])
     assert float((sets[0].double() - exact).norm() / exact.norm()) < torch.finfo(dtype).eps
 
@@ -355,40 +337,6 @@ def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPat
     spoiled = tensors[0].clone()
     spoiled[int(points[first][0])] = torch.inf  # comes to an end
     assert not launch.outer(request, spoiled, given[1], geometry.forward).isfinite().all()
-
-
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(
-    ("dtype", "size"), [(torch.float16, 60_000.0), (torch.float16, 2.0**-22), (torch.bfloat16, 1e30)]
-)
-def test_sums_of_two_points_of_a_cell(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, size: float) -> None:
-    """As large as the type holds, and as small; one, two and more points of a row in a cell."""
-    emulate_as(monkeypatch, HOPPER, bands=0)
-    generator = torch.Generator().manual_seed(3)
-    i, j, k = (torch.randint(most, (1500,), generator=generator) for most in (80, 90, 4))
-    pairs = torch.unique(torch.stack((i, j)), dim=1)
-    k = k[: pairs.shape[1]]
-    geometry = triplet_geometry(*pairs, k, (80, 90), 3)
-    assert set(torch.bincount(pairs[0] * 4 + k).tolist()) >= {1, 2, 3, 4}
-    features = (size * (1 + torch.randint(5, (90, 64), generator=generator) / 64)).to(dtype)
-    weight = torch.zeros(27, 64, 64).to(dtype)
-    weight[:, :, :32] = torch.eye(64)[:, :32] / 64  # results that the type holds
-    out = point_conv(features, weight, geometry, backend="cuda")
-    exact = point_conv(features.double(), weight.double(), geometry, backend="reference")
-    assert isinstance(
-        config.multiply_config(
-            request_of(geometry, dtype), config.operands_of(request_of(geometry, dtype), False), HOPPER
-        ),
-        config.MultiplyHopper,
-    )
-    assert not out[:, 32:].any()
-    eps = torch.finfo(dtype).eps
-    smallest = 2.0**-24 if dtype == torch.float16 else 0.0  # what is left of half of a number, and of the result
-    assert bool(((out.double() - exact).abs() <= 2 * eps * exact.abs() + smallest).all())
-
-
-def request_of(geometry: PointGeometry, dtype: torch.dtype) -> Request:
-    return Request(torch.device("cuda", 0), dtype, (64, 64), 1, 27, geometry.centers, geometry.points, 1)
 
 
 @pytest.mark.parametrize("rows", [95_000, 1_000_000])

@@ -269,9 +269,8 @@ def point_conv(
     triplets gets the bias.
 
     Nothing of the size of triplets times channels is stored. Products of 16-bit features are exact and summed in
-    float32; on Hopper, sums of two points of a centre in one cell are rounded to 16 bits before. The result is
-    differentiable in features, weight and bias, any number of times, and deterministic on every backend. Under
-    autocast all three are cast to its dtype.
+    float32. The result is differentiable in features, weight and bias, any number of times, and deterministic on every
+    backend. Under autocast all three are cast to its dtype.
 
     Args:
         features: float32, float16, bfloat16 or float64.

@@ -53,11 +53,11 @@ struct Word {
         cell = t.beside[at];
 #endif
     }
-    // Where it is not wanted, what was there stays.
+    // Where it is wanted; else nobody knows.
     __device__ __forceinline__ void fetch(const Triplets &t, i64 at, bool wanted) {
-        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u32 %0, [%1];\n}" : "+r"(word) : "l"(t.entries + at), "r"((u32)wanted));
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u32 %0, [%1];\n}" : "=r"(word) : "l"(t.entries + at), "r"((u32)wanted));
 #if BESIDE
-        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u8 %0, [%1];\n}" : "+r"(cell) : "l"(t.beside + at), "r"((u32)wanted));
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u8 %0, [%1];\n}" : "=r"(cell) : "l"(t.beside + at), "r"((u32)wanted));
 #endif
     }
     __device__ __forceinline__ void choose(const Word &other, bool wanted) {

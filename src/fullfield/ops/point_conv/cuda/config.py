@@ -179,8 +179,6 @@ class MultiplyHopper(_Forward):
     """Of the threads that multiply."""
     whole: bool
     """Whether the inputs fill all slabs."""
-    pairs: bool
-    """Whether two points of a row in a cell are summed before they are multiplied."""
     listing: int = 64
     """Registers of the threads that list passes."""
     slots: int = 8
@@ -201,13 +199,13 @@ class MultiplyHopper(_Forward):
     def shared(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
         """Return the bytes of shared memory of a block."""
         ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
-        return ring + 16 * self.stages + (280 + 256 * self.pairs) * self.groups * self.slots
+        return ring + 16 * self.stages + 280 * self.groups * self.slots
 
     def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
         product = product_with_registers(self.columns, bf16, _BESIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
-        flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots, "PAIRS": int(self.pairs)}
+        flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
         return _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu"), flags
 
 
@@ -234,8 +232,7 @@ def hopper_config(request: Request, operands: Operands, device: Device) -> Multi
     groups, stages, registers = 4, 6, 104
     if operands.code and channels.outputs > 64:
         columns, groups, stages, registers = 128, 3, 4, 144
-    whole, pairs = channels.inputs == 32 * slabs, operands.code != 0
-    form = MultiplyHopper(columns, slabs, depth, groups, stages, registers, whole, pairs)
+    form = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
     many = request.rows * blocks >= _BANDS * operands.parts * form.unit * device.processors
     return form if many and form.shared(request.cells, operands.parts) <= device.shared else None

@@ -6,13 +6,9 @@
 // block want each feature several times.
 //
 // Beside each warpgroup a warp lists its passes: each lane stands at the first triplet of two rows that is not done; a pass takes the
-// least of their cells, and the rows that stand at it, with one point each or, where PAIRS is 1, with two that are summed before they
-// are multiplied; a row with more points in a cell stays for the next pass. The list of a pass is a slot in shared memory; SLOTS of
-// them go round. Features go from memory straight into the registers that wgmma takes (multiply.cuh), one pass ahead, with zeros where
-// a row has no point.
-//
-// A sum of two float16 numbers may be too large for float16, so all operands are halved, which is exact but for the smallest numbers,
-// and the results are doubled.
+// least of their cells, and the rows that stand at it; a row with several points in a cell stays for the next pass. The list of a pass
+// is a slot in shared memory; SLOTS of them go round. Features go from memory straight into the registers that wgmma takes
+// (multiply.cuh), one pass ahead, with zeros where a row has no point.
 //
 // More macros, and those of multiply.cuh:
 //   GROUPS   warpgroups that multiply; REGISTERS: of their threads
@@ -20,12 +16,10 @@
 //   STAGES   of the ring of weights
 //   SLOTS    of a warpgroup
 //   CHUNKED  1: there are more slabs than DEPTH
-//   PAIRS    1: a pass takes up to two points of a row; of 16-bit features
 
 #define THREADS 128 * GROUPS + 128
 #define SLAB (PARTS * OCTETS * 32)  // vectors of the weights of a slab
 #define STAGE (DEPTH * SLAB)        // vectors of a stage
-#define HALVED (PAIRS && IN == 1)
 
 static __device__ __forceinline__ void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
 static __device__ __forceinline__ void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
@@ -66,7 +60,7 @@ typedef int Head;
 
 // A pass that one warp lists for a warpgroup's four.
 struct Slot {
-    uint2 points[1 + PAIRS][32];   // with the top bit set: of two rows of eight lanes in each warp; 0 where a row has none
+    uint2 points[32];              // with the top bit set: of two rows of eight lanes in each warp; 0 where a row has none
     Head head;
     int unused;
     u64 full, empty;               // barriers
@@ -129,28 +123,8 @@ typedef float Sums[COLUMNS / 2];
 typedef Eight Raw[DEPTH][2];
 typedef u32 Operands[DEPTH][PARTS][8];
 
-// Points of a lane's two rows: features, and for each row all bits where it has one.
-struct Points {
-    Raw raw;
-    u32 masks[2];
-};
-
-// Both numbers of a word and of another one, summed; of float16 half the sum.
-static __device__ __forceinline__ u32 joined(u32 one, u32 other) {
-    u32 sum;
-#if HALVED
-    asm("mul.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(one), "r"(0x38003800u));
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(other), "r"(0x38003800u), "r"(sum));
-#else
-    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(one), "r"(other));
-#endif
-    return sum;
-}
-
 // The words of both rows in turn, as wgmma takes them, zeros where a row has none.
-static __device__ __forceinline__ void take(Operands &a, Points (&points)[1 + PAIRS], float gain) {
-    Raw &raw = points[0].raw;
-    const u32 upper = points[0].masks[0], lower = points[0].masks[1];
+static __device__ __forceinline__ void take(Operands &a, Raw &raw, u32 upper, u32 lower, float gain) {
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
         uint4 u[PARTS], l[PARTS];
@@ -166,12 +140,6 @@ static __device__ __forceinline__ void take(Operands &a, Points (&points)[1 + PA
 #pragma unroll
             for (int j = 0; j < 8; j++) a[d][i][j] = IN ? kept_if(v[j], j & 1 ? lower : upper) : v[j];
         }
-#if PAIRS
-        const uint4 &x = points[1].raw[d][0].v, &y = points[1].raw[d][1].v;
-        const u32 others[8] = {x.x, y.x, x.y, y.y, x.z, y.z, x.w, y.w};
-#pragma unroll
-        for (int j = 0; j < 8; j++) a[d][0][j] = joined(a[d][0][j], kept_if(others[j], points[1].masks[j & 1]));
-#endif
     }
 }
 
@@ -212,31 +180,22 @@ static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 ro
     }
 }
 
-// The first triplet of a row that is not done, the one behind it, and as many more as a pass takes, which come while it is listed.
+// The first triplet of a row that is not done, and the one behind it, which comes while a pass is listed.
 struct Cursor {
     int at, end;                   // from the warpgroup's first triplet
-    Word word{}, next{}, coming[1 + PAIRS]{};
+    bool moved;
+    Word word, next, coming;
     __device__ __forceinline__ void start(const Triplets &t, i64 base, i64 begin, i64 end_) {
-        at = (int)(begin - base), end = (int)(end_ - base);
+        at = (int)(begin - base), end = (int)(end_ - base), moved = true;
         if (at < end) word.load(t, begin);
-        if (at + 1 < end) next.load(t, begin + 1);
-        bring(t, base, true);
-    }
-    __device__ __forceinline__ void bring(const Triplets &t, i64 base, bool wanted) {
-#pragma unroll
-        for (int i = 0; i <= PAIRS; i++) coming[i].fetch(t, base + at + 2 + i, wanted && at + 2 + i < end);
+        coming.fetch(t, base + at + 1, at + 1 < end);
     }
     __device__ __forceinline__ int cell(const Triplets &t) const { return at < end ? word.cell_of(t) : NONE; }
-    // How many triplets a pass with this cell takes.
-    __device__ __forceinline__ int taken(const Triplets &t, int cell_) const {
-        const int one = cell(t) == cell_;
-        return PAIRS && one && at + 1 < end && next.cell_of(t) == cell_ ? 2 : one;
-    }
-    __device__ __forceinline__ void step(const Triplets &t, i64 base, int count) {
-        word.choose(next, count == 1), word.choose(coming[0], count == 2);
-        next.choose(coming[0], count == 1), next.choose(coming[PAIRS], count == 2);
-        at += count;
-        bring(t, base, count > 0);
+    __device__ __forceinline__ void step(const Triplets &t, i64 base, bool wanted) {
+        next.choose(coming, moved);
+        word.choose(next, wanted);
+        at += wanted, moved = wanted;
+        coming.fetch(t, base + at + 1, wanted && at + 1 < end);
     }
 };
 
@@ -252,11 +211,10 @@ static __device__ __forceinline__ void list_passes(const MultiplyParams &p, cons
         for (int i = 0; i < 4; i++) next[i] = t.rows[min(row + (i >> 1) * 8 + (i & 1), t.count)];
         next_base = t.rows[min(first, t.count)];
     };
-    auto emit = [&](Head head, uint2 found, uint2 second) {
+    auto emit = [&](Head head, uint2 found) {
         Slot &slot = slots[stage];
         barrier_wait(shared_address(&slot.empty), parity);
-        slot.points[0][lane] = found;
-        if (PAIRS) slot.points[PAIRS][lane] = second;
+        slot.points[lane] = found;
         if (lane == 0) slot.head = head;
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(&slot.full));
@@ -278,17 +236,16 @@ static __device__ __forceinline__ void list_passes(const MultiplyParams &p, cons
                     if (!first) break;
                     cell = -1;
                 }
-                int of_u = upper.taken(t, cell), of_l = lower.taken(t, cell), at = begin + max(cell, 0);
-                auto named = [&](const Word &word, bool taken) { return taken ? word.index_of(t) | 1u << 31 : 0; };
-                emit((at - position) << 2 | first, make_uint2(named(upper.word, of_u > 0), named(lower.word, of_l > 0)),
-                     make_uint2(named(upper.next, of_u > 1), named(lower.next, of_l > 1)));
+                bool hit_u = u == cell, hit_l = l == cell;
+                int at = begin + max(cell, 0);
+                emit((at - position) << 2 | first, make_uint2(hit_u ? upper.word.index_of(t) | 1u << 31 : 0, hit_l ? lower.word.index_of(t) | 1u << 31 : 0));
                 position = at, first = 0;
-                upper.step(t, base, of_u);
-                lower.step(t, base, of_l);
+                upper.step(t, base, hit_u);
+                lower.step(t, base, hit_l);
             }
         }
     }
-    emit(-1, make_uint2(0, 0), make_uint2(0, 0));
+    emit(-1, make_uint2(0, 0));
 }
 
 static __device__ __forceinline__ void store_rows(const MultiplyParams &p, const Work &work, i64 first_row, const Sums &sums, float scale) {
@@ -322,12 +279,11 @@ struct Gather {
         int first = (lane & 3) * 8;
         features = (u64)(p.features + (i64)work.group * p.inputs + first) - ((u64)row << 31), inside = p.inputs - first;
     }
-    __device__ __forceinline__ Head bring(Points (&points)[1 + PAIRS], const Work &work) {
+    // masks: of the lane's rows, all bits where it has a point
+    __device__ __forceinline__ Head bring(Raw &raw, u32 (&masks)[2], const Work &work) {
         Slot &slot = slots[stage];
         barrier_wait(shared_address(&slot.full), parity);
-        uint2 index[1 + PAIRS];
-#pragma unroll
-        for (int i = 0; i <= PAIRS; i++) index[i] = slot.points[i][place];
+        uint2 index = slot.points[place];
         Head head = slot.head;
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(&slot.empty));
@@ -336,17 +292,12 @@ struct Gather {
         if (head & 1) rewind(work);
         else if (head & 2) features += DEPTH * 32 * sizeof(Value), inside -= DEPTH * 32;
 #endif
+        masks[0] = (u32)((int)index.x >> 31), masks[1] = (u32)((int)index.y >> 31);
+        const Value *u = (const Value *)(features + (u64)index.x * row), *l = (const Value *)(features + (u64)index.y * row);
 #pragma unroll
-        for (int i = 0; i <= PAIRS; i++) {
-            u32 (&masks)[2] = points[i].masks;
-            Raw &raw = points[i].raw;
-            masks[0] = (u32)((int)index[i].x >> 31), masks[1] = (u32)((int)index[i].y >> 31);
-            const Value *u = (const Value *)(features + (u64)index[i].x * row), *l = (const Value *)(features + (u64)index[i].y * row);
-#pragma unroll
-            for (int d = 0; d < DEPTH; d++) {
-                raw[d][0].fetch(u + d * 32, KEEPS || d * 32 < inside ? masks[0] : 0);
-                raw[d][1].fetch(l + d * 32, KEEPS || d * 32 < inside ? masks[1] : 0);
-            }
+        for (int d = 0; d < DEPTH; d++) {
+            raw[d][0].fetch(u + d * 32, KEEPS || d * 32 < inside ? masks[0] : 0);
+            raw[d][1].fetch(l + d * 32, KEEPS || d * 32 < inside ? masks[1] : 0);
         }
         return head;
     }
@@ -357,13 +308,14 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
     u32 descriptor = shared_address(room.weights) >> 4 | COLUMNS << 16;
     float inverses[2], gain = gain_of(p.magnitude, inverses[0]);
     gain_of(p.magnitude + 1, inverses[1]);
-    float scale = (1 + HALVED) * inverses[0] * inverses[1];
+    float scale = inverses[0] * inverses[1];
     Ring ring(room, p, work);
     if (threadIdx.x == 0)
         for (int i = 0; i < min(STAGES, ring.left + 1); i++) ring.bring(i % ring.positions, i);
     Gather gather(p, work, room.slots[own]);
-    Points points[1 + PAIRS];
-    Head head = gather.bring(points, work);
+    Raw raw;
+    u32 masks[2];
+    Head head = gather.bring(raw, masks, work);
     Sums sums;
     int round = -1;
     ring.wait();
@@ -386,7 +338,7 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
             ring.wait();
         }
         Operands a;
-        take(a, points, gain);
+        take(a, raw, masks[0], masks[1], gain);
         u32 at = descriptor + ring.stage * STAGE;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #if SPLIT
@@ -401,7 +353,7 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
 #endif
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         ring.refill(before, stage_left, position);
-        head = gather.bring(points, work);
+        head = gather.bring(raw, masks, work);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #if SPLIT
         settle(part);
