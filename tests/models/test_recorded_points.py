@@ -144,7 +144,7 @@ def test_what_is_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     check((400, 300, 60), 4, 4)
     model.double().float()  # its parameters have moved
     check((200, 150, 60), 5, 5)
-    with pytest.raises(InputError, match="^geometry: expected one prepared with gradient=True"):
+    with pytest.raises(InputError, match=r"^geometry: expected one prepared with gradient=True"):
         step._on_gpu(*without_gradient(model))
 
 
