@@ -66,8 +66,9 @@ def test_npz_members_that_share_their_bytes(tmp_path: Path, entries: int, rename
 
 
 def test_npz_arrays_of_another_length_are_not_unpacked(tmp_path: Path) -> None:
-    refused(tmp_path / "a.npz", npz_of_another_length(), r"array label: expected \[2\], got \[30000000\]")
-    flow = npz_of_another_length().replace(b"points.npy", b"u.npy     ").replace(b"label.npy", b"v.npy    ")
+    cloud = npz_of_another_length()
+    refused(tmp_path / "a.npz", cloud, r"array label: expected \[2\], got \[30000000\]")
+    flow = cloud.replace(b"points.npy", b"u.npy     ").replace(b"label.npy", b"v.npy    ")
     refused(tmp_path / "b.npz", flow, "u and v", read_flow)
 
 
