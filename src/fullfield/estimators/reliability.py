@@ -20,9 +20,9 @@ reaches. Fitted on synthetic pairs with RAFT-sintel, RAFT-small and fullfield-s;
 median, on these and on alley_1."""
 _APART = 4
 """Distance in rows and columns of the pixels whose median is taken."""
-CONFIDENCE = (1.920, -0.703, -0.937, 0.644)
+CONFIDENCE = (1.145, -0.734, -0.934, 0.940)
 """Weights of a logistic regression: bias, logarithms of distance, residual and contrast."""
-CONFIDENCE_WITH_OWN = (2.535, -0.523, -0.571, 0.330, -2.508)
+CONFIDENCE_WITH_OWN = (2.187, -0.376, -0.722, 0.648, -3.443)
 """The same with the network's own log scale. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 
