@@ -214,20 +214,6 @@ def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed([case])
 
 
-def test_recorded_steps_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU they are steps like the others, which is enough for what the benchmark makes of them."""
-    scenes = points_clouds.parts_of(ROOM, 300)
-    assert [len(scene.points) for scene in scenes] == [300, 300]
-    assert torch.equal(scenes[1].points, ROOM.points[-300:])
-    run = partial(points_network.timed, scenes, 0.007, torch.float32, 1, quiet, recorded=True)
-    rows = {row["name"]: row for row in run()["rows"]}
-    assert {"training", "whole", "kept_bytes", "recordings"} <= set(rows["ResNet-18, recorded"])
-    assert {"whole", "recordings"} <= set(rows["ResNet-18, recorded, changing batches"])
-    monkeypatch.setattr(points_network.RecordedStep, "__call__", lambda *_: torch.zeros(()))
-    with pytest.raises(CheckFailed, match="recorded: a gradient or the loss is off"):
-        run()
-
-
 def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
     with pytest.raises(CheckFailed, match="brute force"):
@@ -291,10 +277,9 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert ("sizes", "made-up room, 5 cm grid", 300) in series
     assert ("voxels", "voxels of 5 cm", 600) in series
     assert by_part["knn"]["triplets"] == 16 * by_part["knn"]["points"]
-    whole, alone, changing = by_part["network"]["rows"]  # recorded steps need a GPU
+    whole, alone = by_part["network"]["rows"]
     assert {"geometry", "forward", "training", "whole"} <= set(whole)
     assert {"training", "whole"} <= set(alone)
-    assert "whole" in changing
 
 
 INTERPRETED = """

@@ -25,7 +25,7 @@ from fullfield.ops.fused import cuda as fused
 from fullfield.ops.matching import cuda as matching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import protocol as points
-from fullfield.ops.point_conv.cuda import config, padding, pooling, triplets
+from fullfield.ops.point_conv.cuda import config, pooling, triplets
 from fullfield.ops.point_norm import cuda as norms
 from fullfield.ops.spatial_correlation import cuda as spatial
 from fullfield.ops.tvl1 import guided_cuda
@@ -145,7 +145,6 @@ def of_geometries(arch: str) -> Limits:
     sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
     sources |= {triplets.source(*where): 48 for where in product((False, True), repeat=2)}
     sources |= {pooling.source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
-    sources |= {padding.source(): 48}
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
     # 64 registers leave as many blocks of 256 threads on a multiprocessor as 56.
     for source, limit in sources.items():  # the sort of long rows is called: what it needs is saved around the call

@@ -125,14 +125,3 @@ def sized(scene: Scene, count: int) -> Scene:
     whole, rest = divmod(count, total)
     points = torch.cat([scene.points] * whole + [scene.points[:rest]])
     return Scene(f"{scene.name}, {count:,} points", points, torch.tensor([0, *taken]).cumsum(0))
-
-
-def parts_of(scene: Scene, count: int) -> list[Scene]:
-    """Return the first and the last ``count`` points of every cloud that has more, as one cloud each."""
-    found = []
-    for first, last in pairwise(scene.offsets.tolist()):
-        if last - first > count:
-            for begin in (first, last - count):
-                points = scene.points[begin : begin + count]
-                found.append(Scene(f"{scene.name}, {count:,} points", points, torch.tensor([0, count])))
-    return found

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.points import network
-from benchmarks.cases.points.clouds import Scene, parts_of, sized, thinned, voxels_name, voxels_of
+from benchmarks.cases.points.clouds import Scene, sized, thinned, voxels_name, voxels_of
 from benchmarks.cases.points.contenders import Apply, Contender, Problem
 from benchmarks.cases.points.truth import PEER_SLACK, Truth
 from benchmarks.harness import (
@@ -398,10 +398,9 @@ def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[An
 
 
 def _network(plan: Plan, scene: Scene, note: Note) -> Cases:
-    scenes = parts_of(scene, plan.network_points) or [sized(scene, plan.network_points)]
-    some = scenes[0]
+    some = sized(scene, plan.network_points)
     repeats = max(plan.repeats, _NETWORK_REPEATS) if plan.gpu else plan.repeats
-    work = partial(network.timed, scenes, plan.grid, plan.network_dtype, repeats, note)
+    work = partial(network.timed, some, plan.grid, plan.network_dtype, repeats, note)
     yield Case(f"ResNet-18, {some.name}", work)
 
 

@@ -176,24 +176,6 @@ class CloudPool(nn.Module):
         return torch.stack(rows) if len(rows) != 1 else rows[0][None]
 
 
-def cloud_means(
-    features: Tensor,  # [N, C]
-    ends: Tensor,  # [B] int64, on the features' device
-) -> Tensor:  # [B, C]
-    """Return the mean over each cloud, 0 for an empty one, without waiting for the device.
-
-    ``ends`` holds the number of rows up to the end of each cloud. Rows behind the last end belong to no cloud; they
-    must be finite.
-    """
-    exact = torch.float64 if features.dtype == torch.float64 else torch.float32
-    counts = ends.diff(prepend=ends.new_zeros(1))[:, None]
-    row = torch.arange(features.shape[0], device=features.device)
-    inside = (row < ends[:, None]) & (row >= ends[:, None] - counts)
-    with torch.autocast(features.device.type, enabled=False):
-        sums = inside.to(exact) @ features.to(exact)
-    return (sums / counts.clamp(min=1)).to(features.dtype)
-
-
 def _hooked(module: nn.Module) -> bool:
     """Return whether a call of the module does more than its ``forward``."""
     before, behind = module._forward_pre_hooks, module._forward_hooks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield.models.pointcnnpp.config import PointResNetConfig, PointUNetConfig
-from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool, cloud_means
+from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.ops.neighbors.downsampling import thinned
 from fullfield.ops.neighbors.ragged import check_cloud, check_length, check_shape
 from fullfield.ops.point_conv import PointGeometry, kernel_radius
@@ -31,9 +31,6 @@ class PointPyramid:
     """Number of points of each cloud, for every level."""
     geometries: dict[tuple[int, int, int], PointGeometry]
     """Geometry of every step (source level, target level, kernel side)."""
-    ends: Tensor | None = None
-    """Number of points of the last level up to the end of each cloud, [B] int64 on the points' device. Only pyramids of
-    fixed size have it (:class:`RecordedStep`); points behind the last end are absent."""
 
     @classmethod
     def prepare(
@@ -89,7 +86,6 @@ class PointPyramid:
             points=tuple(p.to(place) for p in self.points),
             kept=tuple(k.to(place) for k in self.kept),
             geometries={step: geometry.to(place) for step, geometry in self.geometries.items()},
-            ends=None if self.ends is None else self.ends.to(place),
         )
 
 
@@ -223,8 +219,7 @@ class PointResNet(_Network):
             InputError: for features that do not fit, or a pyramid prepared for another network.
         """
         last = self.stage_features(features, pyramid)[-1]
-        means = self.mean(last, pyramid.sizes[-1]) if pyramid.ends is None else cloud_means(last, pyramid.ends)
-        out: Tensor = self.classifier(means)
+        out: Tensor = self.classifier(self.mean(last, pyramid.sizes[-1]))
         return out
 
 
