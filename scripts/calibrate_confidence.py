@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from score_methods import RESULT, pairs
+from score_methods import DATA, RESULT, shared_pairs
 from torch import Tensor
 
 import fullfield
@@ -35,7 +35,7 @@ _NAMES = ("bias", "log distance", "log residual", "log contrast", "own log scale
 def samples() -> dict[str, tuple[Tensor, Tensor]]:
     """Return evidence [N, 6], whose last column is the plain distance, and errors [N] of the pixels of every pair."""
     estimator, found = RefinedEstimator(build("fullfield-s")), {}
-    for name, (first, second, truth) in pairs().items():
+    for name, (first, second, truth) in shared_pairs(DATA).items():
         frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
         known = read_flow(truth)
         ways = estimator.directions(*frames)

@@ -1,7 +1,7 @@
 """Test synthetic pairs: continue trained weights on them, and score real pairs before and after.
 
-python scripts/judge_pairs.py --network raft-small --mixture usual=0.4 large=0.3 -o result.json
-python scripts/judge_pairs.py --network raft-things --mixture bodies:sheets~0=0.5 usual=0.5 --seconds 480 -o things.json
+python scripts/judge_pairs.py --network raft-small -o result.json
+python scripts/judge_pairs.py --network raft-things --mixture bodies:blur~0=0.5 usual=0.5 --seconds 480 -o things.json
 python scripts/judge_pairs.py --network fullfield-s --updates 4-12 --scored-updates 4 12 --compile default --flips ...
 
 A good mixture leaves the errors on real pairs as they were; a bad one raises them within minutes. Needs FULLFIELD_DATA
@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +39,31 @@ from fullfield.cli.argtypes import count, positive, size, updates
 from fullfield.io import atomic_path, read_flow
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
-from fullfield.training.flow.config import COMPILED, LOSSES, PRECISIONS
+from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
 from fullfield.training.flow.loop import Ahead
 from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import Stepper, check_finite, default_precision
 
-DATA = Path(os.environ.get("FULLFIELD_DATA", "../shared/data"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
+
+DATA = data_folder()
 RAFTS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}
 OURS = "fullfield-s"
 _UNSEEN = 8  # batches of synthetic pairs that are scored
 _READ = 25  # steps between looks at the loss and the clock
 HARD = ("sequence1_3", "ambush_2", "market_5", "sequence_2")
+MIXED = [f"{style}={share:g}" for style, share in MIXTURE.items()]
 
 
-def real_pairs() -> dict[str, tuple[Path, Path, Path]]:
-    """Return frames and true flow of the shared real pairs that are present, by name."""
-    flow = DATA / "flow"
-    found = {}
-    for name in HARD:
-        folder = flow / "sintel" / "hard" / name
-        found[name] = (folder / "frame_0001.png", folder / "frame_0002.png", folder / "frame_0001.flo")
-    for folder in sorted((flow / "middlebury").glob("*")):
-        found[folder.name] = (folder / "frame10.png", folder / "frame11.png", folder / "flow10.flo")
-    for path in sorted((flow / "flyingchairs").glob("*-gt.flo")):
-        number = path.name.removesuffix("-gt.flo")
-        found[f"chairs {number}"] = (path.with_name(f"{number}-img0.ppm"), path.with_name(f"{number}-img1.ppm"), path)
-    return {name: paths for name, paths in found.items() if paths[2].exists()}
+def real_pairs() -> dict[str, FrameFiles]:
+    """Return frames and true flow of the shared real pairs that are present, by the last words of their names."""
+
+    def short(name: str) -> str:
+        return name.replace("flyingchairs", "chairs").removeprefix("middlebury ").removeprefix("sintel ")
+
+    return {short(name): files for name, files in shared_pairs(DATA).items()}
 
 
 def read_frame(path: Path) -> Tensor:
@@ -116,9 +115,9 @@ def style_of(text: str) -> tuple[SceneStyle, float]:
     name, _, fields = spec.partition(":")
     items = [item.partition("~") for item in fields.split(",") if item]
     try:
-        changes = {key: int(value) if key == "instants" else float(value) for key, _, value in items}
-        return SceneStyle(**{**vars(SceneStyle.preset(name)), **changes}), float(share)
-    except (ValueError, TypeError) as error:  # not numbers; no field of that name
+        changes: dict[str, Any] = {key: int(value) if key == "instants" else float(value) for key, _, value in items}
+        return replace(SceneStyle.preset(name), **changes), float(share)
+    except ValueError as error:  # no such style or field, or no number
         raise InputError(f"mixture {text}: expected STYLE[:field~value,...]=SHARE ({error})") from error
 
 
@@ -127,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--network", choices=[*RAFTS, OURS], default="raft-small")
     made.add_argument("--init", type=Path, metavar="WEIGHTS", help="start from this file of weights instead")
-    made.add_argument("--mixture", nargs="+", default=["usual=0.4", "large=0.3", "figures=0.3"], metavar="STYLE=SHARE")
+    made.add_argument("--mixture", nargs="+", default=MIXED, metavar="STYLE=SHARE")
     made.add_argument("--pictures", type=Path, metavar="PACK", help="picture pack of the scenes [procedural pictures]")
     made.add_argument("--compressed", type=float, default=0.25, help="share of pairs with the blocks of JPEG [0.25]")
     made.add_argument("--pairs", type=count, default=29_000, help="pairs shown [29,000]")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from calibrate_confidence import sparsification
-from score_methods import DATA, RAFT, RESULT, pairs
+from score_methods import DATA, RAFT, RESULT, shared_pairs
 from torch import Tensor
 
 import fullfield
@@ -29,8 +29,8 @@ from fullfield.io import atomic_path, read_flow, read_frame
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance, sample
 from fullfield.ops.tvl1 import RefinementConfig, refine_flow
+from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.pairs import PairGenerator
-from fullfield.training.flow.scene import SceneStyle
 
 NETWORKS: dict[str, dict[str, Any]] = {
     **{name: RAFT[name] for name in ("raft-sintel", "raft-small")},
@@ -59,7 +59,7 @@ class Known(NamedTuple):
 
 def known() -> Iterator[tuple[str, str, Known]]:
     """Yield the set, the name and the pair, for all pairs."""
-    for name, (first, second, truth) in pairs().items():
+    for name, (first, second, truth) in shared_pairs(DATA).items():
         if "alley_1" in name:
             one, other = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
             mask = read_frame(next((DATA / "flow" / "sintel" / "truth").rglob("occlusions_*.png")), transfer="srgb")

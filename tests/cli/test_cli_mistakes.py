@@ -252,7 +252,7 @@ MISTAKES = {
         ("--after nowhere", "--after nowhere: no such folder"),
         ("--after mine", "--after: expected the folder of a run with a checkpoint"),
         ("--data chairs", "--data chairs: a data set needs its folder"),
-        ("--data made-figure", "--data made-figure: expected one of usual, small, large, bars, figures"),
+        ("--data made-figure", "--data made-figure: expected one of usual, small, figures, bodies"),
         ("--data made-", "--data made-: expected one of usual"),
         ("--validate made-thin", "--validate made-thin: expected one of usual"),
         ("--data made:mine", "mine"),

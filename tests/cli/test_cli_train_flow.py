@@ -11,10 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fullfield.cli import train_flow
+from fullfield.cli.main import build_parser
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_model
 from fullfield.training.checkpoint import write_tensors
 from fullfield.training.flow import PairGenerator, SceneStyle, pictures
+from fullfield.training.flow.config import MIXTURE
 from known_scenes import known_scene
 
 TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
@@ -42,6 +45,13 @@ def _one_thread() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def test_the_default_pairs_are_the_mixture_of_styles() -> None:
+    given = build_parser().parse_args(["train", "flow", "-o", "run", "--network", "raft-small"]).data
+    parts = [train_flow._split(text, "--data", weighted=True) for text in given]
+    shares = {train_flow._style(name, "--data"): weight for name, _, weight in parts}
+    assert shares == {SceneStyle.preset(name): share for name, share in MIXTURE.items()}
 
 
 def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

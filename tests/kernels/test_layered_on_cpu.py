@@ -8,8 +8,9 @@ import pytest
 import torch
 from emulator import Emulator
 
+from fullfield.training.flow import SceneStyle
 from fullfield.training.flow.layered import PictureAtlas, cuda, reference, render_pairs
-from fullfield.training.flow.scene import SceneStyle, draw_scenes
+from fullfield.training.flow.scene import draw_scenes
 
 
 @pytest.fixture(autouse=True)

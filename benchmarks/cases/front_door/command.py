@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, Session
 from fullfield.cli.argtypes import count, size
 
-_DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 PARTS = ("estimate", "auto", "batch", "files", "pairs", "methods")
 DESCRIPTION = """\
 Time the public calls with frames on the device: estimate compared with the prepared network alone, its result on the
@@ -42,9 +40,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.cases.front_door import measure
     from benchmarks.harness import timing_device
+    from benchmarks.shared_pairs import data_folder
 
     device = timing_device(args.device)
-    data = Path(args.data or os.environ.get("FULLFIELD_DATA") or _DATA)
+    data = Path(args.data) if args.data else data_folder()
     plan = measure.Plan(
         device,
         args.repeats,

@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import Candidate, CheckFailed, Timing, Unsupported, given_up, interleaved, wall_clock
+from benchmarks.shared_pairs import shared_pairs
 from fullfield import Flow, estimate, estimate_batch
 from fullfield._check import InputError
 from fullfield.estimators.devices import to_device
@@ -209,25 +210,6 @@ def _auto(plan: Plan, note: Note) -> Result:
             "error of auto / of its exact form": (errors["auto"] / errors["auto, exact"], 1.01),
         },
     }
-
-
-def shared_pairs(data: Path) -> dict[str, tuple[Path, Path, Path]]:
-    """Return first frame, second frame and true flow of every pair under ``data``, by name."""
-    flow, found = data / "flow", dict[str, tuple[Path, Path, Path]]()
-    for truth in sorted(flow.glob("middlebury/*/flow10.flo")):
-        found[f"middlebury {truth.parent.name}"] = truth.with_name("frame10.png"), truth.with_name("frame11.png"), truth
-    for truth in sorted(flow.glob("flyingchairs/*-gt.flo")):
-        first, second = (truth.with_name(truth.name.replace("gt.flo", f"img{number}.ppm")) for number in (0, 1))
-        found[f"flyingchairs {truth.name[:7]}"] = first, second, truth
-    for kind in ("clean", "final"):
-        truth = flow / "sintel" / "truth" / "frame_0002.flo"
-        if truth.is_file():
-            first, second = (flow / "sintel" / kind / f"frame_000{number}.png" for number in (2, 3))
-            found[f"sintel {kind} alley_1"] = first, second, truth
-    for truth in sorted(flow.glob("sintel/hard/*/frame_0001.flo")):
-        first, second = (truth.with_name(f"frame_000{number}.png") for number in (1, 2))
-        found[f"sintel {truth.parent.name}"] = first, second, truth
-    return found
 
 
 def _pairs(plan: Plan, note: Note) -> Result:

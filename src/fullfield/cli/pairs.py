@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--style",
         default="usual",
         metavar="NAME",
-        help="usual, small or large motion, bars (thin objects), figures (with limbs), bodies (of ellipsoids)",
+        help="usual, small (motion), figures (with limbs) or bodies (of ellipsoids)",
     )
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="device that renders")
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
         paths.check_input(args.textures, "--textures")
     paths.check_new_folder(args.output, "--output")
 
+    from fullfield.training.flow.config import SceneStyle
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_pictures
-    from fullfield.training.flow.scene import SceneStyle
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from fullfield.models import RAFT, SEARAFT
     from fullfield.training.flow import FlowValidation, PairSource
+    from fullfield.training.flow.config import SceneStyle
     from fullfield.training.flow.layered import PictureAtlas
     from fullfield.training.flow.pictures import PicturePack
-    from fullfield.training.flow.scene import SceneStyle
 
 _SYNTHETIC = "synthetic"
 _AUGMENTATIONS = ("usual", "colour", "none")
@@ -75,13 +75,16 @@ def _add_start_options(group: Any) -> None:
 
 
 def _add_data_options(group: Any) -> None:
+    from fullfield.training.flow.config import MIXTURE
+
+    mixture = [f"{_SYNTHETIC}-{style}={share:g}" for style, share in MIXTURE.items()]
     group.add_argument(
         "--data",
         nargs="+",
-        default=[_SYNTHETIC],
+        default=mixture,
         metavar="NAME[:FOLDER][=WEIGHT]",
-        help="synthetic (generated pairs), synthetic-STYLE (small, large, bars, figures, bodies), or a data set and "
-        "its folder: synthetic=0.4 synthetic-figures=0.3 chairs:/data/chairs=0.3 [synthetic]",
+        help="synthetic (generated pairs), synthetic-STYLE (usual, small, figures, bodies), or a data set and its "
+        f"folder: synthetic=0.4 synthetic-figures=0.3 chairs:/data/chairs=0.3 [{' '.join(mixture)}]",
     )
     group.add_argument("--size", type=argtypes.size, default=(368, 496), help="size of the frames [496x368]")
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the synthetic pairs [procedural pictures]")
@@ -276,7 +279,7 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
 def _style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
     from fullfield.datasets import present_name
-    from fullfield.training.flow.scene import SceneStyle
+    from fullfield.training.flow.config import SceneStyle
 
     with naming(style=f"{option} {name}"):
         style = SceneStyle.preset(name.partition("-")[2] if "-" in name else "usual")

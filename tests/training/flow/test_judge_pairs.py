@@ -15,6 +15,7 @@ from PIL import Image
 from fullfield.io import write_flow
 from fullfield.models import RAFT, RAFTConfig, load_weights
 from fullfield.training.flow import SceneStyle, pictures
+from fullfield.training.flow.config import MIXTURE
 from refusals import refuses
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "judge_pairs.py"
@@ -106,9 +107,36 @@ def test_precision_is_one_that_the_device_has(
     assert judge.training_of(given, torch.device(device)).precision == "float32"
 
 
+def test_real_pairs_are_those_that_are_present(judge: ModuleType, tmp_path: Path) -> None:
+    flow = tmp_path / "flow"
+    truths = (
+        "middlebury/Venus/flow10.flo", "sintel/truth/frame_0002.flo", "sintel/hard/ambush_2/frame_0001.flo",
+        "sintel/hard/sequence1_3/frame_0001.flo", "flyingchairs/0000003-gt.flo",
+    )  # fmt: skip
+    for name in truths:
+        (flow / name).parent.mkdir(parents=True, exist_ok=True)
+        (flow / name).touch()
+    found = judge.real_pairs()
+    names = ["Venus", "clean alley_1", "final alley_1", "ambush_2", "sequence1_3", "sequence_2", "chairs 0000003"]
+    assert list(found) == names  # of stored results
+    assert found["Venus"][:2] == (flow / "middlebury/Venus/frame10.png", flow / "middlebury/Venus/frame11.png")
+    assert found["final alley_1"][1] == flow / "sintel/final/frame_0003.png"
+    assert found["chairs 0000003"][0] == flow / "flyingchairs/0000003-img0.ppm"
+    assert found["ambush_2"][2] == flow / "sintel/hard/ambush_2/frame_0001.flo"
+
+
 def test_styles_are_read(judge: ModuleType) -> None:
     assert judge.style_of("usual=0.4") == (SceneStyle(), 0.4)
-    style = SceneStyle(**{**vars(SceneStyle.preset("bodies")), "sheets": 0.0, "instants": 7})
-    assert judge.style_of("bodies:sheets~0,instants~7=1") == (style, 1.0)
-    for text in ("usual", "body=0.5", "usual:sheet~0=1", "usual=some", "usual:noise=1"):
-        refuses(rf"^mixture {text}: expected ", judge.style_of, text)
+    style = SceneStyle(**{**vars(SceneStyle.preset("bodies")), "blur": 0.0, "instants": 7})
+    assert judge.style_of("bodies:blur~0,instants~7=1") == (style, 1.0)
+    for text, reason in (
+        ("usual", "style: expected one of usual, .* got ''"),
+        ("bodie=0.5", "got 'bodie'; did you mean bodies"),
+        ("usual:noises~0=1", "got 'noises'; did you mean noise"),
+        ("usual:sheets~0=1", "SceneStyle: expected one of camera_motion, .* got 'sheets'"),
+        ("usual=some", "could not convert"),
+        ("usual:noise=1", "could not convert"),
+    ):
+        refuses(rf"^mixture {text}: expected STYLE.*{reason}", judge.style_of, text)
+    given = dict(map(judge.style_of, judge.parser().parse_args([]).mixture))
+    assert given == {SceneStyle.preset(name): share for name, share in MIXTURE.items()}

@@ -12,11 +12,10 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.datasets import Made, open_dataset
-from fullfield.training.flow import pair_files
+from fullfield.training.flow import SceneStyle, pair_files
 from fullfield.training.flow.pair_files import write_pairs
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import load_pictures, procedural_pictures
-from fullfield.training.flow.scene import SceneStyle
 from refusals import refuses
 from tools.textures.pack import build_pack
 from tools.textures.sources import own_pictures
@@ -114,32 +113,25 @@ def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> N
     for other, word in (
         (PairGenerator(SIZE, seed=4, pictures=pictures), r"seed was 3, is 4"),
         (PairGenerator((24, 40), seed=3, pictures=pictures), r"width was 32, is 40"),
-        (PairGenerator(SIZE, seed=3, pictures=pictures, style=SceneStyle(fog=0.5)), r"style\.fog was 0\.15, is 0\.5"),
+        (PairGenerator(SIZE, seed=3, pictures=pictures, style=SceneStyle(blur=0.5)), r"style\.blur was 0\.35, is 0\.5"),
     ):
         refuses(rf"made\.json: holds pairs of other settings \({word}\)", write_pairs, tmp_path / "made", other, 1)
     refuses("flow was 'flo', is 'png'", write_pairs, tmp_path / "made", pairs, 1, flow_format="png")
 
 
-def test_a_set_from_before_a_field_of_the_style_goes_on(tmp_path: Path) -> None:
-    """What its style does not name had no effect yet, as by default."""
-    pictures = procedural_pictures(2, size=32, shapes=2)
-    pairs, figures, usual = (
-        PairGenerator(SIZE, pictures=pictures, style=style)
-        for style in (SceneStyle(fog=0.5), SceneStyle(fog=0.5, figures=0.5), SceneStyle())
-    )
+def test_a_set_of_an_earlier_style_is_refused(pairs: PairGenerator, tmp_path: Path) -> None:
+    """Its scenes had fields that are gone, or came before fields that there are now."""
     write_pairs(tmp_path / "made", pairs, 1)
     manifest = tmp_path / "made/made.json"
-    old = json.loads(manifest.read_text("utf-8"))
-    del old["style"]["thin"], old["style"]["figures"]
-    manifest.write_text(json.dumps(old), "utf-8")
-    for other, word in ((figures, r"figures was 0\.0, is 0\.5"), (usual, r"fog was 0\.5, is 0\.15")):
-        with pytest.raises(InputError, match=rf"made\.json: holds pairs of other settings \(style\.{word}\)"):
-            write_pairs(tmp_path / "made", other, 2)
-    written = write_pairs(tmp_path / "made", pairs, 2)
-    assert (written.made, written.kept) == (1, 1)
-    manifest.write_text(json.dumps(old | {"style": "usual"}), "utf-8")
-    with pytest.raises(InputError, match=r"made\.json: holds pairs of other settings \(style was 'usual', is "):
-        write_pairs(tmp_path / "made", pairs, 2)
+    now = json.loads(manifest.read_text("utf-8"))
+    early = {name: value for name, value in now["style"].items() if name != "smooth"}
+    for style, word in (
+        (now["style"] | {"fog": 0.15}, r"style\.fog was 0\.15, is None"),
+        (early, r"style\.smooth was None, is 0\.3"),
+        ("usual", r"style was 'usual', is "),
+    ):
+        manifest.write_text(json.dumps(now | {"style": style}), "utf-8")
+        refuses(rf"made\.json: holds pairs of other settings \({word}", write_pairs, tmp_path / "made", pairs, 2)
 
 
 def test_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) -> None:

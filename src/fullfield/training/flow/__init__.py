@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.batch import collate_flow as collate_flow
     from fullfield.training.flow.batch import cut_window as cut_window
     from fullfield.training.flow.config import FlowTraining as FlowTraining
+    from fullfield.training.flow.config import SceneStyle as SceneStyle
     from fullfield.training.flow.curves import plot_history as plot_history
     from fullfield.training.flow.loop import FlowRun as FlowRun
     from fullfield.training.flow.loop import TrainedFlow as TrainedFlow
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fullfield.training.flow.loss import mean_error as mean_error
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
     from fullfield.training.flow.pairs import PairGenerator as PairGenerator
-    from fullfield.training.flow.scene import SceneStyle as SceneStyle
     from fullfield.training.flow.stepping import AveragedWeights as AveragedWeights
     from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
@@ -38,12 +38,11 @@ __all__, _load, __dir__ = lazy(
     {
         "augmentation": "Augmentation Augmented augment",
         "batch": "DatasetPairs FlowBatch Mixture PairSource collate_flow cut_window",
-        "config": "FlowTraining",
+        "config": "FlowTraining SceneStyle",
         "curves": "plot_history",
         "loop": "FlowRun TrainedFlow train_flow",
         "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
         "pairs": "PairGenerator",
-        "scene": "SceneStyle",
         "stepping": "AveragedWeights Stepper",
         "validation": "FlowValidation",
     },

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, motion_lengths, multiplied, rotation
-from fullfield.training.flow.scene_style import SceneStyle
 
 _STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
 _UNIFORM, _NORMAL = 24, 20

@@ -1,10 +1,12 @@
-"""Configuration of the training of a network of flow. Light: imports neither torch nor numpy."""
+"""Configurations of the training of a network of flow and of synthetic scenes. Light: no torch, no numpy."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from fullfield import _check
 from fullfield._config import Config
@@ -128,3 +130,84 @@ def _check_range(updates: tuple[int, ...]) -> None:
         _check.number(value, "updates", integer=True, low=1)
     low, high = updates
     _check.require(low <= high, "updates", expected, updates)
+
+
+class _KnownFields:
+    """Base of a dataclass that refuses an unknown field with the nearest one."""
+
+    # Not in the dataclass itself, whose signature this one would replace.
+    def __new__(cls, *_: object, **fields: object) -> Any:
+        for name in fields:
+            _check.choice(name, cls.__name__, [field.name for field in dataclasses.fields(cls)])  # type: ignore[arg-type]
+        return super().__new__(cls)
+
+
+@dataclass(frozen=True)
+class SceneStyle(_KnownFields):
+    """Style of synthetic scenes. Lengths are pixels of a frame of 496×368 and grow with its size.
+
+    The lengths of motion follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard
+    deviation of the logarithm, ``largest`` the end.
+
+    Raises:
+        InputError: naming the field that does not fit, or is unknown.
+    """
+
+    camera_motion: float = 9.0
+    object_motion: float = 20.0
+    spread: float = 1.1
+    largest: float = 300.0
+    still_camera: float = 0.1
+    """Share of scenes with a static camera."""
+    blur: float = 0.35
+    """Share of scenes with motion blur."""
+    waves: float = 0.35
+    """Share of objects that bend."""
+    plain: float = 0.2
+    """Share of surfaces with little contrast."""
+    noise: float = 0.03
+    """Largest standard deviation of the noise; values are 0 ... 1."""
+    gamma: float = 1.6
+    """Values are raised to an exponent between this and its inverse."""
+    thin: float = 0.0
+    """Share of objects drawn out to bars. Scenes have more objects as soon as it is above 0, however little."""
+    figures: float = 0.0
+    """Share of scenes with a jointed figure: a body and limbs, some of two parts, that turn about their joints."""
+    bodies: float = 0.0
+    """Share of scenes with bodies: chains of ellipsoids that move, turn, bend and stretch, often cut by the edge."""
+    smooth: float = 0.3
+    """Share of bodies and objects whose texture is out of focus or faint."""
+    instants: int = 12
+    """Instants that an exposure averages."""
+
+    def __post_init__(self) -> None:
+        for name in ("camera_motion", "object_motion", "largest"):
+            _check.number(getattr(self, name), name, above=0.0)
+        _check.number(self.spread, "spread", low=0.0, high=3.0)
+        _check.number(self.noise, "noise", low=0.0, high=1.0)
+        _check.number(self.gamma, "gamma", low=1.0, high=8.0)
+        _check.number(self.instants, "instants", integer=True, low=1, high=64)
+        for name in ("still_camera", "blur", "waves", "plain", "thin", "figures", "bodies", "smooth"):
+            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+
+    @staticmethod
+    def preset(name: str) -> SceneStyle:
+        """Return the style ``usual``, ``small`` (motion), ``figures`` or ``bodies``, as training uses them.
+
+        Raises:
+            InputError: for another name.
+        """
+        _check.choice(name, "style", PRESETS)
+        return PRESETS[name]
+
+
+PRESETS = {
+    "usual": SceneStyle(),
+    "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9, smooth=0.2),
+    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0),
+    "bodies": SceneStyle(
+        camera_motion=6.0, object_motion=26.0, still_camera=0.2, blur=0.5, plain=0.15, bodies=1.0, smooth=0.35
+    ),
+}
+MIXTURE = {"bodies": 0.45, "usual": 0.2, "figures": 0.15, "small": 0.2}
+"""Presets and their shares of the pairs that training shows by default."""

@@ -18,7 +18,6 @@ from fullfield.io import atomic_path, write_flow, write_image
 from fullfield.training.checkpoint import write_json
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import licence_list, licence_text
-from fullfield.training.flow.scene import SceneStyle
 
 MANIFEST, LICENCES = "made.json", "licences.md"
 FLOW_FORMATS = ("flo", "png")
@@ -144,8 +143,6 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
         count = int(old.pop("count"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
-    if isinstance(style := old.get("style"), dict):
-        old["style"] = asdict(SceneStyle()) | style  # fields that came later are off by default
     if changed := _check.differences(old, manifest):
         raise InputError(f"{path}: holds pairs of other settings ({'; '.join(changed)}); use another folder")
     return count

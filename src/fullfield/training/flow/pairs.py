@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.training.flow.batch import Announced, Counts, FlowBatch
+from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
-from fullfield.training.flow.scene import SceneStyle, draw_scenes
+from fullfield.training.flow.scene import draw_scenes
 
 if TYPE_CHECKING:
     from fullfield.training.flow.pictures import PicturePack
@@ -31,9 +32,9 @@ class PairGenerator:
         batch = pairs.batch(0, 32)               # pairs 0 ... 31
         batch.frame1, batch.flow, batch.valid    # [32, 3, 368, 496], [32, 2, ...], [32, ...]
 
-    A scene is a set of planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
-    motion blur, fog, changing light, defocus, shadows and noise; then some pairs get the blocks of JPEG. The style sets
-    the shares; it can add thin bars, jointed figures and bodies of ellipsoids, which are off by default.
+    A scene is a set of opaque planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
+    motion blur, changing light, defocus and noise; then some pairs get the blocks of JPEG. The style sets the shares;
+    it can add thin bars, jointed figures and bodies of ellipsoids, which are off by default.
     :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
 
     Args:

@@ -10,13 +10,28 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.training.flow.bodies import draw_bodies
-from fullfield.training.flow.layered import LayeredScenes
-from fullfield.training.flow.scene_draw import CARDS, LAYERS, Floats, SceneDraw, inverted
+from fullfield.training.flow.bodies import Bodies, draw_bodies
+from fullfield.training.flow.config import SceneStyle
+from fullfield.training.flow.layered import SQUARE, LayeredScenes
+from fullfield.training.flow.layered.scene import BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT, SOFTNESS, TEXTURE
+from fullfield.training.flow.scene_draw import (
+    BODIES,
+    BODY,
+    CARDS,
+    FIRST_FACE,
+    GROUND,
+    LAYERS,
+    OBJECTS,
+    PARTS,
+    Floats,
+    SceneDraw,
+    inverted,
+    multiplied,
+    rotation,
+)
 from fullfield.training.flow.scene_geometry import SceneGeometry
-from fullfield.training.flow.scene_paint import exposed, filmed, painted
-from fullfield.training.flow.scene_style import PRESETS as PRESETS
-from fullfield.training.flow.scene_style import SceneStyle as SceneStyle
+
+_SAMPLING = np.array([0.6180339887, 0.7548776662])  # steps, pixels, that spread an exposure's samples over the pixel
 
 
 def draw_scenes(
@@ -58,19 +73,128 @@ def draw_scenes(
     if solid:
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
         bodies.add(solids)
-    paint, ids = painted(draw, bodies, pictures, shapes, unit, style)
-    filming = solid or style.smooth or style.sheets or style.exposure
-    further = SceneDraw(seed, numbers, 4, solids=solid) if filming else None
-    gain = np.ones(len(numbers))
-    if further is not None:
-        gain = filmed(further, bodies, solids, paint, ids, unit, style)
-    exposures, times = exposed(draw, len(numbers), style)
-    fog = bodies.fog(draw, style)
+    paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
+    if solid or style.smooth:
+        _paint_smooth(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
+    exposures, times = _exposed(draw, len(numbers), style)
+    background = bodies.background(draw)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
     seeds = np.floor(draw.scene() * 2**31).astype(np.int32)
-    floats = (exposures, fog, np.stack([gain, gamma, noise], 1))
+    floats = (exposures, background, np.stack([gamma, noise], 1))
     return _ordered(bodies, times, paint, ids, floats, seeds)
+
+
+def _painted(
+    draw: SceneDraw, bodies: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
+    batch = len(bodies.kind)
+    paint = np.zeros((batch, LAYERS, PAINT))
+    ids = np.stack([np.floor(draw.layer() * pictures), np.floor(draw.layer() * max(shapes, 1))], -1).astype(np.int64)
+    silhouette = bodies.shape == 0
+    ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, bodies.shape)
+    alike, limbs = bodies.alike, slice(BODY + 1, OBJECTS)
+    ids[alike, limbs, 0] = ids[alike, BODY, 0][:, None]
+    # Texture: so many texels for a pixel where the card is looked at, turned as the card or as it likes.
+    depth = np.linalg.norm(bodies.centre, axis=-1).clip(min=1.0)
+    per_pixel = np.exp(draw.normal(0.45))
+    texels = [
+        np.linalg.norm(axis, axis=-1) * bodies.focal[:, None] / depth * per_pixel / min(max(unit, 0.5), 2.0)
+        for axis in (bodies.along, bodies.across)
+    ]
+    angle = draw.layer(0, 2 * np.pi)
+    angle = np.where(draw.layer() < 0.5, np.round(angle / (np.pi / 2)) * (np.pi / 2), angle)
+    cosine, sine = np.cos(angle), np.sin(angle)
+    affine = (cosine * texels[0], -sine * texels[1], draw.layer(0, 1024), sine * texels[0], cosine * texels[1])
+    for number, value in enumerate((*affine, draw.layer(0, 1024))):
+        paint[..., TEXTURE + number] = value
+    # Waves: the slope stays under what would fold the surface.
+    bends = draw.layer() < style.waves
+    bends[:, FIRST_FACE:GROUND] = False
+    bends[:, GROUND:CARDS] &= draw.layer()[:, GROUND:CARDS] < 0.3
+    for first in (0, 5):
+        length = unit * np.exp(draw.layer(math.log(50), math.log(400)))
+        heading, phase, aim = (draw.layer(0, 2 * np.pi) for _ in range(3))
+        high = np.minimum(unit * 6 * draw.layer() ** 2, 0.15 * length / (2 * np.pi)) * bends
+        values = (high * np.cos(aim), high * np.sin(aim), np.cos(heading), np.sin(heading))
+        for number, value in enumerate(values):
+            paint[..., first + number] = value * (2 * np.pi / length if number >= 2 else 1)
+        paint[..., first + 4] = phase
+    # Out of focus: edges and textures.
+    soft = np.where(draw.layer() < 0.12, draw.layer(1, 5) * unit, 1.0)
+    paint[..., SOFTNESS] = soft
+    paint[..., BIAS] = np.log2(soft)
+    # Colours: contrast, brightness and tint, and light that changes from frame to frame.
+    contrast = np.where(draw.layer() < style.plain, draw.layer(0.02, 0.4), draw.layer(0.6, 1.3))
+    middle = draw.layer(0.2, 0.8)
+    changes = (draw.scene() < 0.3)[:, None]
+    light = 1 + np.clip(draw.normal(0.08), -0.3, 0.3) * changes
+    tints = np.stack([draw.layer(0.8, 1.2), draw.layer(0.8, 1.2), draw.layer(0.8, 1.2)], -1)
+    for frame, gain in enumerate((np.ones_like(light), light)):
+        factor = (contrast * gain)[..., None] * tints
+        offset = (middle * gain)[..., None] * tints - 0.5 * factor
+        paint[..., COLOURS + 6 * frame : COLOURS + 6 * frame + 3] = factor
+        paint[..., COLOURS + 6 * frame + 3 : COLOURS + 6 * frame + 6] = offset
+    paint[alike, limbs, COLOURS:] = paint[alike, BODY, None, COLOURS:]
+    return paint, ids
+
+
+def _exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, Floats]:
+    """Return the renderer's exposures [B, 2, E, 3], and the times [B, 2, 1 + E] of its matrices."""
+    count = style.instants
+    shutter = np.where(draw.scene() < style.blur, draw.scene(0.05, 0.9), 0.0)
+    offsets = (np.arange(count) + 0.5) / count - 0.5
+    times = np.zeros((batch, 2, 1 + count))
+    times[:, :, 1:] = shutter[:, None, None] * offsets
+    times[:, 1] += 1
+    exposures = np.empty((batch, 2, count, 3))
+    exposures[..., 0] = 1 - times[:, :, 1:]
+    exposures[..., 1:] = (np.arange(count)[:, None] * _SAMPLING + 0.5) % 1 - 0.5
+    exposures[..., 0] = np.where(np.abs(exposures[..., 0]) < 1e-9, 0, exposures[..., 0])
+    return exposures, times
+
+
+def _paint_smooth(
+    draw: SceneDraw,
+    bodies: SceneGeometry,
+    solids: Bodies | None,
+    paint: Floats,
+    ids: NDArray[np.int64],
+    unit: float,
+    style: SceneStyle,
+) -> None:
+    """Paint bodies, and surfaces that are out of focus or faint."""
+    objects = slice(0, OBJECTS)
+    smooth = draw.layer() < style.smooth
+    levels, contrast = draw.layer(1.0, 4.5), draw.layer(0.1, 0.6)
+    paint[:, objects, BIAS] += np.where(smooth, levels, 0)[:, objects]
+    faint = smooth & (draw.layer() < 0.6)
+    strength, light = draw.layer(0.0, 0.7), np.stack([draw.layer(-1, 1), draw.layer(-1.5, 0.5), draw.layer(-1, 1)], -1)
+    if solids is not None:
+        part = slice(CARDS, LAYERS)
+        core = CARDS + np.repeat(np.arange(BODIES) * PARTS, PARTS)
+        paint[:, part, BIAS] = np.log2(paint[:, part, SOFTNESS]) + solids.smooth
+        faint[:, part] = (solids.smooth > 0) & (draw.layer()[:, part][:, core - CARDS] < 0.6)
+        for chosen in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
+            chosen[:, part] = np.where(solids.alike[..., None], chosen[:, core], chosen[:, part])
+        radius = np.linalg.norm(solids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
+        texels = radius * bodies.focal[:, None] / bodies.depth[:, part] * np.exp(draw.normal(0.45))[:, part]
+        texels /= min(max(unit, 0.5), 2.0)
+        axes = rotation(np.stack([draw.normal(1.5) for _ in range(3)], -1))[:, part] * texels[..., None, None]
+        paint[:, part, TEXTURE : TEXTURE + 2], paint[:, part, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
+        paint[:, part, TEXTURE + 3 : TEXTURE + 5], paint[:, part, DEPTH_TEXTURE + 1] = axes[..., 1, :2], axes[..., 1, 2]
+        towards = light[:, [0]] + 0.3 * light[:, part]
+        for frame in (0, 1):
+            lit = multiplied(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
+            lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
+            paint[:, part, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
+    # Less contrast around the same mean colour.
+    for first in (COLOURS, COLOURS + 6):
+        factor, offset = paint[..., first : first + 3], paint[..., first + 3 : first + 6]
+        weaker = np.where(faint, contrast, 1.0)[..., None]
+        offset += 0.5 * factor * (1 - weaker)
+        factor *= weaker
 
 
 def _ordered(
@@ -103,10 +227,10 @@ def _ordered(
         paint[scenes, order],
         *of_scenes,
     )
-    cards_, middles, frames, colours, exposures, fog, sensor = (
+    cards_, middles, frames, colours, exposures, background, sensor = (
         torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for value in floats
     )
     which, there = (torch.from_numpy(value.astype(np.int32)) for value in (ids[scenes, order], counts))
     return LayeredScenes(
-        cards_, middles, frames, colours, which, there, exposures, fog, sensor, torch.from_numpy(seeds)
+        cards_, middles, frames, colours, which, there, exposures, background, sensor, torch.from_numpy(seeds)
     )

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.scene_style import SceneStyle
+from fullfield.training.flow.config import SceneStyle
 
 Floats = NDArray[np.float64]
 
 BODIES, ROOTS = 2, 3
 PARTS = 1 + 2 * ROOTS  # of a body: the core, the limbs on it, and a limb at the end of each of these
 
-# The slots of a scene: silhouettes, the faces of boxes, those of a room, a ground, what closes the view, and ghosts.
-OBJECTS, BOXES, ROOM, GHOSTS = 12, 3, 5, 2
+# The slots of a scene: silhouettes, the faces of boxes, those of a room, a ground, and what closes the view.
+OBJECTS, BOXES, ROOM = 12, 3, 5
 FACES = 3  # of a box that can be seen
 # A jointed figure takes the last slots of the objects: its body, the upper parts of its limbs, the lower ones of some.
 UPPER, LOWER = 4, 3
@@ -24,12 +24,12 @@ FIRST_FACE = OBJECTS
 FIRST_WALL = FIRST_FACE + BOXES * FACES
 GROUND = FIRST_WALL + ROOM
 BACKDROP = GROUND + 1
-FIRST_GHOST = BACKDROP + 1
-CARDS = FIRST_GHOST + GHOSTS
+CARDS = BACKDROP + 1
 LAYERS = CARDS + BODIES * PARTS
 OPEN, INSIDE, OUTSIDE, FLAT = range(4)  # kinds of scenes
 # Numbers drawn for a scene, and for each of its layers.
 _OF_SCENE, _OF_LAYER, _NORMAL = 64, 64, 24
+_COLUMNS = CARDS + 2  # of the stream for cards; the last two stay unused, so that scenes of a seed do not change
 _OF_SOLIDS = 77  # of the stream for ellipsoids
 
 
@@ -50,8 +50,8 @@ class SceneDraw:
         for place, number in enumerate(numbers):
             cards = np.random.Generator(np.random.SFC64([seed, number, *stream]))
             self._scene[place] = cards.random(_OF_SCENE)
-            self._layer[place, :, :CARDS] = cards.random((_OF_LAYER, CARDS))
-            self._normal[place, :, :CARDS] = cards.standard_normal((_NORMAL, CARDS))
+            self._layer[place, :, :CARDS] = cards.random((_OF_LAYER, _COLUMNS))[:, :CARDS]
+            self._normal[place, :, :CARDS] = cards.standard_normal((_NORMAL, _COLUMNS))[:, :CARDS]
             if solids:  # from a stream of their own, so that cards are the same with and without ellipsoids
                 own = np.random.Generator(np.random.SFC64([seed, number, *stream, _OF_SOLIDS]))
                 self._layer[place, :, CARDS:] = own.random((_OF_LAYER, LAYERS - CARDS))
@@ -73,6 +73,11 @@ class SceneDraw:
     def normal(self, scale: float = 1.0) -> Floats:
         """Return a normal number for each layer [B, L]."""
         return scale * self._normal[:, self._next(2)]
+
+    def skip(self, *, scene: int = 0, layer: int = 0, normal: int = 0) -> None:
+        """Skip numbers that scenes no longer use, so that those after them stay the same for a seed."""
+        for which, count in enumerate((scene, layer, normal)):
+            self._at[which] += count
 
 
 def motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import INFINITE, SQUARE
 from fullfield.training.flow.layered.scene import ELLIPSOID
 from fullfield.training.flow.scene_draw import (
@@ -18,7 +19,6 @@ from fullfield.training.flow.scene_draw import (
     CARDS,
     FACES,
     FIRST_FACE,
-    FIRST_GHOST,
     FIRST_WALL,
     FLAT,
     GROUND,
@@ -34,7 +34,6 @@ from fullfield.training.flow.scene_draw import (
     multiplied,
     rotation,
 )
-from fullfield.training.flow.scene_style import SceneStyle
 
 
 class SceneGeometry:
@@ -67,7 +66,7 @@ class SceneGeometry:
         if extra is not None and style.figures:
             self._figures(extra, unit, style)
         self._boxes(draw, unit, style)
-        self._walls(draw, style)
+        self._walls(draw)
         self._camera(draw, unit, style)
 
     def add(self, solids: Bodies) -> None:
@@ -249,7 +248,7 @@ class SceneGeometry:
         self.shape[:, part] = SQUARE
         self._own_motion(draw, part, np.repeat(depth, FACES, 1), unit, style, rigid)
 
-    def _walls(self, draw: SceneDraw, style: SceneStyle) -> None:
+    def _walls(self, draw: SceneDraw) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
         focal, far = self.focal, self.far
@@ -291,23 +290,8 @@ class SceneGeometry:
         self.along[:, BACKDROP], self.across[:, BACKDROP] = axes[..., 0] * scale, axes[..., 1] * scale
         self.on[:, BACKDROP] = True
         self.depth[:, BACKDROP] = 1e5
-        self.centre[:, FIRST_WALL:FIRST_GHOST] = self.place[:, FIRST_WALL:FIRST_GHOST]
-        self._ghosts(draw, style)
-
-    def _ghosts(self, draw: SceneDraw, style: SceneStyle) -> None:
-        """Place shadows, smoke and flares: large, soft, half transparent."""
-        height, width = self.size
-        part = slice(FIRST_GHOST, CARDS)
-        depth = np.exp(draw.layer(math.log(1.5), math.log(9.0)))[:, part]
-        self.on[:, part] = draw.layer()[:, part] < style.ghosts
-        x, y = draw.layer()[:, part] * width, draw.layer()[:, part] * height
-        half = height * np.exp(draw.layer(math.log(0.2), math.log(1.0)))[:, part] * depth / self.focal[:, None]
-        self.place[:, part] = self.centre[:, part] = self._ray(x, y) * depth[..., None]
-        axes = rotation(np.stack([0 * x, 0 * x, draw.layer(0, 2 * np.pi)[:, part]], -1)) * half[..., None, None]
-        self.along[:, part], self.across[:, part] = axes[..., 0], axes[..., 1]
-        self.shift[:, part, :2] = np.stack([draw.normal(0.1)[:, part], draw.normal(0.1)[:, part]], -1) * half[..., None]
-        self.depth[:, part] = depth
-        self.shape[:, part] = 0
+        self.centre[:, FIRST_WALL:CARDS] = self.place[:, FIRST_WALL:CARDS]
+        draw.skip(layer=6, normal=2)
 
     def _camera(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         moves = draw.scene() >= style.still_camera
@@ -326,13 +310,15 @@ class SceneGeometry:
         # Flat scenes: everything moves on its own, in the plane.
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
 
-    def fog(self, draw: SceneDraw, style: SceneStyle) -> Floats:
-        """Return density and colour of the fog [B, 4]; the colour fills what no layer covers, also without fog."""
-        thick = -np.log(draw.scene(0.25, 0.9)) / self.far
+    @staticmethod
+    def background(draw: SceneDraw) -> Floats:
+        """Return the colour [B, 3] where a pixel shows no layer."""
+        draw.skip(scene=1)
         grey = draw.scene(0.1, 0.95)
         tint = np.stack([draw.scene(-0.1, 0.1) for _ in range(3)], -1)
-        density = np.where(draw.scene() < style.fog, thick, 0.0)
-        return np.concatenate([density[:, None], np.clip(grey[:, None] + tint, 0, 1)], 1)
+        draw.skip(scene=1)
+        colour: Floats = np.clip(grey[:, None] + tint, 0, 1)
+        return colour
 
     def matrices(self) -> Floats:
         """Return the matrices [B, 2, L, 3, 3] from cards to the pixels of both frames."""

@@ -16,7 +16,7 @@ LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
 _SOURCE = Path(__file__).with_name("render.cu")
 _POINTERS = (
-    *("to_card", "centres", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise"),
+    *("to_card", "centres", "to_frame", "paint", "ids", "counts", "exposed", "background", "sensor", "noise"),
     *("texels", "shapes"),
 )
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")

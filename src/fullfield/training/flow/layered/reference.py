@@ -13,11 +13,8 @@ from fullfield.training.flow.layered.scene import (
     COLOURS,
     DEPTH_TEXTURE,
     ELLIPSOID,
-    FOG_SHEET,
-    GHOST,
     INFINITE,
     LIGHT,
-    OPACITY,
     SOFTNESS,
     SQUARE,
     TEXTURE,
@@ -143,7 +140,7 @@ def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Plac
 
 
 def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
-    """Return the coverage [B, H, W], 0 ... 1, before opacity; ``shape`` [B]."""
+    """Return the coverage [B, H, W], 0 ... 1; ``shape`` [B]."""
     (a, b, _), front = place.at, place.front
     (ax, bx, _), (ay, by, _) = place.right, place.down
     softness = _per_pixel(paint[:, SOFTNESS])
@@ -236,7 +233,7 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
     """Return a frame [B, 3, H, W]."""
     exposures = scenes.exposures.shape[2]
     total = None
-    fog = scenes.fog[:, None, None, 1:]
+    background = scenes.background[:, None, None]
     for exposure in range(exposures):
         share, right, down = scenes.exposures[:, frame, exposure].unbind(1)
         at_x, at_y = x + _per_pixel(right), y + _per_pixel(down)
@@ -246,35 +243,33 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
             moment = frame, 1 + exposure, layer
             place = _at(scenes, moment, *_waved(paint, at_x, at_y, share))
-            alpha = _coverage(place, paint, ids[:, 1], atlas) * _per_pixel(paint[:, OPACITY])
+            alpha = _coverage(place, paint, ids[:, 1], atlas)
             alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
                 continue
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
             texture = _texture(place, paint, ids[:, 0], atlas) / 255
-            alpha = torch.where(_per_pixel(paint[:, GHOST] == FOG_SHEET), alpha * texture[..., 1], alpha)
             light = [_per_pixel(paint[:, LIGHT + 3 * frame + part]) for part in range(3)]
             lit = (1 + _dot(light, list(place.at))).clamp(min=0)[..., None]
             colour = (lit * (texture * factor + offset)).clamp(0, 1)
-            colour = torch.lerp(fog, colour, torch.exp(-_per_pixel(scenes.fog[:, 0]) / place.w)[..., None])
             seen = seen + (clear * alpha)[..., None] * colour
             clear = clear * (1 - alpha)
-        seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * fog
+        seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * background
         total = seen if total is None else total + seen
     assert total is not None
     return _sensed((total / exposures).permute(0, 3, 1, 2).contiguous(), scenes, frame)
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
-    """Apply gain, gamma and noise to [B, 3, H, W]; four bytes of a hash sum to a nearly normal number."""
-    gain, exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
+    """Apply gamma and noise to [B, 3, H, W]; four bytes of a hash sum to a nearly normal number."""
+    exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
     drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
     total = (drawn & 255) + ((drawn >> 8) & 255) + ((drawn >> 16) & 255) + (drawn >> 24)
     noise = (total - 510).float() * (1 / _DEVIATION)
-    return ((gain * values).clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
+    return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
 
 
 def _hashed(word: Tensor) -> Tensor:
@@ -295,7 +290,7 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
     for layer in range(layers):
         paint = scenes.paint[:, layer]
         place = _at(scenes, (0, 0, layer), *_waved(paint, x, y, whole))
-        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _solid(scenes, layer)
+        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         covers &= owner == layers
         is_solid = _per_pixel(scenes.ids[:, layer, 1] == ELLIPSOID)
         a, b, c = place.at
@@ -315,12 +310,7 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
     for layer in range(layers):
         paint = scenes.paint[:, layer]
         place = _at(scenes, (1, 0, layer), moved_x, moved_y)
-        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _solid(scenes, layer)
+        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         occluded |= covers & (owner > layer)
     flow = torch.stack((moved_x - x, moved_y - y), 1)
     return torch.where(valid[:, None], flow, 0.0), valid, occluded
-
-
-def _solid(scenes: LayeredScenes, layer: int) -> Tensor:
-    ghost = _per_pixel(scenes.paint[:, layer, GHOST] != 0)
-    return _active(scenes, layer) & ~ghost

@@ -8,12 +8,12 @@ struct LayeredParams {
     const float *to_card;    // [B, 2, 1 + exposures, layers, 9]
     const float *centres;    // [B, 2, 1 + exposures, layers, 3]
     const float *to_frame;   // [B, layers, 12]
-    const float *paint;      // [B, layers, 40]
+    const float *paint;      // [B, layers, 38]
     const int *ids;          // [B, layers, 2]
     const int *counts;       // [B]
     const float *exposed;    // [B, 2, exposures, 3]
-    const float *fog;        // [B, 4]
-    const float *sensor;     // [B, 3]
+    const float *background; // [B, 3]
+    const float *sensor;     // [B, 2]
     const int *noise;        // [B]
     const u8 *texels;        // levels one after the other, RGBX
     const u8 *shapes;        // [shape_count, shape_side, shape_side]
@@ -28,9 +28,7 @@ struct LayeredParams {
 
 constexpr float NEAREST = 1e-9f, CLEAR = 0.004f;
 constexpr int INFINITE = -1, SQUARE = -2, ELLIPSOID = -3;
-constexpr int TEXTURE = 10, SOFTNESS = 16, BIAS = 17, OPACITY = 18, GHOST = 19, COLOURS = 20, DEPTH_TEXTURE = 32;
-constexpr int LIGHT = 34, PAINT = 40;
-constexpr float FOG_SHEET = 2.f;
+constexpr int TEXTURE = 10, SOFTNESS = 16, BIAS = 17, COLOURS = 18, DEPTH_TEXTURE = 30, LIGHT = 32, PAINT = 38;
 constexpr float GRAZING = 1e-3f;  // of the cosine at an ellipsoid's outline, where derivatives have no limit
 
 // A point of a layer: (a, b) of a card, (a, b, c) on the unit sphere of an ellipsoid; 1 / depth; derivatives by the
@@ -186,7 +184,6 @@ static __device__ void seen_at(const LayeredParams &p, int b, int frame, int exp
     const float *e = p.exposed + 3 * (((i64)b * 2 + frame) * p.exposures + exposure);
     const i64 instant = (((i64)b * 2 + frame) * (1 + p.exposures) + 1 + exposure) * p.layers;
     const float *matrices = p.to_card + 9 * instant, *centres = p.centres + 3 * instant;
-    const float *fog = p.fog + 4 * b;
     x += e[1];
     y += e[2];
     const int count = p.counts[b];
@@ -198,24 +195,20 @@ static __device__ void seen_at(const LayeredParams &p, int b, int frame, int exp
         Place at;
         const int shape = p.ids[2 * (cards + layer) + 1];
         if (!find(matrices + 9 * layer, centres + 3 * layer, at_x, at_y, shape, at)) continue;
-        float alpha = coverage(p, at, paint, shape) * paint[OPACITY];
+        const float alpha = coverage(p, at, paint, shape);
         if (!(alpha > 0.f)) continue;
         float colour[3];
         texture(p, at, paint, p.ids[2 * (cards + layer)], colour);
-        if (paint[GHOST] == FOG_SHEET) alpha *= colour[1] * (1.f / 255.f);
-        const float through = expf(-fog[0] / at.w), seen = clear * alpha;
+        const float seen = clear * alpha;
         const float *c = paint + COLOURS + 6 * frame, *light = paint + LIGHT + 3 * frame;
         const float lit = fmaxf(1.f + light[0] * at.a + light[1] * at.b + light[2] * at.c, 0.f);
 #pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            const float own = held(lit * (colour[i] * (1.f / 255.f) * c[i] + c[3 + i]), 0.f, 1.f);
-            sum[i] += seen * (fog[1 + i] + through * (own - fog[1 + i]));
-        }
+        for (int i = 0; i < 3; ++i) sum[i] += seen * held(lit * (colour[i] * (1.f / 255.f) * c[i] + c[3 + i]), 0.f, 1.f);
         clear *= 1.f - alpha;
     }
     if (clear > CLEAR) {
 #pragma unroll
-        for (int i = 0; i < 3; ++i) sum[i] += clear * fog[1 + i];
+        for (int i = 0; i < 3; ++i) sum[i] += clear * p.background[3 * b + i];
     }
 }
 
@@ -227,7 +220,6 @@ static __device__ int owner_at(
     const i64 instant = ((i64)b * 2 + frame) * (1 + p.exposures) * p.layers;
     for (int layer = 0; layer < limit; ++layer) {
         const float *paint = p.paint + PAINT * (cards + layer);
-        if (paint[GHOST] != 0.f) continue;
         float at_x = x, at_y = y;
         if (frame == 0) wave(paint, 1.f, at_x, at_y);
         const int shape = p.ids[2 * (cards + layer) + 1];
@@ -252,13 +244,13 @@ extern "C" __global__ void __launch_bounds__(256, 2) render_frames(const __grid_
     float sum[3] = {0.f, 0.f, 0.f};
     for (int exposure = 0; exposure < p.exposures; ++exposure) seen_at(p, b, frame, exposure, (float)x, (float)y, sum);
     float *out = (frame ? p.frame2 : p.frame1) + 3 * b * plane + pixel;
-    const float gain = p.sensor[3 * b], exponent = p.sensor[3 * b + 1], strength = p.sensor[3 * b + 2];
+    const float exponent = p.sensor[2 * b], strength = p.sensor[2 * b + 1];
     const unsigned seed = hashed((unsigned)p.noise[b]);
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
         const unsigned word = hashed((unsigned)((3 * frame + i) * plane + pixel) ^ seed);
         const int total = (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
-        const float value = powf(held(gain * sum[i] / p.exposures, 1e-4f, 1.f), exponent);
+        const float value = powf(held(sum[i] / p.exposures, 1e-4f, 1.f), exponent);
         out[i * plane] = held(value + strength * ((total - 510) * (1.f / 147.8005f)), 0.f, 1.f);
     }
 }

@@ -16,20 +16,7 @@ _TOGETHER = 64  # pictures that are halved at a time
 # Shapes besides the silhouettes of an atlas: an unbounded plane, the square from -1 to 1, and an ellipsoid.
 INFINITE, SQUARE, ELLIPSOID = -1, -2, -3
 # Layout of ``LayeredScenes.paint``: where each group of numbers begins, and how many numbers a layer has.
-WAVES, TEXTURE, SOFTNESS, BIAS, OPACITY, GHOST, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT = (
-    0,
-    10,
-    16,
-    17,
-    18,
-    19,
-    20,
-    32,
-    34,
-    40,
-)
-# Values of ``paint[GHOST]``: a layer that owns flow, a transparent one, and one whose texture is its opacity.
-SOLID, TRANSPARENT, FOG_SHEET = 0, 1, 2
+WAVES, TEXTURE, SOFTNESS, BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT = 0, 10, 16, 17, 18, 30, 32, 38
 
 
 class PictureAtlas:
@@ -106,13 +93,13 @@ class LayeredScenes(NamedTuple):
     centres: Tensor  # [B, 2, 1 + E, L, 3] float32: v of ellipsoids, any value for cards
     to_frame: Tensor  # [B, L, 3, 4] float32: from (a, b, 1, 0) of a card or (s, 1) of an ellipsoid to the second frame
     paint: Tensor  # [B, L, PAINT] float32: 2 × (ax, ay, kx, ky, phase); layer to texels, 2×3; softness of the edge in
-    #   pixels; levels of blur; opacity; SOLID, TRANSPARENT or FOG_SHEET; factors and offsets of the three colours in
-    #   each frame; texels along the third coordinate of an ellipsoid, 2; its light in each frame, 2 × 3
+    #   pixels; levels of blur; factors and offsets of the three colours in each frame; texels along the third
+    #   coordinate of an ellipsoid, 2; its light in each frame, 2 × 3
     ids: Tensor  # [B, L, 2] int32: picture; silhouette, INFINITE, SQUARE or ELLIPSOID
     counts: Tensor  # [B] int32: layers of each scene
     exposures: Tensor  # [B, 2, E, 3] float32: share of the waves, offset of the sample from the pixel's centre (x, y)
-    fog: Tensor  # [B, 4] float32: density per unit of depth, colour
-    sensor: Tensor  # [B, 3] float32: gain, exponent of the values, standard deviation of the noise that is then added
+    background: Tensor  # [B, 3] float32: colour where a pixel shows no layer
+    sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
     noise: Tensor  # [B] int32: seed of the noise
 
     def check(self) -> None:
@@ -130,8 +117,8 @@ class LayeredScenes(NamedTuple):
             "to_frame": (batch, layers, 3, 4),
             "paint": (batch, layers, PAINT),
             "exposures": (batch, 2, matrices - 1, 3),
-            "fog": (batch, 4),
-            "sensor": (batch, 3),
+            "background": (batch, 3),
+            "sensor": (batch, 2),
             "ids": (batch, layers, 2),
             "counts": (batch,),
             "noise": (batch,),
