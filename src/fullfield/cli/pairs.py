@@ -12,8 +12,8 @@ from fullfield.cli.report import naming
 HELP = "write synthetic pairs with exact flow"
 DESCRIPTION = (
     "Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, "
-    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A GPU makes "
-    "thousands of pairs a second; a CPU needs seconds for each."
+    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A CPU needs seconds "
+    "to a minute for each pair, a GPU a fraction of a second."
 )
 EPILOG = """\
 examples:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.ops.positions import positions
+from fullfield.training.flow.config import PRESETS, SceneStyle
 from fullfield.training.flow.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, reference, render_pairs
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, LIGHT, PAINT, SOFTNESS, TEXTURE
+from fullfield.training.flow.scene import draw_scenes
 from refusals import refuses
 
 HEIGHT, WIDTH = 24, 32
@@ -125,11 +127,10 @@ def test_mistakes_are_named() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_kernels_on_a_gpu() -> None:
-    from fullfield.training.flow.scene import draw_scenes
-
+@pytest.mark.parametrize("style", PRESETS.values(), ids=PRESETS)
+def test_kernels_on_a_gpu(style: SceneStyle) -> None:
     held = atlas("cuda")
-    scenes = draw_scenes(range(6), (96, 130), seed=2, pictures=2, shapes=1).to("cuda")
+    scenes = draw_scenes(range(6), (96, 130), seed=2, pictures=2, shapes=1, style=style).to("cuda")
     found, expected = render_pairs(scenes, held, (96, 130)), reference.render(scenes, held, (96, 130))
     for name, one, other in zip(found._fields, found, expected, strict=True):
         away = (one.float() - other.float()).abs()

@@ -148,7 +148,7 @@ def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) 
     inside = torch.minimum((1 - a.abs()) / along, (1 - b.abs()) / across)
     square = (inside / softness + 0.5).clamp(0, 1)
     texels = atlas.shapes.shape[1]
-    if len(atlas.shapes):
+    if len(atlas.shapes) and bool((shape >= 0).any()):
         which = _per_pixel(shape).clamp(min=0).remainder(len(atlas.shapes)).long()
         at = [(value + 1) * (texels / 2) - 0.5 for value in (a, b)]
         low = [value.clamp(-4, texels + 4).floor() for value in at]
@@ -247,18 +247,32 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
             alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
                 continue
+            window = _window(alpha)
+            place, alpha = _cut(place, window), alpha[window]
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
             texture = _texture(place, paint, ids[:, 0], atlas) / 255
             light = [_per_pixel(paint[:, LIGHT + 3 * frame + part]) for part in range(3)]
             lit = (1 + _dot(light, list(place.at))).clamp(min=0)[..., None]
             colour = (lit * (texture * factor + offset)).clamp(0, 1)
-            seen = seen + (clear * alpha)[..., None] * colour
-            clear = clear * (1 - alpha)
+            seen[window] += (clear[window] * alpha)[..., None] * colour
+            clear[window] *= 1 - alpha
         seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * background
         total = seen if total is None else total + seen
     assert total is not None
     return _sensed((total / exposures).permute(0, 3, 1, 2).contiguous(), scenes, frame)
+
+
+def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
+    """Return the smallest rectangle [B, h, w] with everything that a layer covers; textures take most of the time."""
+    covered = (alpha > 0).any(0)
+    sides = (covered.any(axis).nonzero() for axis in (1, 0))
+    rows, columns = (slice(int(side[0]), int(side[-1]) + 1) for side in sides)
+    return slice(None), rows, columns
+
+
+def _cut(place: _Place, window: tuple[slice, slice, slice]) -> _Place:
+    return _Place(*(part[window] if isinstance(part, Tensor) else tuple(one[window] for one in part) for part in place))
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
