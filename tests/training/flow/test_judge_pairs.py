@@ -18,16 +18,21 @@ from fullfield.training.flow import SceneStyle, pictures
 from fullfield.training.flow.config import MIXTURE
 from refusals import refuses
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "judge_pairs.py"
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 SMALL = ("--size", "48x32", "--batch", "2", "--updates", "1", "--scored-updates", "1", "--device", "cpu", "--mixture")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with random weights and one real pair."""
-    spec = importlib.util.spec_from_file_location("judge_pairs", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("judge_pairs")
     drawn = pictures.procedural_pictures
     monkeypatch.setattr(pictures, "procedural_pictures", lambda *_args, **_options: drawn(4, 64, 0, shapes=8))
     monkeypatch.setattr(module, "DATA", tmp_path)
@@ -123,6 +128,17 @@ def test_real_pairs_are_those_that_are_present(judge: ModuleType, tmp_path: Path
     assert found["final alley_1"][1] == flow / "sintel/final/frame_0003.png"
     assert found["chairs 0000003"][0] == flow / "flyingchairs/0000003-img0.ppm"
     assert found["ambush_2"][2] == flow / "sintel/hard/ambush_2/frame_0001.flo"
+
+
+def test_scores_of_absent_pairs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = script("score_methods")
+    before = methods.RESULT.read_bytes()
+    monkeypatch.setattr(methods, "DATA", tmp_path)
+    assert methods.main(["tvl1"]) == 2
+    assert f"{tmp_path}: expected the pairs that have stored errors, middlebury Dimetrodon, " in capsys.readouterr().err
+    assert methods.RESULT.read_bytes() == before
 
 
 def test_styles_are_read(judge: ModuleType) -> None:

@@ -272,7 +272,13 @@ def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
 
 
 def _cut(place: _Place, window: tuple[slice, slice, slice]) -> _Place:
-    return _Place(*(part[window] if isinstance(part, Tensor) else tuple(one[window] for one in part) for part in place))
+    """Return the points of a rectangle, as far as textures and light need them."""
+
+    def vector(whole: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        a, b, c = (part[window] for part in whole)
+        return a, b, c
+
+    return place._replace(at=vector(place.at), right=vector(place.right), down=vector(place.down))
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
