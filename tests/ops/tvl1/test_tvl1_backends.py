@@ -50,14 +50,14 @@ def solve(backend: str, frames: tuple[torch.Tensor, torch.Tensor], config: TVL1C
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(("backend", "budget"), [("reference64", 1e-9), ("reference", 3e-4), ("cpu", 3e-4)])
-def test_one_scale_equals_loops(backend: str, budget: float, variant: str) -> None:
+def test_one_scale_equals_loops(variant: str) -> None:
     config = TVL1Config(scales=1, warps=2, iterations=13, **VARIANTS[variant])
     frames = scene(19, 23)
     truth = tvl1_by_loops(*(f.numpy() * 255 for f in frames), config)
     assert np.abs(truth).max() > 0.3, "the scene must move"
-    error = (solve(backend, frames, config) - torch.from_numpy(truth)).abs()
-    assert error.max() < budget
+    for backend, budget in (("reference64", 1e-9), ("reference", 3e-4), ("cpu", 3e-4)):
+        error = (solve(backend, frames, config) - torch.from_numpy(truth)).abs()
+        assert error.max() < budget, backend
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
