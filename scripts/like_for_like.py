@@ -196,9 +196,19 @@ def lookup_table() -> str:
         "float32 output; graph replay unless marked; peak memory with inputs. RAFT's volume: one batched product in "
         "float32, pooled,",
         "sampled bilinearly. Our float32 multiplies pairs of float16 (22 bits): precision `highest`.",
+        *blocks_sentence(),
         f"{environments(used)}; `python -m benchmarks correlation`.",
     ]
     return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+
+
+def blocks_sentence() -> list[str]:
+    """Return the times of the paper's block-sparse product in plain PyTorch, if they are stored."""
+    found = [row for scene in (EASY, FAST) if (row := lookup_row([56, 128], "blocks", scene))]
+    if not found:
+        return []
+    times = "; ".join(f"{scene} {timed(row)}" for scene, (row, _) in zip(("calm", "fast"), found, strict=False))
+    return [f"The paper's block-sparse product in plain PyTorch (`--backends blocks`), 128×56: {times}."]
 
 
 # ---- beside the tables of Briedis et al.
