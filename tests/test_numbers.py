@@ -95,7 +95,6 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
             "more than 2 % of the cells",
             "1.5 times the averaged",
             "30 to 35 % of the objects",
-            "The factor 1.5 was",
         ),
     ),
     "docs/integrations.md": (
