@@ -74,7 +74,7 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
 def stages(steps: Sequence[str], further: list[str]) -> list[list[list[str]]]:
     """Return commands in groups that run one after the other; those of a group run at once.
 
-    The site is built beside the tests, so that no core waits. With a GPU, whose tests measure times, it is built first.
+    The site is built while the tests run, so that no core waits. With a GPU, whose tests measure times, it comes first.
     """
     found = {step: commands(step, further) for step in steps}
     checks = [command for step in steps if step not in ("site", "tests") for command in found[step]]

@@ -247,7 +247,6 @@ def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:  #
     assert together["scores"] == alone["scores"]
 
 
-@pytest.mark.long
 def test_official_weights_give_the_listed_error(cli: Any, data_dir: Path, scene: Path) -> None:
     source = data_dir / "flow" / "middlebury" / "Venus"
     file = data_dir / "weights" / "raft-small.pth"

@@ -33,8 +33,8 @@ def test_the_earlier_name_warns(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_run_of_the_earlier_name_continues(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.json"
-    freeze_recipe(recipe, {"data": ["made=0.3", "made-bars", "pairs:made"], "validate": ["made"]}, begun=False)
-    now = {"data": ["synthetic=0.3", "synthetic-bars", "pairs:made"], "validate": ["synthetic"]}
+    freeze_recipe(recipe, {"data": ["made=0.3", "made-figures", "pairs:made"], "validate": ["made"]}, begun=False)
+    now = {"data": ["synthetic=0.3", "synthetic-figures", "pairs:made"], "validate": ["synthetic"]}
     freeze_recipe(recipe, now, begun=True)
     with pytest.raises(InputError, match="another run"):
-        freeze_recipe(recipe, {**now, "data": ["synthetic=0.3", "synthetic-bars", "pairs:synthetic"]}, begun=True)
+        freeze_recipe(recipe, {**now, "data": ["synthetic=0.3", "synthetic-figures", "pairs:synthetic"]}, begun=True)

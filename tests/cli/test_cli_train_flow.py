@@ -94,6 +94,11 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
     method = ("--method", "raft-small", "--updates", "1", "--backend", "dense")
     ran = cli("flow", "a.png", "b.png", "-o", "f.flo", *method, "--weights", "run/weights.safetensors")
     assert ran.code == 0, ran.err
+    recipe["scenes"]["figures"]["blur"] = 0.125  # as begun by a version whose style was another
+    (pairs / "run" / "recipe.json").write_text(json.dumps(recipe))
+    ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves")
+    assert ran.code == 2
+    assert "scenes.figures.blur was 0.125, is " in ran.err
 
 
 def test_fine_tuning_starts_from_the_weights_that_are_named(cli: Any, pairs: Path) -> None:

@@ -340,7 +340,6 @@ def test_double_takes_bytes_as_numbers() -> None:
     assert torch.allclose(estimator(*bytes_), estimator(*(frame / 255 for frame in bytes_)), atol=1e-4)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("pair", ["sequence_2", "market_5"])
 def test_double_finds_thin_things_and_keeps_long_motion(data_dir: Path, pair: str) -> None:
     folder = data_dir / "flow" / "sintel" / "hard" / pair
@@ -614,7 +613,6 @@ def _shifted(data_dir: Path, height: int, width: int, x: int, y: int) -> tuple[T
     return first, second
 
 
-@pytest.mark.long
 def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None:
     frames = _shifted(data_dir, 816, 1000, 150, -40)
     weights = str(data_dir / "weights" / "raft-small.pth")

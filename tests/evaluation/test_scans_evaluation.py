@@ -290,7 +290,6 @@ def shared_tree(root: Path, data_dir: Path) -> Path:
     return root
 
 
-@pytest.mark.long
 def test_the_shared_pairs_as_a_benchmark(tmp_path: Path, data_dir: Path) -> None:
     pairs = open_scans("3dmatch", shared_tree(tmp_path / "set", data_dir))
     result = evaluate_scans(Registrar(), pairs, tmp_path / "run")
@@ -303,7 +302,6 @@ def test_the_shared_pairs_as_a_benchmark(tmp_path: Path, data_dir: Path) -> None
     assert rows["7-scenes-redkitchen/0_2"]["overlap"] == pytest.approx(0.5, abs=0.15)
 
 
-@pytest.mark.long
 def test_the_shared_lidar_pair_with_a_pose_from_other_sensors(tmp_path: Path, data_dir: Path) -> None:
     """KITTI's layout; the pose in the list is 20 cm off, and evaluation finds the true one on the scans."""
     home = data_dir / "pointclouds" / "kitti_pair"

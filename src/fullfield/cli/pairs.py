@@ -13,7 +13,7 @@ HELP = "write synthetic pairs with exact flow"
 DESCRIPTION = (
     "Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, "
     "with exact flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A CPU needs seconds "
-    "to a minute for each pair, a GPU a fraction of a second."
+    "for each pair and more for large frames; a GPU draws them much faster."
 )
 EPILOG = """\
 examples:

@@ -371,10 +371,15 @@ def _validation(args: argparse.Namespace, generators: _Generators, updates: int 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
+    from fullfield.training.flow.config import SceneStyle
+
+    parts = [_split(text, "--data", weighted=True) for text in args.data]
+    scenes = {name.partition("-")[2] or "usual" for name, folder, _ in parts if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,
         "data": args.data,
+        "scenes": {name: vars(SceneStyle.preset(name)) for name in sorted(scenes)},
         "size": list(args.size),
         "pictures": None,
         "augment": args.augment,

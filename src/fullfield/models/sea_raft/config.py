@@ -32,8 +32,8 @@ class SEARAFTConfig(NetworkShape):
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
     ``most_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
     :func:`fullfield.models.framing.still_moves`. The limits of the logarithms of the Laplacians' scales affect losses
-    and uncertainties, never the flow. A pixel that is far off moves the weights by 1 / its scale at least, so a low
-    ``log_scale_max`` makes long motion count in training.
+    and uncertainties, never the flow. ``loss_log_scale_max`` is a lower limit for losses alone: a pixel that is far off
+    moves the weights by at least 1 / its scale, so a low limit makes long motion count in training.
 
     Source: Wang, Lipson and Deng, SEA-RAFT, 2024 (arXiv 2405.14793), and the settings published with its weights.
     """
@@ -55,6 +55,7 @@ class SEARAFTConfig(NetworkShape):
     most_updates: int | None = None  # unless a call sets its updates; None: ``updates``
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
+    loss_log_scale_max: float | None = None  # None: ``log_scale_max``
     padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.padding_for`
 
     def __post_init__(self) -> None:
@@ -75,6 +76,8 @@ class SEARAFTConfig(NetworkShape):
             number(self.most_updates, "most_updates", integer=True, low=max(1, self.updates))
         number(self.log_scale_min, "log_scale_min", high=0)
         number(self.log_scale_max, "log_scale_max", low=0)
+        if self.loss_log_scale_max is not None:
+            number(self.loss_log_scale_max, "loss_log_scale_max", low=0, high=self.log_scale_max)
 
     @property
     def matched_channels(self) -> int:
@@ -85,7 +88,7 @@ class SEARAFTConfig(NetworkShape):
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
         """Return the included network, 2.3 million parameters, 4 to 12 updates, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
-        shape = cls(name="fullfield-s", backbone="resnet18", most_updates=12, log_scale_max=1.5, **widths)
+        shape = cls(name="fullfield-s", backbone="resnet18", most_updates=12, loss_log_scale_max=1.5, **widths)
         return shape.replace(**changes)
 
     @classmethod

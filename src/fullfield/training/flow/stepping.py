@@ -124,7 +124,9 @@ class Objective(nn.Module):
         self._limits: tuple[float, float] | None = None
         if mixture:
             config = getattr(network, "config", None)
-            self._limits = getattr(config, "log_scale_min", 0.0), getattr(config, "log_scale_max", 10.0)
+            highest = getattr(config, "log_scale_max", 10.0)
+            lower = getattr(config, "loss_log_scale_max", None)
+            self._limits = getattr(config, "log_scale_min", 0.0), highest if lower is None else lower
 
     @property
     def loss(self) -> str:
