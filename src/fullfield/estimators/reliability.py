@@ -22,7 +22,7 @@ _APART = 4
 """Distance in rows and columns of the pixels whose median is taken."""
 CONFIDENCE = (1.145, -0.734, -0.934, 0.940)
 """Weights of a logistic regression: bias, logarithms of distance, residual and contrast."""
-CONFIDENCE_WITH_OWN = (2.187, -0.376, -0.722, 0.648, -3.443)
+CONFIDENCE_WITH_OWN = (2.068, -0.434, -0.655, 0.592, -1.851)
 """The same with the network's own log scale. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 

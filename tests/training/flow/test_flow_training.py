@@ -27,9 +27,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
+from fullfield.models import SEARAFT, SEARAFTConfig
+from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.training.checkpoint import DivergedError, restore
 from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, loop, train_flow
 from fullfield.training.flow.curves import FlowRow
+from fullfield.training.flow.loss import laplace_mixture_loss
 from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import AveragedWeights, Objective
 from refusals import refuses
@@ -145,6 +148,22 @@ def test_a_step_is_adamw_on_the_clipped_gradient(scenes: Scenes) -> None:
     assert apart(stepper.model.state_dict(), other.state_dict()) < 1e-4
     assert apart(stepper.average.model.state_dict(), average) < 1e-4
     assert apart(stepper.model.state_dict(), average) > 0.1  # the measure can fail
+
+
+def test_losses_have_a_lower_limit_of_the_wide_scale_than_uncertainties(scenes: Scenes) -> None:
+    model, batch = SEARAFT(SEARAFTConfig.fullfield_s()).eval(), scenes.batch(0, 1)
+    with torch.no_grad():
+        pairs = model.predictions_with_info(batch.frame1, batch.frame2, updates=1)
+        for flow, info in pairs:
+            flow += 100.0  # far off: the wide scale decides the loss
+            info[:, :2], info[:, 2:3] = 0.0, 9.0
+        model.coarse_predictions = None
+        model.predictions_with_info = lambda *_, **__: pairs
+        found, _ = Objective(model, FlowTraining(updates=1))(batch.frame1, batch.frame2, batch.flow, batch.valid)
+        right = [laplace_mixture_loss(pairs, batch.flow, batch.valid, log_scale_max=high) for high in (1.5, 10.0)]
+    assert found == right[0]
+    assert right[0] > 2 * right[1]
+    assert float(expected_log_scale(info, model.config).max()) > 4
 
 
 def test_the_average_follows_buffers_too() -> None:
