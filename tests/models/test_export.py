@@ -118,8 +118,12 @@ def test_torch_export(config: Any) -> None:
     assert len(lookups) == 2
 
 
-def test_torch_export_of_any_size(tmp_path: Path) -> None:
-    model = network(SEA_RAFT.replace(levels=2, radius=1))
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(SEA_RAFT, id="sea-raft"), pytest.param(SMALL, id="raft-small", marks=pytest.mark.long)],
+)
+def test_torch_export_of_any_size(config: Any, tmp_path: Path) -> None:
+    model = network(config.replace(levels=2, radius=1))
     program = export_program(model, 64, 80, dynamic=True, updates=1)
     torch.export.save(program, tmp_path / "flow.pt2")
     loaded = torch.export.load(tmp_path / "flow.pt2").module()

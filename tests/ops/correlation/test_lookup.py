@@ -123,7 +123,7 @@ def case_of(shape: tuple[Any, ...], motion: str = "smooth") -> Case:
     return make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius, motion=motion)
 
 
-# Every dtype and every motion: positions are float32 whatever the features are.
+# Every dtype and every motion: positions are float32 for features of any dtype.
 @pytest.mark.parametrize(
     ("dtype", "motion"),
     [

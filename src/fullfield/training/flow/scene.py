@@ -75,7 +75,7 @@ def draw_scenes(
         bodies.add(solids)
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
-        _paint_smooth(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
+        _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
     exposures, times = _exposed(draw, len(numbers), style)
     background = bodies.background(draw)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
@@ -96,7 +96,7 @@ def _painted(
     ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, bodies.shape)
     alike, limbs = bodies.alike, slice(BODY + 1, OBJECTS)
     ids[alike, limbs, 0] = ids[alike, BODY, 0][:, None]
-    # Texture: so many texels for a pixel where the card is looked at, turned as the card or as it likes.
+    # Texture: texels per pixel at the card's distance; turned with the card or freely.
     depth = np.linalg.norm(bodies.centre, axis=-1).clip(min=1.0)
     per_pixel = np.exp(draw.normal(0.45))
     texels = [
@@ -155,7 +155,7 @@ def _exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, Fl
     return exposures, times
 
 
-def _paint_smooth(
+def _paint_bodies(
     draw: SceneDraw,
     bodies: SceneGeometry,
     solids: Bodies | None,
