@@ -247,7 +247,7 @@ def sweeps_table() -> str:
         variable, value = line["variable"], line["value"]
         cells = []
         for name, scenes in here.items():
-            found = next((row for scene in scenes if (row := swept(variable, value, name, scene))), None)
+            found = next((each for scene in scenes if (each := swept(variable, value, name, scene))), None)
             if found is None:
                 cells.append("")
                 continue
