@@ -261,7 +261,7 @@ def test_the_included_network_cascades_by_itself() -> None:
         float(epe(estimate(far.frame1, far.frame2, "fullfield-s", **chosen).flow, far.flow, ~far.occluded))
         for chosen in ({}, {"cascade": False})
     ]
-    assert errors[0] < 0.5 * errors[1]
+    assert errors[0] < 0.7 * errors[1]
     for method, cascades in (("fullfield-s", True), ("sea-raft-s", False), ("raft", False)):
         assert NetworkEstimator(method).parameters["cascade"] is cascades
     assert NetworkEstimator("fullfield-s", NetworkConfig(updates=0)).parameters["cascade"] is False

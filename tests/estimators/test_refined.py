@@ -97,7 +97,7 @@ def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
     first, second = (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     flow = torch.zeros(1, 2, 24, 32)
     scale = torch.full((1, 24, 32), -1.0)
-    scale[..., 16:] = 1.5
+    scale[..., 16:] = 3.0
     occlusion, confidence = occlusion_and_confidence(first, second, flow, flow, scale)
     plain, _ = occlusion_and_confidence(first, second, flow, flow)
     assert torch.equal(occlusion, plain)

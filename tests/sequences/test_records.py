@@ -288,6 +288,32 @@ def test_damaged_notes_are_one_line(cli: CommandLine, text: str) -> None:
     assert err.count("\n") == 1
 
 
+def test_frames_that_another_run_writes_after_the_notes_are_read_are_its_own(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert cli(*SHOT)[0] == 0
+    folders = iter([tmp_path / "not yet there"])  # what the first reading finds
+    monkeypatch.setattr(outputs, "Records", lambda folder: Records(next(folders, folder)))
+    assert "0 frames written, 8 kept" in cli(*SHOT)[1]
+
+
+def test_settings_that_another_run_writes_at_the_same_time_are_seen(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli(*SHOT)[0] == 0
+    sidecar, kept = Path("mv.exr.fullfield.json"), Path("kept.json")
+    real = outputs.Output.path
+
+    def path(self: outputs.Output, number: int) -> str:
+        if kept.exists():  # the other run has written its settings, then its frames
+            kept.rename(sidecar)
+        return real(self, number)
+
+    sidecar.rename(kept)
+    monkeypatch.setattr(outputs.Output, "path", path)
+    assert "0 frames written, 8 kept" in cli(*SHOT)[1]
+
+
 def test_damaged_records_count_as_none(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     (notes,) = Path("mv.exr.fullfield").glob("*.jsonl")

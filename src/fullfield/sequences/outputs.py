@@ -25,7 +25,7 @@ from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
 from fullfield.sequences.engine import Estimated
 from fullfield.sequences.names import Pattern
-from fullfield.sequences.records import Checksums, Journal, Record, Records, checksum_of, digest
+from fullfield.sequences.records import Checksums, Journal, Record, Records, checksum_of, digest, stamp_of
 
 Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]
 """A callback that returns the checksums of what a frame is made from, by any names; None for a file that is missing."""
@@ -201,8 +201,9 @@ class Output:
             InputError: files are there that were begun with other settings, or that fullfield did not write.
         """
         wanted, _ = self._wanted(settings)
-        noted = self._noted()
+        # In this order: a run that begins now writes the settings before its frames.
         there = [number for number in numbers if Path(self.path(number)).exists()]
+        noted = self._noted()
         if noted is None and there and not overwrite:
             raise InputError(
                 f"{self.path(there[0])}: is there already, and {self.sidecar} does not say how it was made; use "
@@ -226,6 +227,14 @@ class Output:
         records.prune()
         return plan
 
+    def _noted_since(self, path: Path) -> list[Record]:
+        """Return the records of a file that another run may have written after the notes were read."""
+        while True:
+            before = stamp_of(path)
+            found = Records(self.notes).of(str(path))
+            if found or stamp_of(path) == before:
+                return found
+
     def _compare(
         self,
         settings: Mapping[str, Any],
@@ -242,7 +251,7 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.left.append(number)
                 continue
-            found = records.of(str(path))
+            found = records.of(str(path)) or self._noted_since(path)
             if not found and is_recorded:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
