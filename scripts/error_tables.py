@@ -184,6 +184,7 @@ def rendered() -> str:
             runs.setdefault(run["method"], {})[run["scale"]] = run
         size = stored["size"].replace("x", "×")
         rows = [[f"{stored['pairs']} pairs, {size}", *SCALES, "large motion, best scale", "time at full size"]]
+        is_timed = "gpu" in stored["environment"]  # two shared CPU cores give no times
         full: list[str] = []
         smaller: list[str] = []
         for method, by_scale in runs.items():
@@ -191,8 +192,9 @@ def rendered() -> str:
             cells = [f"{scores[s]['epe']:#.3g} px, {scores[s]['px1']:.1f} %" if s in scores else "" for s in SCALES]
             large = {scale: value["lm_epe"] for scale, value in scores.items() if value["lm_epe"] is not None}
             best = min(large, key=large.__getitem__, default=None)
-            seconds = f"{by_scale['1']['runtime']['median_s']:#.3g} s" if "1" in by_scale else ""
-            rows.append([method, *cells, "" if best is None else f"{large[best]:#.3g} px at {best}", seconds])
+            seconds = f"{by_scale['1']['runtime']['median_s']:#.3g} s" if "1" in by_scale and is_timed else ""
+            found = "" if best is None else f"{large[best]:#.3g}".rstrip(".") + f" px at {best}"
+            rows.append([method, *cells, found, seconds])
             if set(SCALES) <= set(scores):
                 errors = {scale: scores[scale]["epe"] for scale in SCALES}
                 least = min(errors, key=errors.__getitem__)

@@ -40,7 +40,7 @@ def test_errors_by_scale(tables: tuple[ModuleType, ModuleType]) -> None:
     ]
     runs += [run("b", scale, epe, None) for scale, epe in zip(errors.SCALES, (4, 1, 2, 3), strict=True)]
     runs += [run("c", "1", 0.5, None)]
-    stored = {"size": "4096x2160", "pairs": 2, "recipe": {"fast": shot}, "runs": runs}
+    stored = {"size": "4096x2160", "pairs": 2, "recipe": {"fast": shot}, "runs": runs, "environment": {"gpu": "H100"}}
     (errors.RESULTS / "rendered_4096_h100.json").write_text(json.dumps(stored))
     assert "| fast | 4096×2160 | 2 | 3 | 8 | 2.0 | 20 px, 300 px | 5.0 % |" in errors.rendered_shots()
     text = errors.rendered()
@@ -48,6 +48,8 @@ def test_errors_by_scale(tables: tuple[ModuleType, ModuleType]) -> None:
     assert f"| {' | '.join(cells)} |" in text
     assert "| c |  |  |  | 0.500 px, 12.3 % |  | 0.250 s |" in text
     assert text.endswith("Smallest mean error at 4096×2160: at full size for a; at a smaller scale for b (1/4).\n")
+    (errors.RESULTS / "rendered_4096_h100.json").write_text(json.dumps({**stored, "environment": {}}))
+    assert "0.250 s" not in errors.rendered()
 
 
 def test_the_listing_in_triton(tables: tuple[ModuleType, ModuleType]) -> None:
