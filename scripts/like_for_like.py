@@ -52,8 +52,8 @@ BOTH = tuple(f"like_{network}_{size}.json" for network in ("raft", "sea_raft") f
 OLDER = "models_h200.json"
 
 
-def networks(*names: str) -> list[Measured]:
-    """Return (case, results) of whole networks in these files, as far as they exist."""
+def cases(*names: str) -> list[Measured]:
+    """Return (case, results) of these files, as far as they exist."""
     return [(case, results) for results in stored(*names) for case in results["cases"]]
 
 
@@ -100,7 +100,7 @@ def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -
 def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
     rows = [["one pair of frames on the GPU", "fullfield", "others, and our plain module, in the same precision"]]
-    found = networks(*BOTH, OLDER)
+    found = cases(*BOTH, OLDER)
     for precision in (SINGLE, HALF):
         rows += [row for case, results in found if (row := network_row(case, results, precision))]
     compiled = [row["first_call_s"] for case, _ in found for row in of(case, ("compiled, half",)) if "median_s" in row]
@@ -131,8 +131,8 @@ def lookups() -> list[Measured]:
     """Return (case, results) of the lookup's benchmark; the first that has a contender counts."""
     names = ("like_lookups", "like_lookups_float32", "like_lookups_1024", "like_alt_1024", "like_blocks")
     older = ("ptlflow", "sizes", "alt", "highest")
-    files = (*(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older))
-    return [(case, results) for results in stored(*files) for case in results["cases"]]
+    sweeps = ("like_updates.json", "like_channels.json")
+    return cases(*(f"{name}.json" for name in names), *(f"correlation_h200_{name}.json" for name in older), *sweeps)
 
 
 def timed(row: dict[str, Any], eager: bool = False) -> str:
@@ -147,11 +147,11 @@ def timed(row: dict[str, Any], eager: bool = False) -> str:
 
 
 def lookup_row(
-    size: list[int], name: str, scene: str, dtype: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    size: list[int], name: str, scene: str, dtype: str | None = None, *, updates: int = 32, channels: int = 256
+) -> Measured | None:
     """Return the first row of a contender, and its results; None where it was not measured."""
     for case, results in lookups():
-        if (case["size"], case["scene"], case["updates"], case["channels"]) == (size, scene, 32, 256):
+        if (case["size"], case["scene"], case["updates"], case["channels"]) == (size, scene, updates, channels):
             if dtype is not None and case["dtype"] != dtype:
                 continue
             if dtype == SINGLE and case["precision"] != "highest" and name == "cuda":
@@ -219,15 +219,9 @@ SWEPT = {"width": "feature map", "updates": "lookups at 512×224", "channels": "
 def swept(variable: str, value: int, name: str, scene: str) -> Measured | None:
     """Return the first row of a contender at this value of the variable, and its results."""
     wanted = {"width": 512, "updates": 32, "channels": 256, variable: value}
-    swept_files = stored("like_updates.json", "like_channels.json")
-    sweeps = [(case, results) for results in swept_files for case in results["cases"]]
-    for case, results in [*lookups(), *sweeps]:
-        found = {"width": case["size"][1], "updates": case["updates"], "channels": case["channels"]}
-        if found == wanted and case["scene"] == scene and (name != "cuda" or case["dtype"] == "bfloat16"):
-            for row in case["rows"]:
-                if row["name"] == name:
-                    return row, results
-    return None
+    width = wanted.pop("width")
+    dtype = "bfloat16" if name == "cuda" else None
+    return lookup_row([width * 7 // 16, width], name, scene, dtype, **wanted)
 
 
 def published_cost(cell: dict[str, int] | str) -> str:
@@ -302,9 +296,9 @@ def named(case: dict[str, Any], begin: str) -> dict[str, Any]:
 def short_table() -> str:
     """Return one row per task and precision: ours and what people use today."""
     rows = [["on one H200, unless said", "fullfield", "others"]]
-    raft = networks(*BOTH[:2])
+    raft = cases(*BOTH[:2])
     if not any(case["size"] == FULL for case, _ in raft):
-        raft += [(one([case for case, _ in networks(OLDER)], method="raft", size=FULL), read(OLDER))]
+        raft += [(one([case for case, _ in cases(OLDER)], method="raft", size=FULL), read(OLDER))]
     ends = "Times and peak memory; each row compares both sides in the same precision."
     if not any(network_row(case, results, HALF) for case, results in raft):
         (prepared,) = of(raft[0][0], OURS[HALF])

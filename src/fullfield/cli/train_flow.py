@@ -276,13 +276,18 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
     return match["name"], match["folder"], weight
 
 
+def _style_name(name: str) -> str:
+    """Return STYLE of ``synthetic-STYLE``, and the usual one of ``synthetic``."""
+    return name.partition("-")[2] if "-" in name else "usual"
+
+
 def _style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
     from fullfield.datasets import present_name
     from fullfield.training.flow.config import SceneStyle
 
     with naming(style=f"{option} {name}"):
-        style = SceneStyle.preset(name.partition("-")[2] if "-" in name else "usual")
+        style = SceneStyle.preset(_style_name(name))
     report.warn_renamed(name, present_name(name), option)
     return style
 
@@ -374,7 +379,7 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
     from fullfield.training.flow.config import SceneStyle
 
     parts = [_split(text, "--data", weighted=True) for text in args.data]
-    scenes = {name.partition("-")[2] or "usual" for name, folder, _ in parts if folder is None}
+    scenes = {_style_name(name) for name, folder, _ in parts if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,

@@ -251,8 +251,8 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.left.append(number)
                 continue
-            found = records.of(str(path)) or self._noted_since(path)
-            if not found and is_recorded:
+            found = records.of(str(path))
+            if not found and is_recorded and not (found := self._noted_since(path)):
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
                 )
