@@ -242,4 +242,6 @@ def test_quantiles() -> None:
     assert spread([]) is None
     assert spread([3.0]) == {"median": 3.0, "p99": 3.0, "max": 3.0}
     assert spread(range(1, 101)) == {"median": 50.5, "p99": 99, "max": 100}
+    assert spread(range(1, 102)) == {"median": 51, "p99": 100, "max": 101}
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "p99": 3.0, "max": 3.0}
     assert spread(range(1, 1001)) == {"median": 500.5, "p99": 990, "max": 1000}

@@ -12,7 +12,6 @@ from fullfield._kernels import Missing
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield._kernels.structures import Structures
 from fullfield.ops import launching
-from fullfield.ops.latency import spread
 
 PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
 GPU = launching.Device(-1, "none", "sm_80", 1, 99 << 10)
@@ -131,18 +130,3 @@ def test_parameters(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).write_text(name)
     assert launching.read_source(tmp_path / "a", tmp_path / "b") == "ab"
-
-
-# ---- times: medians and percentiles were measured, or lie halfway between two
-
-
-def test_the_nearest_rank() -> None:
-    assert spread(range(1, 101)) == (100, 1, 50.5, 99, 100)
-    assert spread(range(1, 102)) == (101, 1, 51, 100, 101)
-    assert spread([3.0, 1.0, 2.0]) == (3, 1.0, 2.0, 3.0, 3.0)
-    assert spread([0.5]) == (1, 0.5, 0.5, 0.5, 0.5)
-
-
-def test_of_nothing_there_is_none() -> None:
-    with pytest.raises(ValueError, match="at least one time"):
-        spread([])

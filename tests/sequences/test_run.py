@@ -23,9 +23,9 @@ from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
 from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
+from fullfield.sequences.engine import Spent, Stages
 from fullfield.sequences.pool import _Chunks, chunks
 from fullfield.sequences.run import _most_waiting, _Rooms
-from fullfield.sequences.stages import Spent, Stages
 
 oiio = pytest.importorskip("OpenImageIO")
 

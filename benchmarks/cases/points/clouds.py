@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_point_cloud
 from fullfield.ops.neighbors import grid_downsample, spatial_order
-from fullfield.ops.neighbors.ordering import morton_code
+from fullfield.ops.neighbors.api import morton_code
 
 _APART = 8  # voxels between copies, as many as the largest kernel has cells a side
 

@@ -26,8 +26,8 @@ from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of
 from benchmarks.harness import Candidate, clock_of, first_line, interleaved, release, spread, wall_clock
 from fullfield.metrics import aae, epe
-from fullfield.ops import latency, launching
-from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver
+from fullfield.ops import launching
+from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver, persistent
 from fullfield.ops.tvl1.frames import level_sizes
 
 Row = dict[str, Any]
@@ -123,7 +123,7 @@ def _few(once: float, count: int) -> int:
 
 def tail(seconds: Sequence[float]) -> Row:
     """Return the spread, and the 99th percentile."""
-    return {**spread(seconds), "p99_s": latency.spread(seconds).p99}
+    return {**spread(seconds), "p99_s": persistent.spread(seconds).p99}
 
 
 # ---- whole frames

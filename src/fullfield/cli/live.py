@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import shutil
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from fullfield.io.video import VideoSource, VideoWriter
     from fullfield.ops.tvl1 import PersistentSolver
     from fullfield.viz import FlowColors
-    from fullfield.viz.window import Window
 
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two lines, on a terminal and elsewhere
 _PATIENCE = 5.0
+_QUIT_KEYS = (ord("q"), 27)  # and Escape
 
 HELP = "estimate the flow of a camera, a stream or a video while its frames arrive"
 DESCRIPTION = (
@@ -186,24 +188,59 @@ def _finished(flow: Tensor) -> Tensor:
 # ---- showing
 
 
+class _Window:
+    """Window of OpenCV on the screen; use it from one thread, on macOS from the main one.
+
+    Raises InputError where no window can be opened, ModuleNotFoundError without OpenCV.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._cv2: Any = importlib.import_module("cv2")
+        self._title = title
+        # Asked before OpenCV is: some of its toolkits end the process where there is no display.
+        if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            raise InputError("window: there is no display here (DISPLAY is not set)")
+        try:
+            self._cv2.namedWindow(title, self._cv2.WINDOW_NORMAL)
+        except self._cv2.error as error:
+            raise InputError("window: this OpenCV was built without windows (a headless package)") from error
+
+    def show(
+        self,
+        picture: Tensor,  # [3, H, W] uint8
+    ) -> bool:
+        """Show a picture; return False once the user has pressed q or Escape, or closed the window."""
+        if self._cv2.getWindowProperty(self._title, self._cv2.WND_PROP_VISIBLE) < 1:
+            return False
+        import numpy as np
+
+        rows = np.ascontiguousarray(picture.flip(0).permute(1, 2, 0).cpu().numpy())
+        self._cv2.imshow(self._title, rows)
+        return self._cv2.waitKey(1) & 0xFF not in _QUIT_KEYS
+
+    def close(self) -> None:
+        """Close the window."""
+        with suppress(self._cv2.error):  # the user was first
+            self._cv2.destroyWindow(self._title)
+
+
 @dataclass
 class _Screen:
     """Outputs of the pictures: a file, a window, both or none."""
 
     colors: FlowColors | None
     writer: VideoWriter | None
-    window: Window | None
+    window: _Window | None
     shown: int = 0
 
     @classmethod
     def of(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
         from fullfield.io import VideoWriter
         from fullfield.viz import FlowColors
-        from fullfield.viz.window import Window
 
         window = writer = None
         if args.preview:
-            window = Window(f"fullfield {args.source}")
+            window = _Window(f"fullfield {args.source}")
             stack.callback(window.close)
         if args.viz is not None:
             writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from fullfield.ops import latency
+from fullfield.ops.tvl1 import persistent
 
 if TYPE_CHECKING:
     from fullfield.io.video import VideoFrame
@@ -167,7 +167,7 @@ class LiveStatistics:
         The source's decoder, driver or network lost them, or its rate varies.
         """
         kept = list(self.distances)  # a copy, because another thread adds frames
-        usual = latency.spread(kept).median if kept else 0.0
+        usual = persistent.spread(kept).median if kept else 0.0
         return sum(max(0, round(distance / usual) - 1) for distance in kept) if usual > 0 else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     kept = list(seconds)
     if not kept:
         return None
-    found = latency.spread(kept)
+    found = persistent.spread(kept)
     return {"median": found.median, "p99": found.p99, "max": found.high}
 
 

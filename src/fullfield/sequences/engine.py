@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,12 +27,48 @@ from fullfield.ops.splatting import moved_forward
 from fullfield.sequences.changes import Small, is_cut, is_held, small
 from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
 from fullfield.sequences.records import Identity
-from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
 _AHEAD_BYTES = 1 << 30
 _FEWEST = 2
 _MORE_AT = 8  # frames left at which more are requested
+
+
+class Spent(NamedTuple):
+    """Time of one stage, in all threads together."""
+
+    times: int = 0
+    wall_s: float = 0.0
+    """By the clock, waiting included."""
+    cpu_s: float = 0.0
+    """Of the processor, in the stage's own thread."""
+
+    def plus(self, other: Spent) -> Spent:
+        """Return the sum of both."""
+        return Spent(self.times + other.times, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+
+class Stages:
+    """Sums of stages over many threads; a stage inside another one counts in both."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.spent: dict[str, Spent] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure the work inside; work that ends with an error counts too."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            self.add({name: Spent(1, time.perf_counter() - wall, time.thread_time() - cpu)})
+
+    def add(self, spent: dict[str, Spent]) -> None:
+        """Add the sums of another object."""
+        with self._lock:
+            for name, more in spent.items():
+                self.spent[name] = self.spent.get(name, Spent()).plus(more)
 
 
 @dataclass(frozen=True)

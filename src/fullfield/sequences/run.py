@@ -27,11 +27,10 @@ from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import vector_lines_there
-from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, problem_of
+from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, Spent, Stages, problem_of
 from fullfield.sequences.outputs import Output, Plan, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
 from fullfield.sequences.records import Checksums, Identity, Records, digest
-from fullfield.sequences.stages import Spent, Stages
 
 _WAITING_BYTES = 1 << 30  # of results that are being written or wait to be
 _GONE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENOTCONN,

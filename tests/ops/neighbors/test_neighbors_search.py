@@ -13,7 +13,7 @@ from cloud_cases import PLACES, Backend, cloud, places, rows, same, without_gpu
 
 from fullfield import InputError
 from fullfield.ops.neighbors import cuda, grid_downsample, knn_search, radius_search, spatial_order
-from fullfield.ops.neighbors.ordering import morton_code
+from fullfield.ops.neighbors.api import morton_code
 
 scipy_spatial = pytest.importorskip("scipy.spatial")
 KERNELS = ("cpu", "emulated", pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu]))

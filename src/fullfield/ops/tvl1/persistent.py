@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.latency import spread
 from fullfield.ops.launching import FRAMES
 from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1 import cuda
@@ -29,6 +29,22 @@ class Latency(NamedTuple):
     """Flows that were measured, per call: a batch counts once."""
     median: float
     p99: float
+
+
+class Spread(NamedTuple):
+    """Summary of a list of times, in their unit."""
+
+    median: float
+    p99: float
+    """99th percentile by the nearest rank, which is one of the measured times."""
+    high: float
+
+
+def spread(times: Iterable[float]) -> Spread:
+    """Return the summary of at least one time."""
+    ordered = sorted(times)
+    rank = -(-99 * len(ordered) // 100) - 1
+    return Spread(statistics.median(ordered), ordered[rank], ordered[-1])
 
 
 class PersistentSolver:
@@ -142,7 +158,7 @@ class PersistentSolver:
             kept = self._times[: min(self._count, _REMEMBERED)]
             kept[(self._count - 1) % _REMEMBERED][1].synchronize()
             found = spread(begin.elapsed_time(end) / 1e3 for begin, end in kept)
-        return Latency(found.number, found.median, found.p99)
+        return Latency(len(kept), found.median, found.p99)
 
     def forget_latency(self) -> None:
         """Forget the latencies measured so far."""

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source
-from fullfield._kernels.wgmma import product_with_registers
+from fullfield._kernels.nvrtc import Source, product_with_registers
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.launching import COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fullfield._kernels.nvrtc import Source
-from fullfield._kernels.wgmma import product_with_registers
+from fullfield._kernels.nvrtc import Source, product_with_registers
 from fullfield.ops.launching import CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
 from fullfield.ops.point_conv.protocol import Request
 

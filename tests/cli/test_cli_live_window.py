@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.viz.window import Window
+from fullfield.cli.live import _Window as Window
 
 
 class Cv2(types.ModuleType):
