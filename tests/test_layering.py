@@ -21,7 +21,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), {"_check", "estimators", "integrations", "sequences"}),
     "__main__": ({"cli"}, set()),
     "_check": (set(), {"torch"}),
-    "_config": (set(), set()),
+    "_config": ({"_check"}, set()),
     "_lazy": (set(), set()),
     "_switch": (set(), set()),
     "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
+
+from fullfield import _check
 
 _Config = TypeVar("_Config", bound="Config")
 
@@ -15,10 +17,15 @@ def parameter(default: Any, help: str, choices: tuple[object, ...] | None = None
 
 @dataclass(frozen=True)
 class Config:
-    """Base of frozen dataclasses whose fields are parameters."""
+    """Base of frozen dataclasses whose fields are parameters; an unknown field is an InputError."""
+
+    def __new__(cls, *_: object, **values: object) -> Any:
+        for name in values:
+            _check.choice(name, cls.__name__, [known.name for known in fields(cls)])
+        return super().__new__(cls)
 
     def replace(self: _Config, **changes: Any) -> _Config:
-        """Return a copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        """Return a copy with other values; an unknown name or a bad value is an InputError."""
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 from unittest import mock
 
@@ -249,8 +248,6 @@ def test_mistakes_are_named(pictures: PicturePack) -> None:
         refuses(f"^{word}: expected", PairGenerator, **{"size": SIZE, "pictures": pictures, **arguments})
     for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}):
         refuses(f"^{next(iter(style))}: expected", SceneStyle, **style)
-    refuses(r"^SceneStyle: expected one of camera_motion, .*, got 'ghosts'$", SceneStyle, ghosts=0.1)
-    refuses(r"got 'bodys'; did you mean bodies\?$", dataclasses.replace, SceneStyle(), bodys=1)
     refuses(r"^count: expected", PairGenerator(SIZE, pictures=pictures).batch, 0, 0)
 
 

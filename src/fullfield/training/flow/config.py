@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from fullfield import _check
 from fullfield._config import Config
@@ -132,18 +130,8 @@ def _check_range(updates: tuple[int, ...]) -> None:
     _check.require(low <= high, "updates", expected, updates)
 
 
-class _KnownFields:
-    """Base of a dataclass that refuses an unknown field with the nearest one."""
-
-    # Not in the dataclass itself, whose signature this one would replace.
-    def __new__(cls, *_: object, **fields: object) -> Any:
-        for name in fields:
-            _check.choice(name, cls.__name__, [field.name for field in dataclasses.fields(cls)])  # type: ignore[arg-type]
-        return super().__new__(cls)
-
-
 @dataclass(frozen=True)
-class SceneStyle(_KnownFields):
+class SceneStyle(Config):
     """Style of synthetic scenes. Lengths are pixels of a frame of 496×368 and grow with its size.
 
     The lengths of motion follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard

@@ -1,0 +1,55 @@
+"""Fields of every configuration."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import inspect
+import pickle
+import pkgutil
+import re
+
+import pytest
+
+import fullfield
+from fullfield import InputError
+from fullfield._config import Config
+
+
+def configurations() -> list[type[Config]]:
+    """Return every class with default values below Config; the modules named config, and others by their package."""
+    for module in pkgutil.walk_packages(fullfield.__path__, "fullfield."):
+        if "config" in module.name or module.name.endswith(("augmentation", "learned_network")):
+            importlib.import_module(module.name)
+    found, todo = [], [Config]
+    while todo:
+        kind = todo.pop()
+        todo += kind.__subclasses__()
+        found += [kind] if dataclasses.fields(kind) else []
+    return sorted(found, key=lambda kind: kind.__name__)
+
+
+def test_all_are_found() -> None:
+    assert len(configurations()) >= 13
+
+
+@pytest.mark.parametrize("kind", configurations(), ids=lambda kind: kind.__name__)
+def test_an_unknown_field_is_named_with_the_nearest_one(kind: type[Config]) -> None:
+    field = dataclasses.fields(kind)[0].name
+    wrong = f"{field}x"
+    message = rf"^{kind.__name__}: expected one of {field}.*, got '{wrong}'; did you mean {field}\?$"
+    for call in (kind, kind().replace):
+        with pytest.raises(InputError, match=message):
+            call(**{wrong: 1})
+    with pytest.raises(InputError, match=rf"^{kind.__name__}: expected one of [^;]*, got 'ghosts'$"):
+        kind(ghosts=1)
+    with pytest.raises(TypeError, match=re.escape("positional arguments")):
+        kind(*range(99))
+
+
+@pytest.mark.parametrize("kind", configurations(), ids=lambda kind: kind.__name__)
+def test_signature_copies_and_pickles(kind: type[Config]) -> None:
+    made = kind()
+    assert list(inspect.signature(kind).parameters) == [field.name for field in dataclasses.fields(kind)]
+    assert made == copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == kind(**vars(made)) == made.replace()
