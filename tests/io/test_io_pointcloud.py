@@ -87,7 +87,7 @@ def lzf_literals(data: bytes) -> bytes:
 def pcd(form: str, points: NDArray[Any] = XYZ) -> bytes:
     packed = (RGB.astype(np.uint32) << np.array([16, 8, 0], np.uint32)).sum(1).astype(np.uint32)
     head = (
-        "# .PCD v0.7\nVERSION 0.7\nFIELDS x y z _ rgb label\nSIZE 4 4 4 1 4 2\nTYPE F F F U F U\nCOUNT 1 1 1 4 1 1\n"
+        "# .PCD v0.7\n\nVERSION 0.7\nFIELDS x y z _ rgb label\nSIZE 4 4 4 1 4 2\nTYPE F F F U F U\nCOUNT 1 1 1 4 1 1\n"
         f"WIDTH 7\nHEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\nPOINTS 7\nDATA {form}\n"
     )
     kinds = [("xyz", "<f4", 3), ("_", "u1", 4), ("rgb", "<u4"), ("label", "<u2")]

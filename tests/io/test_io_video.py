@@ -63,6 +63,7 @@ def test_written_and_read(tmp_path: Path, suffix: str) -> None:
         rgb, luma = frame.rgb(), frame.luma()
         assert (rgb.shape, luma.shape) == ((3, 48, 64), (1, 48, 64))
         assert (rgb.dtype, luma.dtype) == (torch.uint8, torch.uint8)
+        assert torch.equal(frame.values(), rgb.float() / 255)
         assert (rgb.float() - picture.float()).abs().mean() < 6
         weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
         assert ((picture * weights).sum(0) - luma[0]).abs().mean() < 8, "the full range, not 16 ... 235"
@@ -83,6 +84,15 @@ def test_pictures_keep_their_times(tmp_path: Path) -> None:
             writer.write(picture, seconds)
     source = open_video(str(tmp_path / "gaps.mkv"))
     assert [frame.time for frame in source] == pytest.approx([0.0, 0.04, 0.4, 0.41], abs=2e-3)
+    source.close()
+
+
+def test_pictures_of_one_time_are_a_tick_apart(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "same.mp4", 64, 48, 25.0) as writer:
+        for picture in pictures(3):
+            writer.write(picture, 0.0)
+    source = open_video(str(tmp_path / "same.mp4"))
+    assert [frame.time for frame in source] == pytest.approx([0.0, 1 / video._TICKS, 2 / video._TICKS], abs=1e-9)
     source.close()
 
 

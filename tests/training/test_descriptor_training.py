@@ -72,7 +72,7 @@ def test_the_loss_falls_and_gradients_flow() -> None:
     model = DescriptorNetwork(SMALL)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, ratios = [], []
-    for _ in range(25):
+    for step in range(25):
         [(first, second)] = described(model, [pair])
         assert torch.allclose(first.norm(dim=1), torch.ones(len(first)), atol=1e-5)
         loss = contrastive_loss(first, second, pair.matches, pair.moved, pair.places)
@@ -85,7 +85,8 @@ def test_the_loss_falls_and_gradients_flow() -> None:
                 assert parameter.grad.any(), name
         optimizer.step()
         losses.append(loss.item())
-        ratios.append(matching_ratio(first.detach(), second.detach(), pair.moved, pair.places))
+        if step in (0, 24):
+            ratios.append(matching_ratio(first.detach(), second.detach(), pair.moved, pair.places))
     assert losses[-1] < 0.7 * losses[0]
     assert ratios[-1] > ratios[0]
 

@@ -167,14 +167,14 @@ def test_a_block_sums_no_further_than_to_a_whole_sum(machine: Emulator, own: int
 
 def test_sums_take_one_launch(machine: Emulator) -> None:
     """Buckets, row offsets, rows of the other side, points that stay."""
-    points = surface(5000)
+    points = surface(2500)
     machine.launched.clear()
     found = radius_search(points, 0.05, backend="cuda")
     assert sorted(machine.launched) == sorted(
         ["count_points", "start_buckets", "place_points", "count_neighbors", "start_rows", "write_neighbors"]
     )
     machine.launched.clear()
-    triplets.transpose(triplets.assemble((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 5000, 27)
+    triplets.transpose(triplets.assemble((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 2500, 27)
     assert sorted(machine.launched) == sorted(
         ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
     )
@@ -186,12 +186,12 @@ def test_sums_take_one_launch(machine: Emulator) -> None:
 @emulated
 def test_sums_of_several_blocks() -> None:
     """More numbers than a block sums: buckets, row offsets, points that stay, rows of the other side."""
-    points = surface(5000)
+    points = surface(2500)
     check_radius(points, 0.02)
     found = radius_search(points, 0.05, backend="cuda")
     given = ((found.offsets, found.indices), points, points, 0.03, (3, 3, 3))
     made = triplets.assemble(*given)
-    assert same(triplets.transpose(made, 5000, 27), reference.transpose(made, 5000, 27))
+    assert same(triplets.transpose(made, 2500, 27), reference.transpose(made, 2500, 27))
 
 
 @emulated

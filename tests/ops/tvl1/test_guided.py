@@ -129,6 +129,15 @@ def test_the_solution_is_the_energy_s_minimum_where_nothing_is_smoothed() -> Non
         assert torch.allclose(inner[component], torch.full_like(inner[component], expected), rtol=1e-3)
 
 
+def test_a_change_of_the_flow_at_the_threshold_is_no_boundary() -> None:
+    flow = torch.zeros(2, 12, 16)
+    flow[0, :, 8:] = 0.25
+    colours, fit = torch.rand(3, 12, 16, generator=torch.Generator().manual_seed(0)), torch.ones(12, 16)
+    for threshold, same in ((0.25, True), (0.2499, False)):
+        config = RefinementConfig(filter_threshold=threshold)
+        assert torch.equal(reference.weighted_median(flow, colours, fit, config), flow) is same
+
+
 @pytest.mark.parametrize(("light", "share"), [(1.0, 0.6), (0.8, 0.85)])
 def test_a_flow_half_a_pixel_off_becomes_exact(light: float, share: float) -> None:
     scene = textured_scene(90, 120, seed=5, max_motion=3)
