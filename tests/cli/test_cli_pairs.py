@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from fullfield.training.flow import pictures
+from fullfield.training.flow.config import PRESETS
 
 OUT = ("pairs", "-o", "made", "--size", "48x32", "--count")
 
 
 @pytest.fixture(autouse=True)
 def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing 64 pictures of 512 px and 500 shapes takes seconds."""
+    """Drawing 64 pictures of 512 px and 500 shapes takes seconds, and so do exposures of twelve instants."""
     drawn = pictures.procedural_pictures
     monkeypatch.setattr(pictures, "procedural_pictures", lambda *_args, **_options: drawn(4, 64, 0, shapes=8))
+    monkeypatch.setitem(PRESETS, "usual", PRESETS["usual"].replace(instants=2))
 
 
 def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
@@ -50,11 +52,11 @@ def test_a_full_disk(refused: Callable[..., str], cli: Any, scene: Path, size: s
     if not mounted(small, size):
         pytest.skip("a file system can be mounted by root alone")
     try:
-        command = ("pairs", "-o", "small/made", "--size", "96x64", "--count", "2", "-q")
+        command = ("pairs", "-o", "small/made", "--size", "96x64", "--count", "1", "-q")
         assert "No space left on device" in refused(*command)
         assert not list(small.rglob("*.part*")), "no piece is left"
         subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
-        assert cli(*command).out.startswith("small/made: 2 pairs written in ")
+        assert cli(*command).out.startswith("small/made: 1 pair written in ")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
