@@ -17,7 +17,7 @@ from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_model
 from fullfield.training.checkpoint import write_tensors
 from fullfield.training.flow import PairGenerator, SceneStyle, pictures
-from fullfield.training.flow.config import MIXTURE
+from fullfield.training.flow.config import MIXTURE, PRESETS
 from known_scenes import known_scene
 
 TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
@@ -57,6 +57,8 @@ def test_the_default_pairs_are_the_mixture_of_styles() -> None:
 def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures.procedural_pictures(count=4, size=64, shapes=4)
     monkeypatch.setattr(pictures, "procedural_pictures", lambda: few)
+    for name in ("usual", "figures"):  # exposures of twelve instants take seconds
+        monkeypatch.setitem(PRESETS, name, PRESETS[name].replace(instants=2))
     makers: list[tuple[int, SceneStyle]] = []
 
     class Told(PairGenerator):
@@ -68,7 +70,7 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "made=0.3", "made-figures=0.2", "pairs:mine=0.5")
     ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves", "--json")
     assert ran.code == 0, ran.err
-    assert makers == [(0, SceneStyle()), (1, SceneStyle.preset("figures"))]
+    assert makers == [(0, PRESETS["usual"]), (1, PRESETS["figures"])]
     told = ran.json
     assert told["weights"] == "run/weights.safetensors"
     assert told["done"] == 1.0
