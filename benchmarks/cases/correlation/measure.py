@@ -36,7 +36,6 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation.protocol import Precision
 from fullfield.testing.correlation import budget, error
 
-SWEEPS = ("size", "updates", "channels")
 # Source pixels that are compared with the reference.
 CHECKED = 500
 # Peers sum in other orders and formats than our reference; ours have to meet the budget itself.

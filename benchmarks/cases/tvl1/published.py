@@ -30,8 +30,6 @@ TABLE1 = {
     ("shared_pipeline", "float32"): Published(660, 219, 5.10, 129, 320),
     ("shared_pipeline", "float16"): Published(553, 219, 2.86, 193, 285),
 }
-# Section 4.1: the depth that was best.
-BEST_DEPTH = {("shared_pipeline", "float32"): 6, ("shared_pipeline", "float16"): 7}
 # Table 2, averages: milliseconds a frame -> (end-point error float32, float16, angular error float32, float16).
 TABLE2 = {
     "middlebury": {2.5: (2.83, 2.25, 26.77, 16.91), 5.0: (1.87, 1.65, 12.04, 9.72), 10.0: (1.50, 1.42, 8.30, 7.80)},

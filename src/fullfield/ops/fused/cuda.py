@@ -25,7 +25,6 @@ _DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu"
 _OF_GRADIENTS = structures(_FOLDER / "convex_gradients.cu")
 _Gradients = _OF_GRADIENTS["ConvexGradientParams"]
 GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_OF_GRADIENTS.number(name) for name in ("SIDE", "CELLS"))
-MOST_TARGETS = _DECLARED.number("TARGETS")
 
 
 # ---- sources
