@@ -777,6 +777,20 @@ def test_reference_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_within(a, b, 1e-5, "chunked")
 
 
+def test_the_reference_uses_no_batched_product_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might be in TF32 there."""
+    from fullfield.ops.correlation.reference import Reference
+
+    class OnGpu(Tensor):
+        is_cuda = True
+
+    case, target = make_case(), Reference._target
+    expected = look(case, "reference")
+    monkeypatch.setattr(Reference, "_target", lambda *arguments: target(*arguments).as_subclass(OnGpu))
+    monkeypatch.setattr(torch, "bmm", lambda *_: pytest.fail("a batched product"))
+    assert_within(look(case, "reference"), expected, 1e-5, "lookup")
+
+
 def good_arguments() -> dict[str, object]:
     case = make_case((4, 5), channels=6)
     return {
