@@ -72,6 +72,9 @@ def test_registered_and_compiled() -> None:
     ways = (*geometry.directions(), geometry.cells)
     torch.library.opcheck(torch.ops.fullfield.point_sum.default, (features, *ways))
     torch.library.opcheck(torch.ops.fullfield.point_max.default, (features, *ways))
+    out, winners = torch.ops.fullfield.point_max(features, *ways)
+    collected = (out.detach().requires_grad_(), winners, *ways[1:])
+    torch.library.opcheck(torch.ops.fullfield.point_max_backward.default, collected)
     for mode in ("max", "mean"):
         run = torch.compile(point_pool, fullgraph=True, backend="aot_eager")
         got, expected = run(features, geometry, mode), point_pool(features, geometry, mode)
