@@ -39,7 +39,8 @@ def data_dir() -> Path:
 
 
 # Tests on one thread: with two, a busy machine stalls every one of PyTorch's many small parallel regions.
-_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv", "bench/test_bench_tvl1_schedules")
+_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv", "bench/test_bench_tvl1_schedules",
+               "cli/test_cli_train_flow")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 # The longest first: at the end no process waits for another's.
-_LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache")
+_LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache", "tests/sequences/test_farm")
 
 
 def pytest_collection_finish() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,18 +9,13 @@ from types import ModuleType
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "check.py"
+from commands import ROOT, loaded
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    spec = importlib.util.spec_from_file_location("check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("scripts/check.py")
 
 
 def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,12 +34,12 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
 def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
     assert check.STEPS == ("lint", "spelling", "format", "types", "kernels", "site", "tests")
     (site,) = check.commands("site", ["--quick"])
-    assert site == [str(SCRIPT.parent / "site.py"), "--quick"]
+    assert site == [str(ROOT / "scripts" / "site.py"), "--quick"]
     assert check.commands("spelling", []) == [["-m", "codespell_lib"]]
 
 
 def test_kernels_are_compiled_before_the_site_and_the_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = SCRIPT.parent.parent / "src" / "fullfield"
+    source = ROOT / "src" / "fullfield"
     made = [path for path in source.rglob("*.py") if 'Kernels(f"{__package__}.' in path.read_text("utf-8")]
     assert sorted(check.KERNELS) == sorted(".".join(path.relative_to(source).with_suffix("").parts) for path in made)
     monkeypatch.setattr(check, "GPU", False)

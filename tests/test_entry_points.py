@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,22 +15,14 @@ import pytest
 import torch
 
 import fullfield
+from commands import loaded
 from fullfield.testing import textured_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def load(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_torch_hub_finds_the_networks() -> None:
-    entries = vars(load(ROOT / "hubconf.py", "hubconf"))
+    entries = vars(loaded("hubconf.py"))
     assert {name for name in entries if callable(entries[name]) and name[0] != "_"} == {
         "Path",
         "fullfield_s",
@@ -128,7 +119,7 @@ def nuke(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.fixture
 def in_nuke(nuke: SimpleNamespace) -> ModuleType:  # noqa: ARG001 - it is imported
-    return load(ROOT / "examples" / "nuke" / "fullfield_nuke.py", "fullfield_nuke")
+    return loaded("examples/nuke/fullfield_nuke.py")
 
 
 def plates(folder: Path) -> Read:
@@ -199,7 +190,7 @@ def test_nukes_command_line_is_ours(in_nuke: ModuleType) -> None:
 
 
 def test_comfyuis_nodes() -> None:
-    nodes = load(ROOT / "examples" / "comfyui" / "__init__.py", "fullfield_nodes")
+    nodes = loaded("examples/comfyui/__init__.py")
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     scene = textured_scene(64, 80, seed=1, max_motion=2.0)
     first, second = (frame.movedim(0, -1)[None].repeat(2, 1, 1, 1) for frame in (scene.frame1, scene.frame2))

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from benchmarks.runner import main
+from commands import Ran
 from fullfield.cli.main import main as fullfield
 from fullfield.io import write_flow, write_image
 from known_scenes import known_scene
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,13 +49,4 @@ def cli(scene: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]: 
 @pytest.fixture
 def refused(cli: Callable[..., Ran]) -> Callable[..., str]:
     """Run a command line that must fail as a user's mistake; returns its one line."""
-
-    def run(*argv: object) -> str:
-        ran = cli(*argv)
-        assert ran.code == 2
-        assert ran.out == ""
-        assert ran.err.startswith("fullfield: error: ")
-        assert ran.err.count("\n") == 1
-        return ran.err
-
-    return run
+    return lambda *argv: cli(*argv).refusal()

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from commands import Ran
 from fullfield import estimate
 from fullfield.cli.main import main
 from fullfield.io import write_flow, write_image
 from fullfield.testing import Scene, textured_scene
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        def refuse(constant: str) -> None:
-            raise AssertionError(f"{constant} is no JSON")
-
-        found: dict[str, Any] = json.loads(self.out, parse_constant=refuse)
-        return found
-
 
 Cli = Callable[..., Ran]
 
@@ -56,17 +40,7 @@ def compiled() -> None:
 @pytest.fixture
 def refused(cli: Cli, compiled: None) -> Callable[..., str]:  # noqa: ARG001 - so that refusals stand alone
     """Run a command line that must fail as a user's mistake; returns its one line."""
-
-    def run(*argv: object) -> str:
-        ran = cli(*argv)
-        assert ran.code == 2
-        assert ran.out == ""
-        assert ran.err.startswith("fullfield: error: ")
-        assert ran.err.count("\n") == 1
-        assert "Traceback" not in ran.err
-        return ran.err
-
-    return run
+    return lambda *argv: cli(*argv).refusal()
 
 
 @pytest.fixture(scope="session")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from commands import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def commands() -> ModuleType:
-    spec = spec_from_file_location("commands", ROOT / "scripts" / "commands.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("scripts/commands.py")
 
 
 def test_the_pages_say_what_the_parsers_say(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

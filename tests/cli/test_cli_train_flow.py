@@ -39,14 +39,6 @@ def pairs(scene: Path) -> Path:
     return scene
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_the_default_pairs_are_the_mixture_of_styles() -> None:
     given = build_parser().parse_args(["train", "flow", "-o", "run", "--network", "raft-small"]).data
     parts = [train_flow._split(text, "--data", weighted=True) for text in given]
