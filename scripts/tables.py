@@ -253,7 +253,9 @@ def points_table() -> str:
         lines += ["", *markdown_table(rows)]
     network = next(case for case in cases if case["part"] == "network")
     row, *others = network["rows"]
-    alone = "".join(f" ({1e3 * other['whole']['median_s']:.3g} ms, backward in the calling thread)" for other in others)
+    alone = "".join(
+        f" ({1e3 * other['whole']['median_s']:.3g} ms, {other['name'].removeprefix('ResNet-18, ')})" for other in others
+    )
     limit = {case["size"]: case for case in cases if case["part"] == "limit"}
     fits = [size for size, case in limit.items() if case["rows"][0]["status"] == "ok"]
     short = [size for size, case in limit.items() if case["rows"][0]["status"] == "out of memory"]
