@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -220,7 +221,7 @@ def test_recorded_steps_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -
     scenes = [points_clouds.sized(ROOM, 300), *points_clouds.other_parts(ROOM, (200, 5000))]
     assert [len(scene.points) for scene in scenes] == [300, 200, 1200]
     assert torch.equal(scenes[1].points, ROOM.points[-200:])
-    run = partial(points_network.timed, scenes, 0.007, torch.float32, 1, quiet, recorded=True)
+    run = partial(points_network.timed, scenes, 0.007, torch.float32, 1, quiet, graph=True)
     case = run()
     rows = {row["name"]: row for row in case["rows"]}
     assert {"training", "whole"} <= set(rows["ResNet-18, recorded"])
@@ -234,8 +235,11 @@ def test_recorded_steps_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -
         return loss
 
     monkeypatch.setattr(points_network.RecordedStep, "__call__", wrong)
-    with pytest.raises(CheckFailed, match=r"recorded, 300 points: gradient \d+ is off by"):
-        run()
+    for case in (run(), points_network.checked(scenes[:2], 0.007, torch.float32)):
+        (row, *_) = [row for row in case["rows"] if row["name"].startswith("ResNet-18, recorded")]
+        assert row["status"] == "check failed"
+        assert re.match(r"300 points: gradient \d+ is off by 0\.1 ", row["reason"])
+        assert "whole" not in row
 
 
 @pytest.mark.parametrize(

@@ -431,6 +431,11 @@ def _network(plan: Plan, scene: Scene, note: Note) -> Cases:
     repeats = max(plan.repeats, _NETWORK_REPEATS) if plan.gpu else plan.repeats
     work = partial(network.timed, scenes, plan.grid, plan.network_dtype, repeats, note)
     yield Case(f"ResNet-18, {some.name}", work)
+    if plan.gpu:  # elsewhere no step is recorded
+        fewer = [sized(scene, count // 8), *other_parts(scene, (count // 10,))]  # float64 takes long
+        for dtype, given in ((torch.float32, fewer), (torch.bfloat16, scenes)):
+            check = partial(network.checked, given, plan.grid, dtype)
+            yield Case(f"gradients of a recorded ResNet-18 step, {str(dtype).removeprefix('torch.')}", check)
 
 
 def _limit(plan: Plan, scene: Scene, note: Note) -> Cases:
