@@ -281,7 +281,7 @@ def test_a_loss_that_waits_for_the_device_is_refused() -> None:
     given = batch(model, (600, 400), 0)
 
     def waiting(logits: Tensor, labels: Tensor) -> Tensor:
-        return loss_of(logits, labels) * float(logits.sum())
+        return loss_of(logits, labels) * float(logits.detach().sum())
 
     refuses("^loss: expected a function that does not wait", lambda: RecordedStep(model, waiting, *given))
     check(RecordedStep(model, loss_of, *given), given)
