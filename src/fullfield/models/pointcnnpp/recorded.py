@@ -27,7 +27,7 @@ class RecordedStep:
     every step is a plain one.
 
     Gradients replace those of the step before; they are not added. Python numbers that the loss reads are fixed by the
-    recording: pass values that change, such as a loss scale, as targets.
+    recording: pass values that change, such as a loss scale, as targets. Hooks of modules do not run in a replay.
 
     Args:
         network: a network with layer norms; other norms would count memory that holds no points.
