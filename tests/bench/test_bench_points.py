@@ -322,9 +322,8 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert ("sizes", "made-up room, 5 cm grid", 300) in series
     assert ("voxels", "voxels of 5 cm", 600) in series
     assert by_part["knn"]["triplets"] == 16 * by_part["knn"]["points"]
-    whole, alone, *others = by_part["network"]["rows"]
+    whole, *others = by_part["network"]["rows"]
     assert {"geometry", "forward", "training", "whole"} <= set(whole)
-    assert {"training", "whole"} <= set(alone)
     assert [other["name"] for other in others] == ["ResNet-18, 225 points", "ResNet-18, 318 points"]
     worst = [case for case in results["cases"] if case["part"] == "worst"]
     (line,) = [case for case in worst if case["label"].startswith("1,200 points on a line")]

@@ -185,9 +185,6 @@ def timed(
             "whole": work.whole,
         }
     }
-    calls["ResNet-18, backward in the calling thread"] = {
-        name: partial(_in_one_thread, calls["ResNet-18"][name]) for name in ("training", "whole")
-    }
     works = [work, *(_Work(scene, grid, dtype, work.net) for scene in scenes[1:])]
     calls |= {f"ResNet-18, {len(one.features):,} points": {"whole": one.whole} for one in works[1:]}
     rows = {name: {"name": name, "ours": True, "status": "ok"} for name in calls} | {"ResNet-18": row}
@@ -221,15 +218,6 @@ def timed(
 
 def _replayed(step: RecordedStep, work: _Work) -> Tensor:
     return step(work.features, work.prepare(), work.labels)
-
-
-def _in_one_thread(call: Callable[[], Any]) -> None:
-    """Call without the thread that PyTorch has for a device's backward pass.
-
-    A small network waits for the host, which then hands nothing over.
-    """
-    with torch.autograd.set_multithreading_enabled(False):
-        call()
 
 
 def _on_device(call: Callable[[], Any]) -> tuple[int, float]:
