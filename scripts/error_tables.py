@@ -185,8 +185,7 @@ def rendered() -> str:
         size = stored["size"].replace("x", "×")
         rows = [[f"{stored['pairs']} pairs, {size}", *SCALES, "large motion, best scale", "time at full size"]]
         is_timed = "gpu" in stored["environment"]  # two shared CPU cores give no times
-        full: list[str] = []
-        smaller: list[str] = []
+        best_mean, best_share = _Winners(), _Winners()
         for method, by_scale in runs.items():
             scores = {scale: run["scores"] for scale, run in by_scale.items()}
             cells = [f"{scores[s]['epe']:#.3g} px, {scores[s]['px1']:.1f} %" if s in scores else "" for s in SCALES]
@@ -196,17 +195,45 @@ def rendered() -> str:
             found = "" if best is None else f"{large[best]:#.3g}".rstrip(".") + f" px at {best}"
             rows.append([method, *cells, found, seconds])
             if set(SCALES) <= set(scores):
-                errors = {scale: scores[scale]["epe"] for scale in SCALES}
-                least = min(errors, key=errors.__getitem__)
-                (full if least == "1" else smaller).append(method if least == "1" else f"{method} ({least})")
-        parts.append(lines(rows) + f"\nSmallest mean error at {size}: {_winners(full, smaller)}.\n")
-    return "\n".join(parts) if parts else "No run is stored yet.\n"
+                best_mean.add(method, {scale: scores[scale]["epe"] for scale in SCALES})
+                best_share.add(method, {scale: scores[scale]["px1"] for scale in SCALES})
+        told = f"\nSmallest mean error at {size}: {best_mean}.\nSmallest share above one pixel: {best_share}.\n"
+        parts.append(lines(rows) + told)
+    return "\n".join([*parts, _by_shot()]) if parts else "No run is stored yet.\n"
 
 
-def _winners(full: list[str], smaller: list[str]) -> str:
-    """Return which methods have their smallest error at full size, and which at a smaller scale."""
-    told = [f"at full size for {', '.join(full)}"] if full else []
-    return "; ".join([*told, *([f"at a smaller scale for {', '.join(smaller)}"] if smaller else [])])
+class _Winners:
+    """Methods by whether their smallest score is that of full size or of a smaller scale."""
+
+    def __init__(self) -> None:
+        self._full: list[str] = []
+        self._smaller: list[str] = []
+
+    def add(self, method: str, by_scale: dict[str, float]) -> None:
+        least = min(by_scale, key=by_scale.__getitem__)
+        (self._full if least == "1" else self._smaller).append(method if least == "1" else f"{method} at {least}")
+
+    def __str__(self) -> str:
+        told = [f"at full size for {', '.join(self._full)}"] if self._full else []
+        return "; ".join([*told, *([f"at a smaller scale for {', '.join(self._smaller)}"] if self._smaller else [])])
+
+
+def _mean_error(run: dict[str, Any], shot: str) -> float:
+    return mean(score["epe"] for pair, score in run["by_pair"].items() if pair.startswith(f"{shot}/"))
+
+
+def _by_shot() -> str:
+    """Return the mean error of every shot at half the size and at full size."""
+    cells: dict[str, dict[str, str]] = {}
+    for stored in _rendered():
+        runs = {(run["method"], run["scale"]): run for run in stored["runs"]}
+        for method in dict.fromkeys(method for method, scale in runs if scale == "1" and (method, "1/2") in runs):
+            for shot in stored["recipe"]:
+                errors = [_mean_error(runs[method, scale], shot) for scale in ("1/2", "1")]
+                cells.setdefault(method, {})[shot] = " → ".join(f"{error:#.3g}" for error in errors) + " px"
+    shots = [shot for stored in _rendered() for shot in stored["recipe"]]
+    rows = [[method, *(found.get(shot, "") for shot in shots)] for method, found in cells.items()]
+    return "Mean error by shot, at half the size → at full size:\n\n" + lines([["method", *shots], *rows])
 
 
 PAGES = {

@@ -253,7 +253,9 @@ def points_table() -> str:
         lines += ["", *markdown_table(rows)]
     network = next(case for case in cases if case["part"] == "network")
     row, *others = network["rows"]
-    alone = "".join(f" ({1e3 * other['whole']['median_s']:.3g} ms, backward in the calling thread)" for other in others)
+    alone = "".join(
+        f" ({1e3 * other['whole']['median_s']:.3g} ms, {other['name'].removeprefix('ResNet-18, ')})" for other in others
+    )
     limit = {case["size"]: case for case in cases if case["part"] == "limit"}
     fits = [size for size, case in limit.items() if case["rows"][0]["status"] == "ok"]
     short = [size for size, case in limit.items() if case["rows"][0]["status"] == "out of memory"]
@@ -283,8 +285,56 @@ def points_table() -> str:
         f"{most}.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `python -m benchmarks points`.",
+        "",
+        *_points_on_h100(),
     ]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _points_on_h100() -> list[str]:
+    """Return layers in both half precisions, clouds that are hard for them, and recorded training steps."""
+    stored = read("points_h100.json")
+    cases, environment = stored["cases"], stored["environment"]
+
+    def milliseconds(case: dict[str, Any]) -> str:
+        return " / ".join(f"{1e3 * case['rows'][0][way]['median_s']:.3g}" for way in ("forward", "training")) + " ms"
+
+    def each(case: dict[str, Any]) -> float:
+        return float(case["rows"][0]["forward"]["median_s"]) / float(case["triplets"])
+
+    halves = {case["label"]: case for case in cases if case["part"] in ("worst", "layer")}
+    table = [["one layer, forward / with gradients", "triplets", "float16", "bfloat16", "a triplet, float16"]]
+    for label, one in halves.items():
+        if one["dtype"] == "float16":
+            kind = f"{one['channels'][0]}→{one['channels'][1]}"
+            scan = each(one) / each(halves[f"indoor_dense, {kind}, float16"])
+            name = label.removeprefix("indoor_dense, ").removesuffix(f"{kind}, float16") or "native density, "
+            times = (milliseconds(case) for case in (one, halves[label.replace("float16", "bfloat16")]))
+            table.append([f"{name}{kind}", f"{one['triplets']:,}", *times, f"{scan:.2f}×"])
+    network = next(case for case in cases if case["part"] == "network")
+    rows = {row["name"]: row for row in network["rows"]}
+    plain, recorded = rows["ResNet-18"], rows["ResNet-18, recorded"]
+    sizes = [
+        ("", network["points"]),
+        *((f", {n:,} points", n) for n in (e["points"] for e in network["gradient_errors"][1:])),
+    ]
+    steps = ",\n".join(
+        f"{count:,} points {1e3 * rows[f'ResNet-18, recorded{end}']['whole']['median_s']:.3g} ms "
+        f"(eager {1e3 * rows[f'ResNet-18{end}']['whole']['median_s']:.3g})"
+        for end, count in sizes
+    )
+    hosts = [1e3 * row["whole_host_s"] for row in (recorded, plain)]
+    return [
+        *markdown_table(table),
+        "",
+        "Last column: forward time of a triplet, relative to the scan at its native density with as many channels.",
+        f"Steps of ResNet-18 by one `RecordedStep`, {network['dtype']}, geometry and both directions:",
+        f"{steps};",
+        f"the host issues the first in {hosts[0]:.2g} ms (eager {hosts[1]:.2g}), and the recording keeps "
+        f"{network['recorded_bytes'] / 1e6:.0f} MB.",
+        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
+        f"{environment['date']}; `python -m benchmarks points --parts layer worst network`.",
+    ]
 
 
 def tvl1_rates() -> str:

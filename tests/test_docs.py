@@ -254,7 +254,7 @@ def test_readme_table_is_the_stored_results(
 def test_the_page_of_networks_on_points_runs_and_learns() -> None:
     page = (ROOT / "docs" / "points.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     torch.manual_seed(0)
     for block in blocks:

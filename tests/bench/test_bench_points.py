@@ -83,6 +83,7 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
         ablation_sizes=[300],
         network_dtype=torch.float32,
         voxel_dtype=torch.float32,
+        full_cell=100,
         repeats=1,
     )
 
@@ -214,6 +215,50 @@ def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed([case])
 
 
+def test_recorded_steps_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU they are steps like the others, which is enough for what the benchmark does with them."""
+    scenes = [points_clouds.sized(ROOM, 300), *points_clouds.other_parts(ROOM, (200, 5000))]
+    assert [len(scene.points) for scene in scenes] == [300, 200, 1200]
+    assert torch.equal(scenes[1].points, ROOM.points[-200:])
+    run = partial(points_network.timed, scenes, 0.007, torch.float32, 1, quiet, graph=True)
+    case = run()
+    rows = {row["name"]: row for row in case["rows"]}
+    assert {"training", "whole"} <= set(rows["ResNet-18, recorded"])
+    assert all("whole" in rows[f"ResNet-18{form}, 200 points"] for form in ("", ", recorded"))
+    assert [found["points"] for found in case["gradient_errors"]] == [300, 200, 1200]
+    right = points_network.RecordedStep.__call__
+
+    def wrong(step: Any, *given: Any) -> torch.Tensor:
+        loss = right(step, *given)
+        step.network.classifier.bias.grad *= 1.1
+        return loss
+
+    monkeypatch.setattr(points_network.RecordedStep, "__call__", wrong)
+    for case in (run(), points_network.checked(scenes[:2], 0.007, torch.float32)):
+        (row, *_) = [row for row in case["rows"] if row["name"].startswith("ResNet-18, recorded")]
+        assert row["status"] == "check failed"
+        assert "300 points: the root mean square of the errors of the gradients is" in row["reason"]
+        assert "whole" not in row
+
+
+@pytest.mark.parametrize(
+    ("errors", "complaint"),
+    [
+        ((0.02, 0.05, 0.05, 0.05), None),
+        ((0.1, 0.1, 0.1, 0.1), "root mean square"),
+        ((0.11, 0.02, 0.02, 0.02), "largest error"),
+        ((0.05, 0.05, 0.05, float("nan")), "root mean square"),
+    ],
+)
+def test_recorded_gradients_may_have_twice_the_errors_of_eager_ones(
+    errors: tuple[float, ...], complaint: str | None
+) -> None:
+    eager = torch.tensor([0.05, 0.02, 0.05, 0.05], dtype=torch.float64)
+    wrong, facts = points_network.judged(torch.tensor(errors, dtype=torch.float64), eager, torch.float16)
+    assert complaint in wrong if complaint else wrong is None
+    assert facts["eager_most"] == pytest.approx(0.05)
+
+
 def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
     with pytest.raises(CheckFailed, match="brute force"):
@@ -277,9 +322,14 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert ("sizes", "made-up room, 5 cm grid", 300) in series
     assert ("voxels", "voxels of 5 cm", 600) in series
     assert by_part["knn"]["triplets"] == 16 * by_part["knn"]["points"]
-    whole, alone = by_part["network"]["rows"]
+    whole, *others = by_part["network"]["rows"]
     assert {"geometry", "forward", "training", "whole"} <= set(whole)
-    assert {"training", "whole"} <= set(alone)
+    assert [other["name"] for other in others] == ["ResNet-18, 225 points", "ResNet-18, 318 points"]
+    worst = [case for case in results["cases"] if case["part"] == "worst"]
+    (line,) = [case for case in worst if case["label"].startswith("1,200 points on a line")]
+    assert 14 < line["triplets"] / line["points"] < 18
+    two, dense, sparse = [case["triplets"] for case in worst[-3:]]
+    assert two == dense + sparse
 
 
 INTERPRETED = """

@@ -27,7 +27,8 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType,
 
 def run(method: str, scale: str, epe: float, lm_epe: float | None) -> dict[str, Any]:
     scores = {"epe": epe, "px1": 12.34, "lm_epe": lm_epe}
-    return {"method": method, "scale": scale, "scores": scores, "runtime": {"median_s": 0.25}}
+    pairs = {f"fast/{number}": {"epe": epe + number} for number in (1, 2)}
+    return {"method": method, "scale": scale, "scores": scores, "runtime": {"median_s": 0.25}, "by_pair": pairs}
 
 
 def test_errors_by_scale(tables: tuple[ModuleType, ModuleType]) -> None:
@@ -47,7 +48,11 @@ def test_errors_by_scale(tables: tuple[ModuleType, ModuleType]) -> None:
     cells = ("a", *(f"{epe}.00 px, 12.3 %" for epe in (4, 3, 2, 1)), "7.00 px at 1/2", "0.250 s")
     assert f"| {' | '.join(cells)} |" in text
     assert "| c |  |  |  | 0.500 px, 12.3 % |  | 0.250 s |" in text
-    assert text.endswith("Smallest mean error at 4096×2160: at full size for a; at a smaller scale for b (1/4).\n")
+    assert "Smallest mean error at 4096×2160: at full size for a; at a smaller scale for b at 1/4.\n" in text
+    assert (
+        "Smallest share above one pixel: at a smaller scale for a at 1/8, b at 1/8.\n" in text
+    )  # all equal: the first
+    assert text.endswith("| a | 3.50 → 2.50 px |\n| b | 3.50 → 4.50 px |\n")  # c has no half size
     (errors.RESULTS / "rendered_4096_h100.json").write_text(json.dumps({**stored, "environment": {}}))
     assert "0.250 s" not in errors.rendered()
 

@@ -125,3 +125,43 @@ def sized(scene: Scene, count: int) -> Scene:
     whole, rest = divmod(count, total)
     points = torch.cat([scene.points] * whole + [scene.points[:rest]])
     return Scene(f"{scene.name}, {count:,} points", points, torch.tensor([0, *taken]).cumsum(0))
+
+
+def other_parts(scene: Scene, counts: Sequence[int]) -> list[Scene]:
+    """Return one part of each count, where possible of another cloud than the first: its last points."""
+    sizes, ends = scene.offsets.diff().tolist(), scene.offsets[1:].tolist()
+    found = []
+    for number, count in enumerate(counts, 1):
+        cloud = number % len(sizes)
+        taken = min(count, sizes[cloud])
+        points = scene.points[ends[cloud] - taken : ends[cloud]]
+        found.append(Scene(f"{scene.name}, {taken:,} points", points, torch.tensor([0, taken])))
+    return found
+
+
+def crowded(scene: Scene, cell: float, count: int) -> Scene:
+    """Return the first cloud with ``count`` more points in one cell at its middle point."""
+    first = scene.points[: int(scene.offsets[1])]
+    generator = torch.Generator().manual_seed(0)
+    corner = (first[len(first) // 2] / cell).floor() * cell
+    more = corner + cell * torch.rand(count, 3, generator=generator).to(first.device)
+    return join(f"{scene.name}, {count:,} points more in a cell", [torch.cat([first, more])])
+
+
+def on_a_line(count: int, grid: float, device: torch.device) -> Scene:
+    """Return points along a line, about 16 of them within 1.86 · ``grid``."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.rand(count, generator=generator).sort().values * count
+    line = torch.tensor([1.0, 0.0, 0.0]) * (places * grid * (2 * 1.86 / 15.5))[:, None]
+    return Scene(f"{count:,} points on a line", line, torch.tensor([0, count])).to(device)
+
+
+def of_two_densities(scene: Scene, cell: float) -> list[Scene]:
+    """Return a batch of the first cloud and all clouds thinned, and its two parts."""
+    count = int(scene.offsets[1])
+    dense = Scene("its first cloud alone", scene.points[:count], torch.tensor([0, count]))
+    sparse = thinned(scene, cell)
+    offsets = torch.cat([dense.offsets, sparse.offsets[1:] + count])
+    both = Scene(f"{scene.name}, a cloud as scanned and {len(sparse.offsets) - 1} on a {cell * 100:g} cm grid",
+                 torch.cat([dense.points, sparse.points]), offsets)  # fmt: skip
+    return [both, dense, Scene("its thinned clouds alone", sparse.points, sparse.offsets)]

@@ -16,14 +16,15 @@ from fullfield.cli.argtypes import count
 if TYPE_CHECKING:
     from benchmarks.cases.points.measure import Plan
 
-PARTS = ("build", "layer", "voxels", "lowering", "order", "knn", "sizes", "network", "limit")
-DEFAULT_PARTS = ("build", "layer", "voxels", "network")
+PARTS = ("build", "layer", "worst", "voxels", "lowering", "order", "knn", "sizes", "network", "limit")
+DEFAULT_PARTS = ("build", "layer", "worst", "voxels", "network")
 DTYPES = ("float32", "float16", "bfloat16")
 # On a GPU, on the CPU.
 SIZES = {True: (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000), False: (5_000, 20_000)}
 ABLATION_SIZES = {True: (100_000, 1_000_000), False: (5_000, 20_000)}
 LIMIT_SIZES = {True: (10_000_000, 100_000_000, 300_000_000, 400_000_000), False: (5_000, 20_000)}
 NETWORK_POINTS = {True: 164_833, False: 5_000}
+FULL_CELL = {True: 10_000, False: 1_000}
 MADE_UP = {True: 1_000_000, False: 30_000}
 DESCRIPTION = """\
 Time neighbour search, the building of triplets and the convolution, apart, and a ResNet-18 with its geometry, beside
@@ -201,6 +202,7 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
         ablation_sizes=args.ablation_sizes or ABLATION_SIZES[gpu],
         network_dtype=torch.float16 if gpu else torch.float32,
         voxel_dtype=torch.float16 if gpu and (not args.dtype or torch.float16 in dtypes) else dtypes[0],
+        full_cell=FULL_CELL[gpu],
         kernel=args.kernel,
         repeats=args.repeats,
     )

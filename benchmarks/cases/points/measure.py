@@ -19,7 +19,17 @@ from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.points import network
-from benchmarks.cases.points.clouds import Scene, sized, thinned, voxels_name, voxels_of
+from benchmarks.cases.points.clouds import (
+    Scene,
+    crowded,
+    of_two_densities,
+    on_a_line,
+    other_parts,
+    sized,
+    thinned,
+    voxels_name,
+    voxels_of,
+)
 from benchmarks.cases.points.contenders import Apply, Contender, Problem
 from benchmarks.cases.points.truth import PEER_SLACK, Truth
 from benchmarks.harness import (
@@ -46,6 +56,7 @@ from fullfield.ops.point_conv import (
 PARTS = {
     "build": "search, triplets and downsampling",
     "layer": "one layer, at the scan's density and on a coarser grid",
+    "worst": "one layer on clouds that are hard for it: a full cell, a line, two densities in a batch",
     "voxels": "one layer where every point is a voxel, beside spconv and ocnn: time and memory against size",
     "lowering": "figure A: beside the two ways through dense products",
     "order": "figure B: the listing with its triplets sorted by k, i or j",
@@ -55,7 +66,7 @@ PARTS = {
     "limit": "figure K: ResNet-18's memory against size",
 }
 NEAREST = 16  # of figure C
-_NETWORK_REPEATS = 15  # on a GPU, where the spread is the host's
+_NETWORK_REPEATS = 21  # on a GPU, where the spread is the host's
 _NEAR = 0.05  # between the largest size that fits and the smallest that does not, of the former
 _REPLAYED = 0.05
 """Seconds; a longer call is timed eagerly: a graph would save nothing and keep its memory."""
@@ -82,6 +93,8 @@ class Plan:
     network_dtype: torch.dtype = torch.float16
     voxel_dtype: torch.dtype = torch.float16
     """spconv 2.3.8 has no kernels for bfloat16."""
+    full_cell: int = 10_000
+    """Points in one cell, of a worst case."""
     kernel: int = 3
     repeats: int = 5
     patience: float = 1.0
@@ -304,6 +317,21 @@ def _layers(plan: Plan, scene: Scene, note: Note) -> Cases:
                 yield _layer(plan, _Task(some.name, channels, dtype, ("layer",), problem), note)
 
 
+def _worst(plan: Plan, scene: Scene, note: Note) -> Cases:
+    """Clouds that are hard for a layer, and the ones that they are compared with per triplet."""
+    count = scene.points.shape[0]
+    clouds = [
+        (scene, plan.grid),
+        (crowded(scene, plan.grid, plan.full_cell), plan.grid),
+        (on_a_line(count, plan.grid, plan.device), plan.grid),
+        *((some, plan.coarse) for some in of_two_densities(scene, plan.coarse)),
+    ]
+    for some, grid in clouds:
+        for dtype in plan.dtypes:
+            problem = partial(_by_radius, plan, some, grid)
+            yield _layer(plan, _Task(some.name, plan.channels[0], dtype, ("worst",), problem), note)
+
+
 def _sizes(plan: Plan, scene: Scene, note: Note) -> Cases:
     """At the scan's density and thinned; parts and copies of the scene."""
     for whole, grid in _densities(plan, scene):
@@ -398,10 +426,16 @@ def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[An
 
 
 def _network(plan: Plan, scene: Scene, note: Note) -> Cases:
-    some = sized(scene, plan.network_points)
+    some, count = sized(scene, plan.network_points), plan.network_points
+    scenes = [some, *other_parts(scene, (3 * count // 4, 17 * count // 16))]
     repeats = max(plan.repeats, _NETWORK_REPEATS) if plan.gpu else plan.repeats
-    work = partial(network.timed, some, plan.grid, plan.network_dtype, repeats, note)
+    work = partial(network.timed, scenes, plan.grid, plan.network_dtype, repeats, note)
     yield Case(f"ResNet-18, {some.name}", work)
+    if plan.gpu:  # elsewhere no step is recorded
+        fewer = [sized(scene, count // 8), *other_parts(scene, (count // 10,))]  # float64 takes long
+        for dtype, given in ((torch.float32, fewer), (torch.bfloat16, scenes)):
+            check = partial(network.checked, given, plan.grid, dtype)
+            yield Case(f"gradients of a recorded ResNet-18 step, {str(dtype).removeprefix('torch.')}", check)
 
 
 def _limit(plan: Plan, scene: Scene, note: Note) -> Cases:
@@ -434,6 +468,7 @@ def _limit(plan: Plan, scene: Scene, note: Note) -> Cases:
 _CASES: dict[str, Callable[[Plan, Scene, Note], Cases]] = {
     "build": _build,
     "layer": _layers,
+    "worst": _worst,
     "voxels": _voxels,
     "lowering": partial(_ablation, ("layer", "lowering"), _by_radius),
     "order": partial(_ablation, ("order",), _by_radius),

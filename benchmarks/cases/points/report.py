@@ -95,9 +95,10 @@ def _notes(case: Case) -> list[str]:
             notes.append(f"{row['name']}: {row['status']}: {row.get('reason', '')}")
         for way in WAYS:
             if f"{way}_launches" in row:
+                launches, device, host = (row[f"{way}_{what}"] for what in ("launches", "device_s", "host_s"))
                 notes.append(
-                    f"{way}: {row[f'{way}_launches']} kernels and copies, {1e3 * row[f'{way}_device_s']:.2f} ms on the "
-                    f"device, {1e3 * row[f'{way}_host_s']:.2f} ms on the host"
+                    f"{row['name']}, {way}: {launches} kernels and copies, {1e3 * device:.2f} ms on the device, "
+                    f"{1e3 * host:.2f} ms on the host"
                 )
     return notes
 

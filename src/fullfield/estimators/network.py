@@ -210,8 +210,7 @@ class NetworkEstimator(BackendRequest):
             found = [at(pair, fine_given, starts)]
             if not self.config.double:
                 return found[0]
-            if len(pairs) > 1:
-                starts = [one.flow for one in found[0]]
+            starts = [one.flow for one in found[0]]  # from nothing, it loses motion beyond the training range
             found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine_given, starts))
             # The confidence was fitted with no smaller scales than one size's.
             least = cast("Any", network.config).log_scale_min

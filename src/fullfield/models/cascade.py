@@ -4,9 +4,9 @@ In a cascade a flow of a quarter's size starts the estimate at full size. Source
 2505.16942, section 6.2, for SEA-RAFT; the split of updates: its table 9.
 
 Features have an eighth of the frames' size, so objects thinner than a cell are lost and the flow is rough at fractions
-of a pixel. Both improve at twice the size, where motion beyond the training range is lost instead. A network that
-estimates its uncertainty decides between the two at every pixel. It seldom expects an error under a pixel of the size
-that it sees, so the larger size wins where it is confident at both.
+of a pixel. Both improve at twice the size, which starts from the flow of the frames' own size because motion beyond
+the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
+seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
 """
 
 from __future__ import annotations
