@@ -219,7 +219,7 @@ class _Winners:
 
 
 def _mean_error(run: dict[str, Any], shot: str) -> float:
-    return mean(score["epe"] for pair, score in run["by_pair"].items() if pair.startswith(f"{shot}/"))
+    return float(mean(score["epe"] for pair, score in run["by_pair"].items() if pair.startswith(f"{shot}/")))
 
 
 def _by_shot() -> str:

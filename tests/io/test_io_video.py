@@ -87,6 +87,13 @@ def test_pictures_keep_their_times(tmp_path: Path) -> None:
     source.close()
 
 
+def test_x264_is_told_its_quality(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "a.mp4", 64, 48, 25.0) as writer:
+        if writer._stream.codec_context.name != "libx264":
+            pytest.skip("this FFmpeg has no libx264")
+        assert writer._stream.options == {"preset": "veryfast", "crf": "18"}
+
+
 def test_pictures_of_one_time_are_a_tick_apart(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "same.mp4", 64, 48, 25.0) as writer:
         for picture in pictures(3):

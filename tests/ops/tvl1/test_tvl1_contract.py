@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
-from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, backends, tvl1
+from fullfield._config import Config
+from fullfield.ops.tvl1 import PRESETS, RefinementConfig, TVL1Config, TVL1Solver, backends, tvl1
 from fullfield.testing import textured_scene
 
 QUICK = TVL1Config(warps=2, iterations=5, scale_factor=0.5)
@@ -49,6 +50,30 @@ def frames(batch: int = 1, channels: int = 1, height: int = 40, width: int = 56,
 def test_bad_parameters_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         TVL1Config().replace(**change)
+
+
+LIMITS: dict[type[Config], dict[str, tuple[float, float]]] = {
+    TVL1Config: {
+        "lambda_": (1e-6, 1e6), "theta": (1e-6, 1e6), "scale_factor": (0.1, 0.95), "warps": (1, 10_000),
+        "iterations": (1, 1_000_000), "gradient_blend": (0, 1),
+    },
+    RefinementConfig: {
+        **dict.fromkeys(("lambda_", "coupling", "consistent_coupling", "edges", "trust", "filter_threshold"), (0, 1e6)),
+        **dict.fromkeys(("epsilon", "consistent_distance", "filter_colour", "filter_residual"), (1e-3, 1e6)),
+        **dict.fromkeys(("rounds", "passes", "warps", "iterations"), (1, 10_000)),
+        "blur": (0, 10), "step": (1e-4, 1e4), "filter_reach": (1, 1e6), "least_fall": (0, 1), "passes_fall": (0, 1),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in LIMITS.items() for name in names])
+def test_limits_of_parameters_are_among_them(kind: type[Config], name: str) -> None:
+    low, high = LIMITS[kind][name]
+    assert [getattr(kind(**{name: value}), name) for value in (low, high)] == [low, high]
+    step = 1 if isinstance(low, int) and isinstance(high, int) and high > 10 else 1e-9
+    for beyond in (low - step, high + max(step, high * 1e-9)):
+        with pytest.raises(InputError, match=f"^{name}: expected"):
+            kind(**{name: beyond})
 
 
 def test_unknown_names() -> None:
