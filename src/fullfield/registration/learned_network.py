@@ -8,7 +8,7 @@ every pose, and whichever way PCA's normals point.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,8 +45,11 @@ class DescriptorConfig(Config):
     channels: int = 64
     """Of its layers."""
     layers: int = 3
+    scales: int = 1
+    """Resolutions of the cloud: one point per voxel, per 2 voxels, per 4 voxels."""
 
     def __post_init__(self) -> None:
+        _check.number(self.scales, "scales", integer=True, low=1, high=4)
         _check.number(self.channels, "channels", integer=True, low=1, high=1024)
         _check.number(self.layers, "layers", integer=True, low=0, high=16)
 
@@ -135,10 +138,34 @@ def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (ring * KERNEL[1] + elevation) * KERNEL[2] + turn
 
 
+class Links(NamedTuple):
+    """Connections of a coarser cloud to the next finer one."""
+
+    kept: Tensor  # [N'] int64: rows of the finer cloud that are the coarser one's points
+    nearest: Tensor  # [N, LINKED] int64: coarse points near each finer one
+    weights: Tensor  # [N, LINKED] float32: their weights in an interpolation, of sum 1
+
+    def finer(self, values: Tensor) -> Tensor:
+        """Interpolate values [N', C] of the coarser cloud at the finer one's points, [N, C]."""
+        return (values[self.nearest] * self.weights[..., None]).sum(1)
+
+
+LINKED = 3
+
+
+class Resolution(NamedTuple):
+    """Coarser cloud as the network reads it."""
+
+    features: Tensor  # [N', INPUTS]
+    around: Surroundings
+    links: Links
+
+
 class DescriptorNetwork(nn.Module):
     """Residual layers of point convolution, added to a linear map of known properties of the surroundings.
 
-    The map starts as the identity, the layers near zero.
+    The map starts as the identity, the layers near zero. Coarser resolutions start without influence, so a network with
+    the other weights of one that has a single resolution gives the same descriptors.
     """
 
     means: Tensor
@@ -157,6 +184,9 @@ class DescriptorNetwork(nn.Module):
             nn.init.eye_(self.direct.weight)
             self.head.weight.mul_(_BESIDE)
             self.head.bias.zero_()
+        self.coarser = nn.ModuleList(CoarseStage(channels) for _ in range(self.config.scales - 1))
+        self.up = nn.ModuleList(nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:])
+        self.join = Join(channels) if self.coarser else None
         # Weights with which a convolution sums the inputs of each ring.
         sums = torch.zeros(len(RINGS), CELLS // len(RINGS), INPUTS, len(RINGS), INPUTS, dtype=torch.float32)
         for ring in range(len(RINGS)):
@@ -170,15 +200,71 @@ class DescriptorNetwork(nn.Module):
         histogram = (around.cells / around.counts).sqrt()
         return torch.cat([features, (sums / counts.clamp(min=1)).flatten(1), histogram], 1)
 
-    def forward(self, features: Tensor, around: Surroundings) -> Tensor:
-        """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1."""
+    def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
+        """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
         known = self.known(features, around)
         state = self.enter(known)
         states = [state]
         for layer in self.layers:
             state = state + layer(state, around)
             states.append(state)
-        return nn.functional.normalize(self.head(torch.cat(states, 1)) + self.direct(known), dim=1)
+        described = self.head(torch.cat(states, 1)) + self.direct(known)
+        if self.join is not None:
+            more, seen = self._from_coarser(state, coarser)
+            described = described + more + self.join(state, seen)
+        return nn.functional.normalize(described, dim=1)
+
+    def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
+        """Return what coarser resolutions add to the descriptors [N, WIDTH], and their features [N, C]."""
+        known, states = list[Tensor](), list[Tensor]()
+        for stage, level in zip(self.coarser, coarser, strict=True):
+            known.append(self.known(level.features, level.around))
+            state = stage.down(known[-1], state[level.links.kept], level.around)  # type: ignore[operator]
+            states.append(state)
+        more, seen = self.coarser[-1].direct(known[-1]), states[-1]  # type: ignore[operator]
+        for level in reversed(range(len(coarser))):
+            more, seen = coarser[level].links.finer(more), coarser[level].links.finer(seen)
+            if level:
+                more = more + self.coarser[level - 1].direct(known[level - 1])  # type: ignore[operator]
+                seen = self.up[level - 1](seen) + states[level - 1]
+        return more, seen
+
+
+class CoarseStage(nn.Module):
+    """Part of the network that works on one of the coarser clouds."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(
+            nn.LayerNorm(WIDTH, dtype=torch.float32), nn.Linear(WIDTH, channels, dtype=torch.float32)
+        )
+        self.finer = nn.Linear(channels, channels, dtype=torch.float32)
+        self.layer = PairLayer(channels)
+        self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
+        nn.init.zeros_(self.direct.weight)
+
+    def down(self, known: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
+        """Compute features [N', C] from what is known of the cloud and the finer cloud's features of its points."""
+        state: Tensor = self.enter(known) + self.finer(finer)
+        out: Tensor = state + self.layer(state, around)
+        return out
+
+
+class Join(nn.Module):
+    """Two layers on every point that combine its features with those from coarser clouds; zero at the start."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2 * channels, dtype=torch.float32)
+        self.mix = nn.Linear(2 * channels, 2 * channels, dtype=torch.float32)
+        self.out = nn.Linear(2 * channels, WIDTH, dtype=torch.float32)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, own: Tensor, coarser: Tensor) -> Tensor:
+        """Map features [N, C] and [N, C] to what they add to the descriptors, [N, WIDTH]."""
+        out: Tensor = self.out(self.mix(self.norm(torch.cat([own, coarser], 1))).relu())
+        return out
 
 
 class PairLayer(nn.Module):

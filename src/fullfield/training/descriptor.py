@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
 from fullfield.registration.descriptors import Floats
+from fullfield.registration.learned import shipped
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
@@ -114,6 +116,7 @@ def train_descriptor(
     clouds: Sequence[Any] = (),
     scans: Sequence[tuple[Any, Any, Any]] = (),
     *,
+    start: str | os.PathLike[str] | None = None,
     device: str | torch.device = "cpu",
     workers: int = 1,
     every: int = 500,
@@ -130,6 +133,8 @@ def train_descriptor(
         clouds: files, arrays or tensors [N, 3], clouds; of any unit each, at least 1000 finite points.
         scans: pairs of clouds of one place, with the transform from the first into the second: a 4×4 or its file. One
             part is cut from each.
+        start: weights to begin with, of a descriptor with the same channels and layers and at most as many scales;
+            "learned" for the one in the package. Additional scales start without influence.
         device: of the network. Pairs are cut on the CPU.
         workers: that cut pairs: a thread, or so many processes.
         every: steps between checkpoints.
@@ -155,8 +160,11 @@ def train_descriptor(
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
+    recipe = {}
+    if start is not None:
+        recipe["start"] = _begin(model, shipped() if start == "learned" else Path(start))
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
-    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests}, Row)
+    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests, **recipe}, Row)
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     check = StateCheck({"model": model}, optimizer)
@@ -190,6 +198,18 @@ def train_descriptor(
                 descriptor.save(kept.weights)
     model.eval()
     return Trained(descriptor, history)
+
+
+def _begin(model: DescriptorNetwork, file: Path) -> str:
+    """Load the weights of another descriptor; return the beginning of the file's checksum."""
+    given = LearnedDescriptor.load(file)
+    mine, other = model.config, given.config
+    fits = (mine.channels, mine.layers) == (other.channels, other.layers) and mine.scales >= other.scales
+    wanted = f"weights of {mine.channels} channels, {mine.layers} layers and at most {mine.scales} scales"
+    found = f"{other.channels} channels, {other.layers} layers, {other.scales} scales in {file}"
+    _check.require(fits, "start", wanted, found)
+    model.load_state_dict(model.state_dict() | given.model.state_dict())
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _step(
