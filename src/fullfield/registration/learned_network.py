@@ -67,6 +67,8 @@ class Surroundings(NamedTuple):
 
     geometry: PointGeometry  # a triplet for each neighbour, itself left out
     cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
+    neighbors: Tensor  # [T] int32: the neighbours of each point, by cell
+    rings: Tensor  # [N * rings + 1] int32: where those of each ring of each point begin
 
     @property
     def counts(self) -> Tensor:
@@ -89,7 +91,9 @@ def surroundings(
         cells, j, k = sorted_cells(points, normals, found)
     clouds = torch.tensor([0, points.shape[0]]) if offsets is None else offsets.to("cpu", torch.int64)
     others = found.offsets.to(points.device).diff() - 1
-    return Surroundings(sorted_geometry(points, clouds, others, j, k, KERNEL, gradient=gradient), cells)
+    geometry = sorted_geometry(points, clouds, others, j, k, KERNEL, gradient=gradient)
+    ends = cells.view(-1, CELLS // len(RINGS)).sum(1).to(torch.int32).cumsum(0, dtype=torch.int32)
+    return Surroundings(geometry, cells, j.to(torch.int32), torch.nn.functional.pad(ends, (1, 0)))
 
 
 def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,8 +172,6 @@ class DescriptorNetwork(nn.Module):
     the other weights of one that has a single resolution gives the same descriptors.
     """
 
-    means: Tensor
-
     def __init__(self, config: DescriptorConfig | None = None) -> None:
         super().__init__()
         self.config = config or DescriptorConfig()
@@ -187,18 +189,14 @@ class DescriptorNetwork(nn.Module):
         self.coarser = nn.ModuleList(CoarseStage(channels) for _ in range(self.config.scales - 1))
         self.up = nn.ModuleList(nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:])
         self.join = Join(channels) if self.coarser else None
-        # Weights with which a convolution sums the inputs of each ring.
-        sums = torch.zeros(len(RINGS), CELLS // len(RINGS), INPUTS, len(RINGS), INPUTS, dtype=torch.float32)
-        for ring in range(len(RINGS)):
-            sums[ring, :, range(INPUTS), ring, range(INPUTS)] = 1.0
-        self.register_buffer("means", sums.view(CELLS, INPUTS, len(RINGS) * INPUTS), persistent=False)
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
-        sums = point_conv(features, self.means, around.geometry).view(-1, len(RINGS), INPUTS)
-        counts = around.cells.view(-1, len(RINGS), CELLS // len(RINGS)).sum(2, keepdim=True)
+        means = nn.functional.embedding_bag(
+            around.neighbors, features, around.rings, mode="mean", include_last_offset=True
+        )
         histogram = (around.cells / around.counts).sqrt()
-        return torch.cat([features, (sums / counts.clamp(min=1)).flatten(1), histogram], 1)
+        return torch.cat([features, means.view(len(features), -1), histogram], 1)
 
     def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
         """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
@@ -222,11 +220,11 @@ class DescriptorNetwork(nn.Module):
             state = stage.down(known[-1], state[level.links.kept], level.around)  # type: ignore[operator]
             states.append(state)
         more, seen = self.coarser[-1].direct(known[-1]), states[-1]  # type: ignore[operator]
-        for level in reversed(range(len(coarser))):
-            more, seen = coarser[level].links.finer(more), coarser[level].links.finer(seen)
-            if level:
-                more = more + self.coarser[level - 1].direct(known[level - 1])  # type: ignore[operator]
-                seen = self.up[level - 1](seen) + states[level - 1]
+        for at in reversed(range(len(coarser))):
+            more, seen = coarser[at].links.finer(more), coarser[at].links.finer(seen)
+            if at:
+                more = more + self.coarser[at - 1].direct(known[at - 1])  # type: ignore[operator]
+                seen = self.up[at - 1](seen) + states[at - 1]
         return more, seen
 
 

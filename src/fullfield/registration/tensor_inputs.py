@@ -92,7 +92,7 @@ def fpfh(points: Tensor, normals: Tensor, radius: float) -> Tensor:
     own = torch.zeros(count, 3 * BINS, device=points.device, dtype=torch.float32)
     weights = torch.empty(entries, device=points.device, dtype=torch.float32)
     steps = torch.arange(1, entries // _PAIRS + 1, device=points.device) * _PAIRS
-    ends = [*torch.searchsorted(offsets, steps, right=True).sub(1).unique().tolist(), count]
+    ends = [*torch.searchsorted(offsets, steps, right=True).sub(1).tolist(), count]
     first = 0
     for last in ends:
         if last > first:
