@@ -73,7 +73,7 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
 
 
 def test_the_processors_cells_are_those_of_tensors(room: Floats) -> None:
-    points, normals, _ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    points, normals, *_ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
     draw = torch.Generator().manual_seed(0)
     some = torch.randn(400, 3, generator=draw)
     points = torch.cat([points, points[:3], 5 * some])  # three twice, some with any normal
@@ -115,7 +115,7 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
 
 def test_what_is_known_is_means_and_shares(room: Floats) -> None:
     given = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
-    points, normals, features = (part[:300] for part in given)
+    points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
     offsets = torch.tensor([0, 120, 300])
     around = surroundings(points, normals, offsets)
@@ -145,7 +145,7 @@ def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats
     first, other = described(fine, rows), described(fine @ turn().T, rows)
     assert first.shape == (len(rows), WIDTH)
     assert np.quantile((first * other).sum(1), 0.1) > 0.99
-    points, normals, features = network_input(fine, rows)
+    points, normals, features, _ = network_input(fine, rows)
     flipped = torch.where(torch.arange(len(rows))[:, None] % 3 == 0, -normals, normals)
     one, two = (model(features, surroundings(points, n)) for n in (normals, flipped))
     assert torch.allclose(one, two, atol=1e-5)

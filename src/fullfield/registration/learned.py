@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_state, recognise
-from fullfield.ops.neighbors import grid_downsample, knn_search
+from fullfield.ops.neighbors import Neighbors, grid_downsample, knn_search, radius_search
 from fullfield.registration import tensor_inputs
 from fullfield.registration.descriptors import Floats, Ints, local_shapes, nearest, plane_normals
 from fullfield.registration.learned_network import (
@@ -56,18 +56,22 @@ class NetworkInput(NamedTuple):
     points: Tensor  # [N, 3] float32, voxels
     normals: Tensor  # [N, 3] float32, of either sign
     features: Tensor  # [N, INPUTS] float32
+    neighbors: Neighbors | None = None  # within the last ring; None: to be searched
 
 
-def network_input(fine: Floats, rows: Ints, normals: Floats | None = None) -> NetworkInput:
+def network_input(fine: Floats, rows: Ints, normals: Floats | None = None, *, neighbors: bool = False) -> NetworkInput:
     """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
 
-    ``rows`` are the points to describe, ``normals`` their normals if known.
+    ``rows`` are the points to describe, ``normals`` their normals if known; ``neighbors`` keeps the neighbours that
+    FPFH searches, which the network then need not search again.
     """
     points = fine[rows]
     if normals is None:
         normals = plane_normals(fine, points, NORMAL_RADIUS)
-    features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals)], 1)
-    return NetworkInput(*(torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features)))
+    found = radius_search(torch.from_numpy(points), FEATURE_RADIUS)
+    features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals, found)], 1)
+    given = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
+    return NetworkInput(*given, neighbors=found if neighbors else None)
 
 
 class Levels(NamedTuple):
@@ -78,20 +82,22 @@ class Levels(NamedTuple):
 
     def to(self, device: torch.device) -> Levels:
         """Return the inputs on a device."""
-        inputs = tuple(NetworkInput(*(part.to(device) for part in one)) for one in self.inputs)
+        inputs = tuple(NetworkInput(*(part.to(device) for part in one[:3])) for one in self.inputs)
         return Levels(inputs, tuple(Links(*(part.to(device) for part in one)) for one in self.links))
 
 
-def network_levels(fine: Floats, rows: Ints, scales: int, normals: Floats | None = None) -> Levels:
+def network_levels(
+    fine: Floats, rows: Ints, scales: int, normals: Floats | None = None, *, neighbors: bool = False
+) -> Levels:
     """Prepare the inputs at ``scales`` resolutions, each half the one before; arguments as in :func:`network_input`.
 
     Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
     """
-    inputs, links = [network_input(fine, rows, normals)], list[Links]()
+    inputs, links = [network_input(fine, rows, normals, neighbors=neighbors)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
         rows = kept(fine, 1.0)
-        inputs.append(network_input(fine, rows))
+        inputs.append(network_input(fine, rows, neighbors=neighbors))
         apart, found = nearest(fine[rows], fine, min(LINKED, len(rows)))
         links.append(_links(*(torch.from_numpy(part) for part in (rows, found, apart))))
     return Levels(tuple(inputs), tuple(links))
@@ -110,9 +116,10 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | 
             links.append(_links(rows, found, (points[found] - fine[:, None]).norm(dim=2)))
         upright = tensor_inputs.plane_normals(fine, points, NORMAL_RADIUS) if normals is None else normals
         shapes = tensor_inputs.local_shapes(fine, points, SHAPE_RADIUS)
-        histograms = tensor_inputs.fpfh(points, upright, FEATURE_RADIUS)
+        neighbors = radius_search(points, FEATURE_RADIUS)
+        histograms = tensor_inputs.fpfh(points, upright, neighbors)
         features = torch.cat([shapes.to(torch.float32), histograms], 1)
-        inputs.append(NetworkInput(points.to(torch.float32), upright.to(torch.float32), features))
+        inputs.append(NetworkInput(points.to(torch.float32), upright.to(torch.float32), features, neighbors))
     return Levels(tuple(inputs), tuple(links))
 
 
@@ -131,8 +138,9 @@ def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surrou
     offsets = [torch.tensor([0, *(len(one.points) for one in level)]).cumsum(0) for level in inputs]
     read = list[tuple[Tensor, Surroundings]]()
     for level, starts in zip(inputs, offsets, strict=True):
-        points, normals, features = (torch.cat(parts) for parts in zip(*level, strict=True))
-        read.append((features, surroundings(points, normals, starts, gradient=gradient)))
+        points, normals, features = (torch.cat(parts) for parts in zip(*(one[:3] for one in level), strict=True))
+        found = level[0].neighbors if len(level) == 1 else None
+        read.append((features, surroundings(points, normals, starts, found=found, gradient=gradient)))
     coarser = list[Resolution]()
     for number, level_links in enumerate(zip(*(cloud.links for cloud in clouds), strict=True)):
         finer, own = (starts.tolist()[:-1] for starts in offsets[number : number + 2])
@@ -226,7 +234,7 @@ class LearnedDescriptor:
         """
         device = next(self.model.parameters()).device
         if device.type == "cpu":
-            given = network_levels(fine, rows, self.config.scales, normals)
+            given = network_levels(fine, rows, self.config.scales, normals, neighbors=True)
         else:
             cloud, chosen = (torch.from_numpy(part).to(device) for part in (fine, rows))
             upright = None if normals is None else torch.from_numpy(normals).to(device)

@@ -81,10 +81,14 @@ def surroundings(
     normals: Tensor,  # [N, 3] of length 1, of either sign
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
     *,
+    found: Neighbors | None = None,
     gradient: bool = True,
 ) -> Surroundings:
-    """Find the neighbours within the last ring and their cells; ``gradient`` prepares the backward pass too."""
-    found = radius_search(points, RINGS[-1], offsets=offsets)
+    """Find the neighbours within the last ring, unless ``found`` has them, and their cells.
+
+    ``gradient`` prepares the backward pass too.
+    """
+    found = radius_search(points, RINGS[-1], offsets=offsets) if found is None else found
     if points.device.type == "cpu":
         cells, j, k = _sorted_on_cpu(points, normals, found)
     else:

@@ -83,9 +83,8 @@ def local_shapes(points: Tensor, queries: Tensor, radius: float) -> Tensor:
     return torch.stack([3 * variances[:, 0] / some, (middle - least) / far, (most - middle) / far, height], 1)
 
 
-def fpfh(points: Tensor, normals: Tensor, radius: float) -> Tensor:
-    """Return the square roots of the histograms [N, 33], float32."""
-    found = radius_search(points, radius)
+def fpfh(points: Tensor, normals: Tensor, found: Neighbors) -> Tensor:
+    """Return the square roots of the histograms [N, 33] of the pairs with the neighbours ``found``, float32."""
     spots, upright = (part.to(torch.float32) for part in (points, normals))
     offsets = found.offsets.to(points.device)
     count, entries = len(points), len(found.indices)
