@@ -104,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
             descriptor=DescriptorConfig(channels=args.channels, layers=args.layers, scales=args.scales),
+            start=args.start,
             seconds=None if args.minutes is None else 60 * args.minutes,
             **{name: getattr(args, name) for name in numbers},
         )
@@ -112,7 +113,6 @@ def run(args: argparse.Namespace) -> int:
             training,
             args.clouds,
             args.scans,
-            start=args.start,
             device=args.device,
             workers=args.workers,
             every=args.every,

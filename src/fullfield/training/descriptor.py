@@ -116,7 +116,6 @@ def train_descriptor(
     clouds: Sequence[Any] = (),
     scans: Sequence[tuple[Any, Any, Any]] = (),
     *,
-    start: str | os.PathLike[str] | None = None,
     device: str | torch.device = "cpu",
     workers: int = 1,
     every: int = 500,
@@ -133,8 +132,6 @@ def train_descriptor(
         clouds: files, arrays or tensors [N, 3], clouds; of any unit each, at least 1000 finite points.
         scans: pairs of clouds of one place, with the transform from the first into the second: a 4×4 or its file. One
             part is cut from each.
-        start: weights to begin with, of a descriptor with the same channels and layers and at most as many scales;
-            "learned" for the one in the package. Additional scales start without influence.
         device: of the network. Pairs are cut on the CPU.
         workers: that cut pairs: a thread, or so many processes.
         every: steps between checkpoints.
@@ -161,8 +158,8 @@ def train_descriptor(
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
     recipe = {}
-    if start is not None:
-        recipe["start"] = _begin(model, shipped() if start == "learned" else Path(start))
+    if training.start is not None:
+        recipe["start"] = _begin(model, shipped() if training.start == "learned" else Path(training.start))
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
     kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests, **recipe}, Row)
     model.to(place).train()
