@@ -70,8 +70,8 @@ def network_input(fine: Floats, rows: Ints, normals: Floats | None = None, *, ne
         normals = plane_normals(fine, points, NORMAL_RADIUS)
     found = radius_search(torch.from_numpy(points), FEATURE_RADIUS)
     features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals, found)], 1)
-    given = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
-    return NetworkInput(*given, neighbors=found if neighbors else None)
+    places, upright, known = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
+    return NetworkInput(places, upright, known, found if neighbors else None)
 
 
 class Levels(NamedTuple):
@@ -82,8 +82,10 @@ class Levels(NamedTuple):
 
     def to(self, device: torch.device) -> Levels:
         """Return the inputs on a device."""
-        inputs = tuple(NetworkInput(*(part.to(device) for part in one[:3])) for one in self.inputs)
-        return Levels(inputs, tuple(Links(*(part.to(device) for part in one)) for one in self.links))
+        inputs = (
+            NetworkInput(one.points.to(device), one.normals.to(device), one.features.to(device)) for one in self.inputs
+        )
+        return Levels(tuple(inputs), tuple(Links(*(part.to(device) for part in one)) for one in self.links))
 
 
 def network_levels(
