@@ -148,7 +148,7 @@ def dense_times(files: list[str], descriptor: LearnedDescriptor | None, threads:
         described = sum(len(prepare(cloud, descriptor).points) for cloud in clouds)
         seconds, busy = min(seconds, time.perf_counter() - begin), min(busy, time.process_time() - used)
     torch.set_num_threads(before)
-    row = {"points": sum(map(len, clouds)), "described": described, "threads": threads}
+    row: dict[str, float] = {"points": sum(map(len, clouds)), "described": described, "threads": threads}
     row |= {"seconds": seconds, "cpu_seconds": busy}
     print(f"described {described} points in {seconds:.2f} s, {busy:.2f} s of the CPU, {threads} threads", flush=True)
     return row
