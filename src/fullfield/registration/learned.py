@@ -39,7 +39,7 @@ MOST_BYTES = 10_000_000
 SHAPE_RADIUS = 2.0  # voxels
 _AS_NEAR = 0.1  # voxels below which points weigh the same in an interpolation
 SHIPPED = Path(__file__).with_name("descriptor.safetensors")
-_SHA256 = "e69b0c8d887c4807f224bbfa86c0b035c29db552c8281470e775e4f20ac8bbea"  # of that file
+_SHA256 = "cdf883ace94626f0aa5ddb1deddb610a4418d37179afe13b7cb1256ff9ad2864"  # of that file
 _NAME = "descriptor"  # of the configuration in a file's header
 
 

@@ -192,6 +192,9 @@ class DescriptorNetwork(nn.Module):
             self.head.bias.zero_()
         self.coarser = nn.ModuleList(CoarseStage(channels) for _ in range(self.config.scales - 1))
         self.up = nn.ModuleList(nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:])
+        for up in self.up:
+            nn.init.zeros_(up.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(up.bias)  # type: ignore[arg-type]
         self.join = Join(channels) if self.coarser else None
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
