@@ -96,7 +96,6 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
             "1.5 times the averaged",
             "30 to 35 % of the objects",
             "(run 10: 0.998)",
-            "motion of 89 px",
             "0.5, 0.3, 0.2 and 0 in run 8, 0.6, 0.25, 0.15 and 0 in run 9, 0.45, 0.2, 0.2 and 0.15 in",
         ),
     ),
