@@ -18,6 +18,8 @@ BEGIN_OCCLUSION = "<!-- table of the occlusion: begin -->\n"
 BEGIN_RENDERED = "<!-- errors of rendered scenes: begin -->\n"
 BEGIN_SHOTS = "<!-- table of rendered scenes: begin -->\n"
 BEGIN_POSES = "<!-- errors of poses: begin -->\n"
+BEGIN_PLAIN = "<!-- table of RANSAC alone: begin -->\n"
+BEGIN_DESCRIBING = "<!-- table of describing: begin -->\n"
 CALLED = {
     "sintel clean alley_1": "Sintel alley_1, clean",
     "sintel final alley_1": "Sintel alley_1, final",
@@ -139,6 +141,41 @@ def poses() -> str:
     return lines(rows)
 
 
+def plain_ransac() -> str:
+    """Return the table of both descriptors with RANSAC alone, on the shared pairs as they are and over all changes."""
+    stored = read("descriptors_plain_cpu.json")
+    rows = [["pair", "found: FPFH, learned", "inlier ratio %", "FMR %", "RMSE"]]
+    parts = {pair: by_change["as it is"] for pair, by_change in stored["rows"].items()}
+    changed = [by_name for by_change in stored["rows"].values() for by_name in by_change.values()]
+    names = ("FPFH", "learned")
+    total = {name: [run for by_name in changed for run in by_name[name]] for name in names}
+    for pair, by_name in [*parts.items(), ("**all changes**", total)]:
+        runs = [by_name[name] for name in names]
+        found = (f"{sum(run['found'] for run in each)} of {len(each)}" for each in runs)
+        ratios = (f"{100 * mean(run['ir'] for run in each):.1f}" for each in runs)
+        recalls = (f"{100 * mean(run['ir'] > 0.05 for run in each):.0f}" for each in runs)
+        errors = (f"{median(run['rmse'] for run in each if run['found']):.3f} m" for each in runs)
+        rows.append([pair, *(", ".join(part) for part in (found, ratios, recalls, errors))])
+    return lines(rows)
+
+
+def describing() -> str:
+    """Return the table of the time that describing three dense scans takes."""
+    times = read("descriptors_scales_h100.json")["times"]
+    rows = [["three scans, together", "described", "one H100", "of that: inputs", "network"]]
+    for what, told in (("automatic voxel", "automatic voxel"), ("2 cm", "voxel of 2 cm")):
+        row = times[f"two, {what}"]
+        cells = (f"{1e3 * row[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
+        rows.append([f"{row['points']:,} points, {told}", f"{row['described']:,}", *cells])
+    every = times["included, every point, 7 mm"]
+    cells = (f"{1e3 * every[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
+    rows.append([f"every point, one resolution, {every['edges'][0] * 1e3:.0f} mm", f"{every['described']:,}", *cells])
+    dense = read("descriptors_plain_cpu.json")["dense"]
+    shown = " and ".join(f"{row['cpu_seconds']:.1f} s ({name})" for name, row in dense.items())
+    described = f"{dense['learned']['described']:,}"
+    return f"{lines(rows)}\nOn a loaded CPU, {described} points at 2 cm take {shown} of processor time.\n"
+
+
 def large_frames() -> str:
     """Long motion in large frames, with and without a cascade."""
     rows = [["synthetic pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
@@ -241,7 +278,7 @@ PAGES = {
     "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
     "docs/evaluation.md": ((BEGIN_SHOTS, rendered_shots), (BEGIN_RENDERED, rendered)),
     "docs/models.md": ((BEGIN_LARGE, large_frames), (BEGIN_OFFICIAL, official)),
-    "docs/registration.md": ((BEGIN_POSES, poses),),
+    "docs/registration.md": ((BEGIN_POSES, poses), (BEGIN_PLAIN, plain_ransac), (BEGIN_DESCRIBING, describing)),
     "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined), (BEGIN_REMAINING, remaining)),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

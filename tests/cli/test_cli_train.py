@@ -32,6 +32,14 @@ def test_train_then_register(cli: Any, scans: Path) -> None:
     assert report["weights"] == "run/weights.safetensors"
     assert [row["step"] for row in report["history"]] == [1, 2]
     assert report["training"]["descriptor"]["channels"] == 6
+    wider = ("--scales", "2", "--start", "run/weights.safetensors", *TINY, "--json", "-q")
+    assert cli("train", "descriptor", "-o", "wider", *wider).json["training"]["descriptor"]["scales"] == 2
+    refused = cli(
+        "train", "descriptor", "-o", "other", "--start", "run/weights.safetensors", *TINY, "--layers", "1", "-q"
+    )
+    assert refused.err.startswith(
+        "fullfield: error: --start: expected weights of 6 channels, 1 layers and at most 1 scale"
+    )
     before = (scans / "run" / "weights.safetensors").read_bytes()
     ran = cli("train", "descriptor", "-o", "run", "--clouds", "a.npy", *TINY, "-q")
     assert ran.code == 0

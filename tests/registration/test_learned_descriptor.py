@@ -15,9 +15,9 @@ from safetensors.torch import save
 
 from fullfield import InputError
 from fullfield.ops.neighbors import radius_search
-from fullfield.registration import DescriptorConfig, LearnedDescriptor, learned, register
+from fullfield.registration import DescriptorConfig, LearnedDescriptor, learned, register, tensor_inputs
 from fullfield.registration.descriptors import local_shapes
-from fullfield.registration.learned import MOST_BYTES, network_input
+from fullfield.registration.learned import MOST_BYTES, batched, levels_on_device, network_input, network_levels
 from fullfield.registration.learned_network import (
     CELLS,
     INPUTS,
@@ -73,7 +73,7 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
 
 
 def test_the_processors_cells_are_those_of_tensors(room: Floats) -> None:
-    points, normals, _ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    points, normals, *_ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
     draw = torch.Generator().manual_seed(0)
     some = torch.randn(400, 3, generator=draw)
     points = torch.cat([points, points[:3], 5 * some])  # three twice, some with any normal
@@ -115,7 +115,7 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
 
 def test_what_is_known_is_means_and_shares(room: Floats) -> None:
     given = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
-    points, normals, features = (part[:300] for part in given)
+    points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
     offsets = torch.tensor([0, 120, 300])
     around = surroundings(points, normals, offsets)
@@ -145,10 +145,83 @@ def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats
     first, other = described(fine, rows), described(fine @ turn().T, rows)
     assert first.shape == (len(rows), WIDTH)
     assert np.quantile((first * other).sum(1), 0.1) > 0.99
-    points, normals, features = network_input(fine, rows)
+    points, normals, features, _ = network_input(fine, rows)
     flipped = torch.where(torch.arange(len(rows))[:, None] % 3 == 0, -normals, normals)
     one, two = (model(features, surroundings(points, n)) for n in (normals, flipped))
     assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_more_resolutions_begin_without_influence(room: Floats) -> None:
+    """And they have some once they are trained, in every pose."""
+    shipped = LearnedDescriptor.shipped()
+    assert shipped.config.scales == 2
+    wider = DescriptorNetwork(shipped.config.replace(scales=3))
+    wider.load_state_dict(wider.state_dict() | shipped.model.state_dict())
+    fine = room[kept(room, 0.5)]
+    rows = kept(fine, 1.0)
+    described = LearnedDescriptor(wider)
+    first = described(fine, rows)
+    assert np.array_equal(first, shipped(fine, rows))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in (wider.up[0].weight, wider.coarser[1].direct.weight):
+            weight.normal_(std=0.05)
+    trained, turned = described(fine, rows), described(fine @ turn().T, rows)
+    assert np.median((first * trained).sum(1)) < 0.97
+    # Cells of the coarser clouds lie along the axes: they keep other points in another pose.
+    assert np.median((trained * turned).sum(1)) > 0.97
+    model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
+    with torch.no_grad():
+        for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
+            weight.normal_()
+    found = model(*batched([network_levels(fine, rows, 3)], gradient=True))
+    (found * torch.randn_like(found)).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+
+
+def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
+    levels = []
+    for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
+        fine = cloud[kept(cloud, 0.5)]
+        levels.append(network_levels(fine, kept(fine, 1.0), 3))
+    torch.manual_seed(0)
+    model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
+    with torch.no_grad():
+        for weight in (model.join.out.weight, model.up[0].weight, *(stage.direct.weight for stage in model.coarser)):
+            weight.normal_(std=0.1)
+        together = model(*batched(levels, gradient=False))
+        alone = torch.cat([model(*batched([one], gradient=False)) for one in levels])
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_tensors_give_the_inputs_of_compiled_kernels(room: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = room[kept(room, 0.5)]
+    rows = kept(fine, 1.0)
+    wanted = network_levels(fine, rows, 3)
+    for most in (tensor_inputs._PAIRS, 3000):
+        monkeypatch.setattr(tensor_inputs, "_PAIRS", most)
+        found = levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 3)
+        for one, other in zip(found.inputs, wanted.inputs, strict=True):
+            assert torch.equal(one.points, other.points)
+            assert (one.normals * other.normals).sum(1).abs().min() > 0.9999
+            apart = (one.features - other.features).abs().amax(1)
+            assert apart.median() < 1e-6
+            assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
+        for one, other in zip(found.links, wanted.links, strict=True):
+            assert torch.equal(one.kept, other.kept)
+            assert torch.equal(one.nearest, other.nearest)
+            assert torch.allclose(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("values", [(1, 0, 0), (2, 2, 1), (3, 1, 1), (0, 0, 0), (1, 1, 1), (5, 3, 0.1)])
+def test_eigenvalues_in_closed_form(values: tuple[float, ...]) -> None:
+    matrix = torch.from_numpy(turn() @ np.diag(values) @ turn().T)[None]
+    found, vector = tensor_inputs.eigen(matrix)
+    assert torch.allclose(found[0], torch.tensor(sorted(values), dtype=torch.float64), atol=1e-7)
+    assert vector.norm() == pytest.approx(1.0)
+    assert torch.allclose(matrix[0] @ vector[0], min(values) * vector[0], atol=1e-6)
 
 
 def test_weights_go_round(tmp_path: Path, room: Floats) -> None:

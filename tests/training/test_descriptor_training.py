@@ -91,6 +91,25 @@ def test_the_loss_falls_and_gradients_flow() -> None:
     assert ratios[-1] > ratios[0]
 
 
+def test_a_run_begins_with_other_weights(tmp_path: Path, whole: Path) -> None:
+    wider = TINY.replace(descriptor=SMALL.replace(scales=2), steps=1)
+    begun = tmp_path / "begun"
+    weights = str(shutil.copy(whole / "weights.safetensors", tmp_path))
+    found = train_descriptor(begun, wider.replace(learning_rate=1e-9, start=weights))
+    given = LearnedDescriptor.load(whole / "weights.safetensors").model.state_dict()
+    state = found.descriptor.model.state_dict()
+    assert all(torch.allclose(state[name], value, atol=1e-6) for name, value in given.items())
+    assert state.keys() > given.keys()
+    assert json.loads((begun / "recipe.json").read_text())["start"]
+    refuses("training.start was", train_descriptor, begun, wider.replace(learning_rate=1e-9))
+    shutil.copy(begun / "weights.safetensors", weights)  # other numbers in the file of that name
+    refuses(r"\(start was", train_descriptor, begun, wider.replace(learning_rate=1e-9, start=weights))
+    message = (
+        r"start: expected weights of 8 channels, 1 layers and at most 1 scales, got 8 channels, 1 layers, 2 scales"
+    )
+    refuses(message, train_descriptor, tmp_path / "narrow", TINY.replace(start=str(begun / "weights.safetensors")))
+
+
 def test_a_run_leaves_a_descriptor_and_its_history(whole: Path) -> None:
     assert sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()) == [
         "history.csv",
@@ -212,6 +231,7 @@ def test_what_cannot_be_trained_on_is_named(tmp_path: Path) -> None:
         ({"cells": 3}, "cells: expected an integer >= 100"),
         ({"seconds": 0.0}, "seconds: expected a number > 0"),
         ({"pairs": 3}, "block: expected a multiple of 3 pairs"),
+        ({"start": 3}, "start: expected the name of a file, or learned"),
         ({"reuse": 0}, "reuse: expected an integer >= 1"),
         ({"descriptor": None}, "descriptor: expected a DescriptorConfig"),
     ],

@@ -43,6 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("network")
     network.add_argument("--channels", type=argtypes.count, default=64, help="channels of the layers")
     network.add_argument("--layers", type=argtypes.integer, default=3, help="number of layers [%(default)s]")
+    network.add_argument(
+        "--scales", type=argtypes.count, default=1, help="number of resolutions, each half the one before [%(default)s]"
+    )
+    network.add_argument(
+        "--start", metavar="FILE", help="weights to begin with, or learned for the descriptor of the package"
+    )
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=argtypes.count, default=20_000, help="number of steps")
     loop.add_argument(
@@ -69,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         paths.check_suffix(path, option, POINT_SUFFIXES)
     for *_, pose in args.scans:
         paths.check_input(pose, "--scans")
+    if args.start not in (None, "learned"):
+        paths.check_input(args.start, "--start")
     paths.check_new_folder(args.output, "--output")
 
     from fullfield.registration import DescriptorConfig
@@ -76,14 +84,27 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    options = ("channels", "layers", "steps", "pairs", "block", "reuse", "cells", "synthetic", "device")
+    options = (
+        "channels",
+        "layers",
+        "scales",
+        "start",
+        "steps",
+        "pairs",
+        "block",
+        "reuse",
+        "cells",
+        "synthetic",
+        "device",
+    )
     with (
         ProgressBar("train", quiet=args.quiet) as progress,
         naming(learning_rate="--learning-rate", **{name: f"--{name}" for name in options}),
     ):
         numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
-            descriptor=DescriptorConfig(channels=args.channels, layers=args.layers),
+            descriptor=DescriptorConfig(channels=args.channels, layers=args.layers, scales=args.scales),
+            start=args.start,
             seconds=None if args.minutes is None else 60 * args.minutes,
             **{name: getattr(args, name) for name in numbers},
         )

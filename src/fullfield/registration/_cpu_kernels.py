@@ -8,6 +8,7 @@ from numba import types
 from fullfield._kernels.numba_cache import cache_folder, jit_in
 
 BINS = 11
+_TANGENTS = tuple(np.tan(np.pi * (np.arange(1, BINS) / BINS - 0.5)).tolist())  # between the bins of theta
 
 CACHE = cache_folder(__file__)
 _jit = jit_in(CACHE)
@@ -33,25 +34,29 @@ def pair_histograms(points, normals, offsets, indices, histograms, first, last):
             length = np.sqrt((dx * dx + dy * dy) + dz * dz)
             if length == 0.0:
                 continue
-            dx, dy, dz = dx / length, dy / length, dz / length
+            scale = 1.0 / length
+            dx, dy, dz = dx * scale, dy * scale, dz * scale
             vx, vy, vz = dy * uz - dz * uy, dz * ux - dx * uz, dx * uy - dy * ux
             across = np.sqrt((vx * vx + vy * vy) + vz * vz)
             if across < 1e-9:
                 continue
-            vx, vy, vz = vx / across, vy / across, vz / across
+            scale = 1.0 / across
             nx, ny, nz = normals[j, 0], normals[j, 1], normals[j, 2]
             along = (ux * nx + uy * ny) + uz * nz
             if along < 0.0:
                 along, nx, ny, nz = -along, -nx, -ny, -nz
             wx, wy, wz = uy * vz - uz * vy, uz * vx - ux * vz, ux * vy - uy * vx
-            alpha = (vx * nx + vy * ny) + vz * nz
+            alpha = ((vx * nx + vy * ny) + vz * nz) * scale
             phi = (ux * dx + uy * dy) + uz * dz
-            theta = np.arctan2((wx * nx + wy * ny) + wz * nz, along)
+            aside = ((wx * nx + wy * ny) + wz * nz) * scale
             if phi < 0.0:
-                phi, theta = -phi, -theta
+                phi, aside = -phi, -aside
+            theta = 0  # bin of the angle with the tangent aside / along
+            for k in range(BINS - 1):
+                theta += aside >= along * _TANGENTS[k]
             histograms[i, _bin((alpha + 1.0) * 0.5)] += 1.0
             histograms[i, BINS + _bin(phi)] += 1.0
-            histograms[i, 2 * BINS + _bin(theta / np.pi + 0.5)] += 1.0
+            histograms[i, 2 * BINS + theta] += 1.0
             count += 1
         if count > 0:
             for k in range(3 * BINS):
@@ -69,8 +74,9 @@ def weighted_histograms(points, offsets, indices, histograms, out, first, last):
             dz = points[j, 2] - points[i, 2]
             squared = (dx * dx + dy * dy) + dz * dz
             if squared > 0.0:
+                weight = 1.0 / squared
                 for k in range(3 * BINS):
-                    out[i, k] += histograms[j, k] / squared
+                    out[i, k] += histograms[j, k] * weight
         for part in range(3):
             summed = 0.0
             for k in range(part * BINS, (part + 1) * BINS):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fullfield._kernels.numba_cache import Kernels
 from fullfield._kernels.threads import run_parts
-from fullfield.ops.neighbors import knn_search, radius_search
+from fullfield.ops.neighbors import Neighbors, knn_search, radius_search
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -128,13 +128,13 @@ def parallel(count: int, task: Any) -> None:
     run_parts(count, _GRAIN, torch.get_num_threads(), task)
 
 
-def histograms(points: Floats, normals: Floats, radius: float) -> Floats:
+def histograms(points: Floats, normals: Floats, radius: float, found: Neighbors | None = None) -> Floats:
     """Return [N, 33]: 11 bins each of alpha, phi and theta, averaged over the points within ``radius``.
 
-    Each 11 sum to 1, or to 0 where there is no neighbour.
+    Each 11 sum to 1, or to 0 where there is no neighbour. ``found`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    found = radius_search(_tensor(points), radius)
+    found = radius_search(_tensor(points), radius) if found is None else found
     pairs = found.offsets.numpy(), found.indices.numpy()
     spots, upright = np.ascontiguousarray(points), np.ascontiguousarray(normals)
     own, averaged = np.zeros((2, len(points), 3 * BINS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +20,26 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_state, recognise
-from fullfield.registration.descriptors import Floats, Ints, local_shapes, plane_normals
-from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork, surroundings
-from fullfield.registration.scan import NORMAL_RADIUS, fpfh
+from fullfield.ops.neighbors import Neighbors, grid_downsample, knn_search, radius_search
+from fullfield.registration import tensor_inputs
+from fullfield.registration.descriptors import Floats, Ints, local_shapes, nearest, plane_normals
+from fullfield.registration.learned_network import (
+    LINKED,
+    DescriptorConfig,
+    DescriptorNetwork,
+    Links,
+    Resolution,
+    Surroundings,
+    surroundings,
+)
+from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, fpfh, kept
 
 MOST_BYTES = 10_000_000
 """Of a file of weights."""
 SHAPE_RADIUS = 2.0  # voxels
+_AS_NEAR = 0.1  # voxels below which points weigh the same in an interpolation
 SHIPPED = Path(__file__).with_name("descriptor.safetensors")
-_SHA256 = "e69b0c8d887c4807f224bbfa86c0b035c29db552c8281470e775e4f20ac8bbea"  # of that file
+_SHA256 = "cdf883ace94626f0aa5ddb1deddb610a4418d37179afe13b7cb1256ff9ad2864"  # of that file
 _NAME = "descriptor"  # of the configuration in a file's header
 
 
@@ -44,18 +56,103 @@ class NetworkInput(NamedTuple):
     points: Tensor  # [N, 3] float32, voxels
     normals: Tensor  # [N, 3] float32, of either sign
     features: Tensor  # [N, INPUTS] float32
+    neighbors: Neighbors | None = None  # within the last ring; None: to be searched
 
 
-def network_input(fine: Floats, rows: Ints, normals: Floats | None = None) -> NetworkInput:
+def network_input(fine: Floats, rows: Ints, normals: Floats | None = None, *, neighbors: bool = False) -> NetworkInput:
     """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
 
-    ``rows`` are the points to describe, ``normals`` their normals if known.
+    ``rows`` are the points to describe, ``normals`` their normals if known; ``neighbors`` keeps the neighbours that
+    FPFH searches, which the network then need not search again.
     """
     points = fine[rows]
     if normals is None:
         normals = plane_normals(fine, points, NORMAL_RADIUS)
-    features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals)], 1)
-    return NetworkInput(*(torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features)))
+    found = radius_search(torch.from_numpy(points), FEATURE_RADIUS)
+    features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals, found)], 1)
+    places, upright, known = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
+    return NetworkInput(places, upright, known, found if neighbors else None)
+
+
+class Levels(NamedTuple):
+    """Inputs of the network for one cloud at all resolutions, the finest first."""
+
+    inputs: tuple[NetworkInput, ...]
+    links: tuple[Links, ...]  # of each but the first to the one before
+
+    def to(self, device: torch.device) -> Levels:
+        """Return the inputs on a device."""
+        inputs = (
+            NetworkInput(one.points.to(device), one.normals.to(device), one.features.to(device)) for one in self.inputs
+        )
+        return Levels(tuple(inputs), tuple(Links(*(part.to(device) for part in one)) for one in self.links))
+
+
+def network_levels(
+    fine: Floats, rows: Ints, scales: int, normals: Floats | None = None, *, neighbors: bool = False
+) -> Levels:
+    """Prepare the inputs at ``scales`` resolutions, each half the one before; arguments as in :func:`network_input`.
+
+    Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
+    """
+    inputs, links = [network_input(fine, rows, normals, neighbors=neighbors)], list[Links]()
+    for _ in range(1, scales):
+        fine = fine[rows] / 2
+        rows = kept(fine, 1.0)
+        inputs.append(network_input(fine, rows, neighbors=neighbors))
+        apart, found = nearest(fine[rows], fine, min(LINKED, len(rows)))
+        links.append(_links(*(torch.from_numpy(part) for part in (rows, found, apart))))
+    return Levels(tuple(inputs), tuple(links))
+
+
+def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | None = None) -> Levels:
+    """Return :func:`network_levels` of float64 tensors, computed on their device."""
+    inputs, links = list[NetworkInput](), list[Links]()
+    points = fine[rows]
+    for scale in range(scales):
+        if scale:
+            fine, normals = points / 2, None
+            rows = grid_downsample(fine, 1.0).indices
+            points = fine[rows]
+            found = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
+            links.append(_links(rows, found, (points[found] - fine[:, None]).norm(dim=2)))
+        upright = tensor_inputs.plane_normals(fine, points, NORMAL_RADIUS) if normals is None else normals
+        shapes = tensor_inputs.local_shapes(fine, points, SHAPE_RADIUS)
+        neighbors = radius_search(points, FEATURE_RADIUS)
+        histograms = tensor_inputs.fpfh(points, upright, neighbors)
+        features = torch.cat([shapes.to(torch.float32), histograms], 1)
+        inputs.append(NetworkInput(points.to(torch.float32), upright.to(torch.float32), features, neighbors))
+    return Levels(tuple(inputs), tuple(links))
+
+
+def _links(rows: Tensor, found: Tensor, apart: Tensor) -> Links:
+    """Return the connections to the points ``found`` [N, k <= LINKED], weighted by 1 / distance²."""
+    weights = 1 / apart.clamp(min=_AS_NEAR).square()
+    weights /= weights.sum(1, keepdim=True)
+    missing = (0, LINKED - found.shape[1])
+    pad = torch.nn.functional.pad
+    return Links(rows, pad(found, missing), pad(weights.to(torch.float32), missing))
+
+
+def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surroundings, list[Resolution]]:
+    """Return the arguments of :class:`DescriptorNetwork` for a batch of clouds, one after the other."""
+    inputs = list(zip(*(cloud.inputs for cloud in clouds), strict=True))
+    offsets = [torch.tensor([0, *(len(one.points) for one in level)]).cumsum(0) for level in inputs]
+    read = list[tuple[Tensor, Surroundings]]()
+    for level, starts in zip(inputs, offsets, strict=True):
+        points, normals, features = (torch.cat(parts) for parts in zip(*(one[:3] for one in level), strict=True))
+        found = level[0].neighbors if len(level) == 1 else None
+        read.append((features, surroundings(points, normals, starts, found=found, gradient=gradient)))
+    coarser = list[Resolution]()
+    for number, level_links in enumerate(zip(*(cloud.links for cloud in clouds), strict=True)):
+        finer, own = (starts.tolist()[:-1] for starts in offsets[number : number + 2])
+        links = Links(
+            torch.cat([one.kept + start for one, start in zip(level_links, finer, strict=True)]),
+            torch.cat([one.nearest + start for one, start in zip(level_links, own, strict=True)]),
+            torch.cat([one.weights for one in level_links]),
+        )
+        coarser.append(Resolution(*read[number + 1], links))
+    return (*read[0], coarser)
 
 
 class LearnedDescriptor:
@@ -138,10 +235,15 @@ class LearnedDescriptor:
         ``fine`` [F, 3] has one point per half voxel; ``normals`` [N, 3] are computed if absent.
         """
         device = next(self.model.parameters()).device
-        given = NetworkInput(*(part.to(device) for part in network_input(fine, rows, normals)))
+        if device.type == "cpu":
+            given = network_levels(fine, rows, self.config.scales, normals, neighbors=True)
+        else:
+            cloud, chosen = (torch.from_numpy(part).to(device) for part in (fine, rows))
+            upright = None if normals is None else torch.from_numpy(normals).to(device)
+            given = levels_on_device(cloud, chosen, self.config.scales, upright)
         self.model.eval()
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            found = self.model(given.features, surroundings(given.points, given.normals, gradient=False))
+            found = self.model(*batched([given], gradient=False))
         described: Floats = found.cpu().double().numpy()
         return described
 

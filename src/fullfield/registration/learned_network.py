@@ -8,7 +8,7 @@ every pose, and whichever way PCA's normals point.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,8 +45,11 @@ class DescriptorConfig(Config):
     channels: int = 64
     """Of its layers."""
     layers: int = 3
+    scales: int = 1
+    """Resolutions of the cloud: one point per voxel, per 2 voxels, per 4 voxels."""
 
     def __post_init__(self) -> None:
+        _check.number(self.scales, "scales", integer=True, low=1, high=4)
         _check.number(self.channels, "channels", integer=True, low=1, high=1024)
         _check.number(self.layers, "layers", integer=True, low=0, high=16)
 
@@ -64,6 +67,8 @@ class Surroundings(NamedTuple):
 
     geometry: PointGeometry  # a triplet for each neighbour, itself left out
     cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
+    neighbors: Tensor  # [T] int32: the neighbours of each point, by cell
+    rings: Tensor  # [N * rings + 1] int32: where those of each ring of each point begin
 
     @property
     def counts(self) -> Tensor:
@@ -76,17 +81,23 @@ def surroundings(
     normals: Tensor,  # [N, 3] of length 1, of either sign
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
     *,
+    found: Neighbors | None = None,
     gradient: bool = True,
 ) -> Surroundings:
-    """Find the neighbours within the last ring and their cells; ``gradient`` prepares the backward pass too."""
-    found = radius_search(points, RINGS[-1], offsets=offsets)
+    """Find the neighbours within the last ring, unless ``found`` has them, and their cells.
+
+    ``gradient`` prepares the backward pass too.
+    """
+    found = radius_search(points, RINGS[-1], offsets=offsets) if found is None else found
     if points.device.type == "cpu":
         cells, j, k = _sorted_on_cpu(points, normals, found)
     else:
         cells, j, k = sorted_cells(points, normals, found)
     clouds = torch.tensor([0, points.shape[0]]) if offsets is None else offsets.to("cpu", torch.int64)
     others = found.offsets.to(points.device).diff() - 1
-    return Surroundings(sorted_geometry(points, clouds, others, j, k, KERNEL, gradient=gradient), cells)
+    geometry = sorted_geometry(points, clouds, others, j, k, KERNEL, gradient=gradient)
+    ends = cells.view(-1, CELLS // len(RINGS)).sum(1).to(torch.int32).cumsum(0, dtype=torch.int32)
+    return Surroundings(geometry, cells, j.to(torch.int32), torch.nn.functional.pad(ends, (1, 0)))
 
 
 def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,13 +146,35 @@ def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (ring * KERNEL[1] + elevation) * KERNEL[2] + turn
 
 
+class Links(NamedTuple):
+    """Connections of a coarser cloud to the next finer one."""
+
+    kept: Tensor  # [N'] int64: rows of the finer cloud that are the coarser one's points
+    nearest: Tensor  # [N, LINKED] int64: coarse points near each finer one
+    weights: Tensor  # [N, LINKED] float32: their weights in an interpolation, of sum 1
+
+    def finer(self, values: Tensor) -> Tensor:
+        """Interpolate values [N', C] of the coarser cloud at the finer one's points, [N, C]."""
+        return (values[self.nearest] * self.weights[..., None]).sum(1)
+
+
+LINKED = 3
+
+
+class Resolution(NamedTuple):
+    """Coarser cloud as the network reads it."""
+
+    features: Tensor  # [N', INPUTS]
+    around: Surroundings
+    links: Links
+
+
 class DescriptorNetwork(nn.Module):
     """Residual layers of point convolution, added to a linear map of known properties of the surroundings.
 
-    The map starts as the identity, the layers near zero.
+    The map starts as the identity, the layers near zero. Coarser resolutions start without influence, so a network with
+    the other weights of one that has a single resolution gives the same descriptors.
     """
-
-    means: Tensor
 
     def __init__(self, config: DescriptorConfig | None = None) -> None:
         super().__init__()
@@ -157,28 +190,86 @@ class DescriptorNetwork(nn.Module):
             nn.init.eye_(self.direct.weight)
             self.head.weight.mul_(_BESIDE)
             self.head.bias.zero_()
-        # Weights with which a convolution sums the inputs of each ring.
-        sums = torch.zeros(len(RINGS), CELLS // len(RINGS), INPUTS, len(RINGS), INPUTS, dtype=torch.float32)
-        for ring in range(len(RINGS)):
-            sums[ring, :, range(INPUTS), ring, range(INPUTS)] = 1.0
-        self.register_buffer("means", sums.view(CELLS, INPUTS, len(RINGS) * INPUTS), persistent=False)
+        self.coarser = nn.ModuleList(CoarseStage(channels) for _ in range(self.config.scales - 1))
+        self.up = nn.ModuleList(nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:])
+        for up in self.up:
+            nn.init.zeros_(up.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(up.bias)  # type: ignore[arg-type]
+        self.join = Join(channels) if self.coarser else None
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
-        sums = point_conv(features, self.means, around.geometry).view(-1, len(RINGS), INPUTS)
-        counts = around.cells.view(-1, len(RINGS), CELLS // len(RINGS)).sum(2, keepdim=True)
+        means = nn.functional.embedding_bag(
+            around.neighbors, features, around.rings, mode="mean", include_last_offset=True
+        )
         histogram = (around.cells / around.counts).sqrt()
-        return torch.cat([features, (sums / counts.clamp(min=1)).flatten(1), histogram], 1)
+        return torch.cat([features, means.view(len(features), -1), histogram], 1)
 
-    def forward(self, features: Tensor, around: Surroundings) -> Tensor:
-        """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1."""
+    def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
+        """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
         known = self.known(features, around)
         state = self.enter(known)
         states = [state]
         for layer in self.layers:
             state = state + layer(state, around)
             states.append(state)
-        return nn.functional.normalize(self.head(torch.cat(states, 1)) + self.direct(known), dim=1)
+        described = self.head(torch.cat(states, 1)) + self.direct(known)
+        if self.join is not None:
+            more, seen = self._from_coarser(state, coarser)
+            described = described + more + self.join(state, seen)
+        return nn.functional.normalize(described, dim=1)
+
+    def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
+        """Return what coarser resolutions add to the descriptors [N, WIDTH], and their features [N, C]."""
+        known, states = list[Tensor](), list[Tensor]()
+        for stage, level in zip(self.coarser, coarser, strict=True):
+            known.append(self.known(level.features, level.around))
+            state = stage.down(known[-1], state[level.links.kept], level.around)  # type: ignore[operator]
+            states.append(state)
+        more, seen = self.coarser[-1].direct(known[-1]), states[-1]  # type: ignore[operator]
+        for at in reversed(range(len(coarser))):
+            more, seen = coarser[at].links.finer(more), coarser[at].links.finer(seen)
+            if at:
+                more = more + self.coarser[at - 1].direct(known[at - 1])  # type: ignore[operator]
+                seen = self.up[at - 1](seen) + states[at - 1]
+        return more, seen
+
+
+class CoarseStage(nn.Module):
+    """Part of the network that works on one of the coarser clouds."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(
+            nn.LayerNorm(WIDTH, dtype=torch.float32), nn.Linear(WIDTH, channels, dtype=torch.float32)
+        )
+        self.finer = nn.Linear(channels, channels, dtype=torch.float32)
+        self.layer = PairLayer(channels)
+        self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
+        nn.init.zeros_(self.direct.weight)
+
+    def down(self, known: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
+        """Compute features [N', C] from what is known of the cloud and the finer cloud's features of its points."""
+        state: Tensor = self.enter(known) + self.finer(finer)
+        out: Tensor = state + self.layer(state, around)
+        return out
+
+
+class Join(nn.Module):
+    """Two layers on every point that combine its features with those from coarser clouds; zero at the start."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2 * channels, dtype=torch.float32)
+        self.mix = nn.Linear(2 * channels, 2 * channels, dtype=torch.float32)
+        self.out = nn.Linear(2 * channels, WIDTH, dtype=torch.float32)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, own: Tensor, coarser: Tensor) -> Tensor:
+        """Map features [N, C] and [N, C] to what they add to the descriptors, [N, WIDTH]."""
+        out: Tensor = self.out(self.mix(self.norm(torch.cat([own, coarser], 1))).relu())
+        return out
 
 
 class PairLayer(nn.Module):

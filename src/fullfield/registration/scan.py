@@ -10,7 +10,7 @@ import torch
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
-from fullfield.ops.neighbors import grid_downsample
+from fullfield.ops.neighbors import Neighbors, grid_downsample
 from fullfield.registration.descriptors import BINS, Floats, Ints, histograms, nearest, plane_normals
 
 Describe = Callable[[Floats, Ints, Floats], Floats]
@@ -68,9 +68,12 @@ def thin(points: Floats) -> tuple[Floats, Ints]:
     return fine, kept(fine, 1.0)
 
 
-def fpfh(points: Floats, normals: Floats) -> Floats:
-    """Return the square roots of the histograms [N, 33]; so their distances give rare angles more weight."""
-    return np.sqrt(histograms(points, normals, FEATURE_RADIUS))
+def fpfh(points: Floats, normals: Floats, found: Neighbors | None = None) -> Floats:
+    """Return the square roots of the histograms [N, 33]; so their distances give rare angles more weight.
+
+    ``found`` has the points within :data:`FEATURE_RADIUS`, if known.
+    """
+    return np.sqrt(histograms(points, normals, FEATURE_RADIUS, found))
 
 
 def kept(points: Floats, cell: float) -> Ints:

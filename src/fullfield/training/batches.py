@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.learned import NetworkInput, network_input
-from fullfield.registration.learned_network import DescriptorNetwork, surroundings
+from fullfield.registration.learned import Levels, batched, network_levels
+from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair, synthetic_scene
 
@@ -35,15 +35,15 @@ _TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for, its first 
 class Example(NamedTuple):
     """Pair in the form that the network and the loss take."""
 
-    source: NetworkInput
-    target: NetworkInput
+    source: Levels
+    target: Levels
     moved: Tensor  # [A, 3] float32: the source's described points where the truth brings them
     places: Tensor  # [B, 3] float32: the target's
     matches: Tensor  # [K, 2] int64
 
     def to(self, device: torch.device) -> Example:
         """Return the pair on a device."""
-        source, target = (NetworkInput(*(part.to(device) for part in side)) for side in (self.source, self.target))
+        source, target = self.source.to(device), self.target.to(device)
         return Example(source, target, self.moved.to(device), self.places.to(device), self.matches.to(device))
 
 
@@ -65,7 +65,8 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
         matches = pair.matches
         if len(matches) > training.anchors:
             matches = matches[np.sort(draw.choice(len(matches), training.anchors, replace=False))]
-        source, target = (network_input(side.fine, side.rows) for side in (pair.source, pair.target))
+        scales = training.descriptor.scales
+        source, target = (network_levels(side.fine, side.rows, scales) for side in (pair.source, pair.target))
         places = pair.target.fine[pair.target.rows]
         moved, there = (torch.from_numpy(part.astype(np.float32)) for part in (pair.moved, places))
         return Example(source, target, moved, there, torch.from_numpy(matches))
@@ -154,11 +155,8 @@ def held_out(cutter: Cutter, count: int) -> list[Future[Example]]:
 def described(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
     """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
-    sizes = [len(side.points) for side in sides]
-    points, normals, features = (torch.cat([side[part] for side in sides]) for part in range(3))
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    around = surroundings(points, normals, offsets, gradient=torch.is_grad_enabled())
-    clouds = torch.split(model(features, around), sizes)
+    found = model(*batched(sides, gradient=torch.is_grad_enabled()))
+    clouds = torch.split(found, [len(side.inputs[0].points) for side in sides])
     return list(zip(clouds[::2], clouds[1::2], strict=True))
 
 

@@ -21,6 +21,8 @@ class DescriptorTraining(Config):
     """Configuration of :func:`train_descriptor`. Lengths are voxels."""
 
     descriptor: DescriptorConfig = field(default_factory=DescriptorConfig)
+    start: str | None = None
+    """File of weights to begin with, or "learned" for the package's. Additional scales begin without influence."""
     steps: int = 20_000
     seconds: float | None = None
     """Training ends after that time, without stops, with the learning rate of its end."""
@@ -45,6 +47,8 @@ class DescriptorTraining(Config):
     def __post_init__(self) -> None:
         fits = isinstance(self.descriptor, DescriptorConfig)
         _check.require(fits, "descriptor", "a DescriptorConfig", self.descriptor)
+        named = self.start is None or isinstance(self.start, str)
+        _check.require(named, "start", "the name of a file, or learned", self.start)
         for name in ("steps", "pairs", "block", "reuse", "anchors"):
             _check.number(getattr(self, name), name, integer=True, low=1, high=2**31)
         _check.require(self.block % self.pairs == 0, "block", f"a multiple of {self.pairs} pairs", self.block)

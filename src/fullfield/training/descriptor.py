@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
 from fullfield.registration.descriptors import Floats
+from fullfield.registration.learned import shipped
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
@@ -155,8 +157,11 @@ def train_descriptor(
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
+    recipe = {}
+    if training.start is not None:
+        recipe["start"] = _begin(model, shipped() if training.start == "learned" else Path(training.start))
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
-    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests}, Row)
+    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests, **recipe}, Row)
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     check = StateCheck({"model": model}, optimizer)
@@ -190,6 +195,18 @@ def train_descriptor(
                 descriptor.save(kept.weights)
     model.eval()
     return Trained(descriptor, history)
+
+
+def _begin(model: DescriptorNetwork, file: Path) -> str:
+    """Load the weights of another descriptor; return the beginning of the file's checksum."""
+    given = LearnedDescriptor.load(file)
+    mine, other = model.config, given.config
+    fits = (mine.channels, mine.layers) == (other.channels, other.layers) and mine.scales >= other.scales
+    wanted = f"weights of {mine.channels} channels, {mine.layers} layers and at most {mine.scales} scales"
+    found = f"{other.channels} channels, {other.layers} layers, {other.scales} scales in {file}"
+    _check.require(fits, "start", wanted, found)
+    model.load_state_dict(model.state_dict() | given.model.state_dict())
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 def _step(
