@@ -1,4 +1,4 @@
-// Types, the clouds that points belong to, and hashes of cells. No system headers (NVRTC).
+// Types, and the clouds that points belong to. No system headers (NVRTC).
 
 typedef unsigned u32;
 typedef unsigned long long u64;
@@ -14,10 +14,4 @@ static __device__ __forceinline__ u32 cloud_of(const i64 *offsets, i64 batches, 
         else high = middle;
     }
     return (u32)low;
-}
-
-// A step of the hash of a cell.
-static __device__ __forceinline__ u64 mixed(u64 x) {
-    x *= 0x9e3779b97f4a7c15ull;
-    return x ^ (x >> 32);
 }

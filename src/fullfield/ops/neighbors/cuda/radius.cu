@@ -37,6 +37,11 @@ static __device__ __forceinline__ i64 cell_at(float x, double inverse) {
     return (i64)floor(fmin(fmax(__dmul_rn((double)x, inverse), -4e18), 4e18));
 }
 
+static __device__ __forceinline__ u64 mixed(u64 x) {
+    x *= 0x9e3779b97f4a7c15ull;
+    return x ^ (x >> 32);
+}
+
 static __device__ __forceinline__ u32 bucket_of(i64 x, i64 y, i64 z, u32 cloud, u32 mask) {
     const u64 h = mixed((u64)(x >> 2) + mixed((u64)(y >> 2) + mixed((u64)(z >> 2) + mixed(cloud + 1ull))));
     return ((u32)(h >> 20) << 6 | (u32)(z & 3) << 4 | (u32)(y & 3) << 2 | (u32)(x & 3)) & mask;
