@@ -48,7 +48,7 @@ def test_errors_by_scale(tables: tuple[ModuleType, ModuleType]) -> None:
     cells = ("a", *(f"{epe}.00 px, 12.3 %" for epe in (4, 3, 2, 1)), "7.00 px at 1/2", "0.250 s")
     assert f"| {' | '.join(cells)} |" in text
     assert "| c |  |  |  | 0.500 px, 12.3 % |  | 0.250 s |" in text
-    assert "Smallest mean error at 4096×2160: at full size for a; at a smaller scale for b at 1/4.\n" in text
+    assert "smallest mean error at 4096×2160: at full size for a; at a smaller scale for b at 1/4.\n" in text
     assert (
         "Smallest share above one pixel: at a smaller scale for a at 1/8, b at 1/8.\n" in text
     )  # all equal: the first

@@ -224,6 +224,14 @@ def test_eigenvalues_in_closed_form(values: tuple[float, ...]) -> None:
     assert torch.allclose(matrix[0] @ vector[0], min(values) * vector[0], atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_hardly_any_points_are_described(count: int) -> None:
+    descriptor = LearnedDescriptor(DescriptorNetwork(DescriptorConfig(channels=4, layers=1, scales=2)))
+    found = descriptor(np.zeros((count, 3)) + np.arange(count)[:, None], np.arange(count))
+    assert found.shape == (count, WIDTH)
+    assert np.isfinite(found).all()
+
+
 def test_weights_go_round(tmp_path: Path, room: Floats) -> None:
     first = untrained()
     first.save(tmp_path / "w.safetensors")

@@ -101,12 +101,15 @@ def test_a_run_begins_with_other_weights(tmp_path: Path, whole: Path) -> None:
     assert all(torch.allclose(state[name], value, atol=1e-6) for name, value in given.items())
     assert state.keys() > given.keys()
     assert json.loads((begun / "recipe.json").read_text())["start"]
-    refuses("training.start was", train_descriptor, begun, wider.replace(learning_rate=1e-9))
+    refuses(r"\(start was", train_descriptor, begun, wider.replace(learning_rate=1e-9))
     shutil.copy(begun / "weights.safetensors", weights)  # other numbers in the file of that name
     refuses(r"\(start was", train_descriptor, begun, wider.replace(learning_rate=1e-9, start=weights))
     message = (
         r"start: expected weights of 8 channels, 1 layers and at most 1 scales, got 8 channels, 1 layers, 2 scales"
     )
+    recipe = json.loads((whole / "recipe.json").read_text())["training"]  # as of versions without these two
+    assert "start" not in recipe
+    assert "scales" not in recipe["descriptor"]
     refuses(message, train_descriptor, tmp_path / "narrow", TINY.replace(start=str(begun / "weights.safetensors")))
 
 

@@ -42,9 +42,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--cells", type=argtypes.count, default=5000, help="approximate number of voxels of a cloud")
     network = parser.add_argument_group("network")
     network.add_argument("--channels", type=argtypes.count, default=64, help="channels of the layers")
-    network.add_argument("--layers", type=argtypes.integer, default=3, help="number of layers [%(default)s]")
     network.add_argument(
-        "--scales", type=argtypes.count, default=1, help="number of resolutions, each half the one before [%(default)s]"
+        "--layers", type=argtypes.integer, default=3, help="layers of the finest resolution [%(default)s]"
+    )
+    network.add_argument(
+        "--scales",
+        type=argtypes.count,
+        default=1,
+        help="resolutions, 1 to 4, each with cells twice as wide as the one before [%(default)s]",
     )
     network.add_argument(
         "--start", metavar="FILE", help="weights to begin with, or learned for the descriptor of the package"

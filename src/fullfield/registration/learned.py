@@ -25,6 +25,7 @@ from fullfield.registration import tensor_inputs
 from fullfield.registration.descriptors import Floats, Ints, local_shapes, nearest, plane_normals
 from fullfield.registration.learned_network import (
     LINKED,
+    WIDTH,
     DescriptorConfig,
     DescriptorNetwork,
     Links,
@@ -234,6 +235,8 @@ class LearnedDescriptor:
 
         ``fine`` [F, 3] has one point per half voxel; ``normals`` [N, 3] are computed if absent.
         """
+        if not len(rows):
+            return np.empty((0, WIDTH))
         device = next(self.model.parameters()).device
         if device.type == "cpu":
             given = network_levels(fine, rows, self.config.scales, normals, neighbors=True)

@@ -1,4 +1,4 @@
-"""Fully convolutional network on native points whose output does not depend on the cloud's pose.
+"""U-Net on native points; with one resolution its output does not depend on the cloud's pose.
 
 The cells of its kernels are not along the axes of the coordinates: which cell a neighbour falls into says how far away
 it is, how high over the tangent plane, and how its normal is turned against the point's own. All of that is the same in
@@ -46,7 +46,7 @@ class DescriptorConfig(Config):
     """Of its layers."""
     layers: int = 3
     scales: int = 1
-    """Resolutions of the cloud: one point per voxel, per 2 voxels, per 4 voxels."""
+    """Resolutions of the cloud, 1 to 4: one point per voxel, per 2 voxels, and so on."""
 
     def __post_init__(self) -> None:
         _check.number(self.scales, "scales", integer=True, low=1, high=4)

@@ -157,11 +157,15 @@ def train_descriptor(
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
-    recipe = {}
+    settings = training.as_dict()
+    del settings["start"]  # the file's checksum counts, not its path
+    if training.descriptor.scales == 1:
+        del settings["descriptor"]["scales"]  # absent from the recipes of earlier versions
+    recipe = {"training": settings}
     if training.start is not None:
         recipe["start"] = _begin(model, shipped() if training.start == "learned" else Path(training.start))
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
-    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": digests, **recipe}, Row)
+    kept = TrainingFolder(folder, {**recipe, "clouds": digests}, Row)
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     check = StateCheck({"model": model}, optimizer)

@@ -80,13 +80,14 @@ class RecordedStep:
         Args:
             features: [N, in_channels], without a gradient of their own.
             pyramid: pyramid that ``network.prepare`` returned for these points.
-            targets: tensors that the loss receives after the logits.
+            targets: tensors that the loss receives after the logits, on the features' device; others are copied there.
 
         Raises:
             InputError: if the features do not fit, the pyramid was prepared without gradients, or parameters were
                 moved, replaced or frozen after the recording.
         """
         self._check(features, pyramid)
+        targets = tuple(target.to(features.device, non_blocking=True) for target in targets)
         memory = self._memory
         if self._state() != self._recorded:
             raise InputError("network: expected the parameters of the recording, got others; make a new RecordedStep")
