@@ -161,7 +161,7 @@ def train_descriptor(
     del settings["start"]  # the file's checksum counts, not its path
     if training.descriptor.scales == 1:
         del settings["descriptor"]["scales"]  # absent from the recipes of earlier versions
-    recipe = {"training": settings}
+    recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
         recipe["start"] = _begin(model, shipped() if training.start == "learned" else Path(training.start))
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
