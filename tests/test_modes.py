@@ -23,7 +23,7 @@ _DO_NOT = {
     "Downsampled", "Estimator", "evaluate_scans", "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining",
     "format_frames", "FrameFlows", "Handle", "InputError", "Latency", "Neighbors", "noting_shortage",
     "open_plates", "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates",
-    "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "refinement_backends",
+    "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "RecordedStep", "refinement_backends",
     "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
     "run_on_devices", "ScanProtocol", "ScanRun", "SceneStyle", "score", "score_scans", "Setting", "Shot",
     "Shown", "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
