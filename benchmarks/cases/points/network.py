@@ -113,10 +113,8 @@ def judged(recorded: Tensor, eager: Tensor, dtype: torch.dtype) -> tuple[str | N
     facts = {f"{name}_rms": float(found.square().mean().sqrt()) for name, found in errors.items()}
     facts |= {f"{name}_most": float(found.max()) for name, found in errors.items()}
     for kind, what in (("rms", "root mean square of the errors"), ("most", "largest error")):
-        found, allowed = (
-            facts[f"recorded_{kind}"],
-            2.0 * facts[f"eager_{kind}"] + (_SWITCHED if dtype.itemsize == 2 else 1e-5),
-        )
+        found = facts[f"recorded_{kind}"]
+        allowed = 2.0 * facts[f"eager_{kind}"] + (_SWITCHED if dtype.itemsize == 2 else 1e-5)
         if not found <= allowed:
             return f"the {what} of the gradients is {found:.2g} of their length, allowed {allowed:.2g}", facts
     return None, facts

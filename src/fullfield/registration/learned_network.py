@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -191,10 +191,11 @@ class DescriptorNetwork(nn.Module):
             self.head.weight.mul_(_BESIDE)
             self.head.bias.zero_()
         self.coarser = nn.ModuleList(CoarseStage(channels) for _ in range(self.config.scales - 1))
-        self.up = nn.ModuleList(nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:])
-        for up in self.up:
-            nn.init.zeros_(up.weight)  # type: ignore[arg-type]
-            nn.init.zeros_(up.bias)  # type: ignore[arg-type]
+        ups = [nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:]]
+        for up in ups:
+            nn.init.zeros_(up.weight)
+            nn.init.zeros_(up.bias)
+        self.up = nn.ModuleList(ups)
         self.join = Join(channels) if self.coarser else None
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
@@ -221,16 +222,17 @@ class DescriptorNetwork(nn.Module):
 
     def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
         """Return what coarser resolutions add to the descriptors [N, WIDTH], and their features [N, C]."""
+        stages = cast("Sequence[CoarseStage]", self.coarser)
         known, states = list[Tensor](), list[Tensor]()
-        for stage, level in zip(self.coarser, coarser, strict=True):
+        for stage, level in zip(stages, coarser, strict=True):
             known.append(self.known(level.features, level.around))
-            state = stage.down(known[-1], state[level.links.kept], level.around)  # type: ignore[operator]
+            state = stage.down(known[-1], state[level.links.kept], level.around)
             states.append(state)
-        more, seen = self.coarser[-1].direct(known[-1]), states[-1]  # type: ignore[operator]
+        more, seen = stages[-1].direct(known[-1]), states[-1]
         for at in reversed(range(len(coarser))):
             more, seen = coarser[at].links.finer(more), coarser[at].links.finer(seen)
             if at:
-                more = more + self.coarser[at - 1].direct(known[at - 1])  # type: ignore[operator]
+                more = more + stages[at - 1].direct(known[at - 1])
                 seen = self.up[at - 1](seen) + states[at - 1]
         return more, seen
 

@@ -39,9 +39,9 @@ class Spent(NamedTuple):
 
     times: int = 0
     wall_s: float = 0.0
-    """By the clock, waiting included."""
+    """Seconds by the clock, including waiting."""
     cpu_s: float = 0.0
-    """Of the processor, in the stage's own thread."""
+    """Processor seconds of the stage's own thread."""
 
     def plus(self, other: Spent) -> Spent:
         """Return the sum of both."""

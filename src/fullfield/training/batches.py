@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.util
-import os
-import shutil
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
-from multiprocessing.context import BaseContext
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +20,7 @@ from fullfield.registration.learned import Levels, batched, network_levels
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair, synthetic_scene
+from fullfield.training.workers import end_with_the_parent, worker_context
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
@@ -158,30 +155,3 @@ def described(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tup
     found = model(*batched(sides, gradient=torch.is_grad_enabled()))
     clouds = torch.split(found, [len(side.inputs[0].points) for side in sides])
     return list(zip(clouds[::2], clouds[1::2], strict=True))
-
-
-def worker_context(*modules: str) -> BaseContext:
-    """Return the context of processes that start with these modules imported, where the system allows it."""
-    # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
-    served = "forkserver" in multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if served else "spawn")
-    if served:
-        context.set_forkserver_preload([*modules])
-    return context
-
-
-def end_with_the_parent(folder: str, _worker: int = 0) -> None:
-    """Let this process end when the one that trains does.
-
-    A killed parent notifies nobody: its ``folder`` of sockets is left, and this process would wait for work forever and
-    hold its semaphores.
-    """
-    threading.Thread(target=_wait_for_the_end, args=(folder,), daemon=True).start()
-
-
-def _wait_for_the_end(folder: str) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)

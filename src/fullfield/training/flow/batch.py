@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import targets
-from fullfield.training.batches import end_with_the_parent, worker_context
+from fullfield.training.workers import end_with_the_parent, worker_context
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -1,0 +1,36 @@
+"""Start and end of the processes that make batches."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import threading
+from multiprocessing.context import BaseContext
+
+
+def worker_context(*modules: str) -> BaseContext:
+    """Return the context of processes that start with these modules imported, where the system allows it."""
+    # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
+    served = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if served else "spawn")
+    if served:
+        context.set_forkserver_preload([*modules])
+    return context
+
+
+def end_with_the_parent(folder: str, _worker: int = 0) -> None:
+    """Let this process end when the one that trains does.
+
+    A killed parent sends no signal. Its ``folder`` of sockets would remain, and this process would wait for work
+    forever and hold its semaphores.
+    """
+    threading.Thread(target=_wait_for_the_end, args=(folder,), daemon=True).start()
+
+
+def _wait_for_the_end(folder: str) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
