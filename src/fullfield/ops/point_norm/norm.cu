@@ -17,8 +17,12 @@
 
 #if PARAM == 0
 typedef float Learned;
+static __device__ __forceinline__ float learned(Learned v) { return v; }
+static __device__ __forceinline__ Learned to_learn(float x) { return x; }
 #else
-typedef u16 Learned;
+typedef Value Learned;  // then it is the features' type
+static __device__ __forceinline__ float learned(Learned v) { return widened(v); }
+static __device__ __forceinline__ Learned to_learn(float x) { return rounded(x); }
 #endif
 
 struct NormParams {
@@ -32,24 +36,6 @@ struct NormParams {
     float eps;
 };
 
-static __device__ __forceinline__ float learned(const Learned *from, int channel) {
-#if PARAM == 0
-    return from[channel];
-#elif PARAM == 1
-    return from_f16(from[channel]);
-#else
-    return from_bf16(from[channel]);
-#endif
-}
-static __device__ __forceinline__ void learn(Learned *to, int channel, float x) {
-#if PARAM == 0
-    to[channel] = x;
-#elif PARAM == 1
-    to[channel] = to_f16(x);
-#else
-    to[channel] = to_bf16(x);
-#endif
-}
 static __device__ __forceinline__ float reciprocal_root(float x) {
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -100,7 +86,7 @@ static __device__ __forceinline__ void load_learned(Lane &to, const Learned *fro
 #pragma unroll
     for (int i = 0; i < VALUES; i++) {
         const int c = channel_of(i / VEC, lane) + i % VEC;
-        to[i] = c < channels ? learned(from, c) : 0.f;
+        to[i] = c < channels ? learned(from[c]) : 0.f;
     }
 }
 
@@ -236,6 +222,6 @@ extern "C" __global__ void __launch_bounds__(256) add_chunks(const __grid_consta
     sum = 0.f;
 #pragma unroll
     for (int i = 0; i < 8; i++) sum += room[i][column];
-    if (at < p.channels) learn(p.grad_weight, at, sum);
-    else learn(p.grad_bias, at - p.channels, sum);
+    if (at < p.channels) p.grad_weight[at] = to_learn(sum);
+    else p.grad_bias[at - p.channels] = to_learn(sum);
 }
