@@ -20,7 +20,7 @@ from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_l
 
 from fullfield.ops import launching
 from fullfield.ops.tvl1.cuda import fused
-from fullfield.testing.correlation import make_case
+from tests.oracles.correlation import make_case
 
 pytestmark = [
     pytest.mark.gpu,
