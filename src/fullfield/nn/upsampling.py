@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.fused import reference
 from fullfield.ops.launching import is_eager, is_traced, why_not
+from fullfield.ops.operators import gradients_again
 
 # Number of weights at a time without gradients.
 _ELEMENTS = 1 << 25
@@ -74,12 +76,10 @@ class _Convex(torch.autograd.Function):
         field, mask = ctx.saved_tensors
         again = torch.is_grad_enabled()  # gradients of the gradient
         if again or not is_eager(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=
-            # Aliases: where the mask was made of the field, the engine goes that way itself.
+            inputs = [t if again else t.detach().requires_grad_() for t in (field, mask)]
+            upsample = partial(reference.convex_upsample, factor=_kernels().GRADIENTS_FACTOR)
             with torch.enable_grad():
-                aliases = [t.view_as(t) if again else t.detach().requires_grad_() for t in (field, mask)]
-                result = reference.convex_upsample(aliases[0], aliases[1], _kernels().GRADIENTS_FACTOR)
-            wanted = [tensor for tensor, want in zip(aliases, ctx.needs_input_grad, strict=True) if want]
-            found = iter(torch.autograd.grad(result, wanted, grad, create_graph=again))
-            return tuple(next(found) if want else None for want in ctx.needs_input_grad)  # type: ignore[return-value]
+                found = gradients_again(upsample, inputs, grad, ctx.needs_input_grad, create_graph=again)
+            return found[0], found[1]
         of_field, of_mask = _kernels().convex_gradients(field, mask, grad)
         return of_field, of_mask

@@ -108,11 +108,16 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 
 
 def gradients_again(
-    again: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, wanted: Sequence[bool]
+    again: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    grad: Tensor,
+    wanted: Sequence[bool],
+    *,
+    create_graph: bool = True,
 ) -> list[Tensor | None]:
     """Return gradients of the wanted inputs that can be differentiated, computed through ``again``; None for others."""
     # Aliases, because one input may be computed from another: the engine follows that path itself.
     inputs = [tensor.view_as(tensor) for tensor in inputs]
     kept = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(again(*inputs), kept, grad, create_graph=True) if kept else ())
+    found = iter(torch.autograd.grad(again(*inputs), kept, grad, create_graph=create_graph) if kept else ())
     return [next(found) if want else None for want in wanted]

@@ -106,15 +106,14 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
-        numbers = self._checked(frame1, frame2, updates, initial_flow)
-        return self._flows(frame1, frame2, numbers, {"initial_flow": initial_flow})[0]
+        return self._flows(frame1, frame2, updates, {"initial_flow": initial_flow})[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
-        numbers = self._checked(frame1, frame2, updates, initial_flow)
-        return _split(self._flows(frame1, frame2, numbers, {"initial_flow": initial_flow}, informed=True)[0])
+        (both,) = self._flows(frame1, frame2, updates, {"initial_flow": initial_flow}, informed=True)
+        return both[:, :2], both[:, 2:]
 
     def bidirectional(
         self,
@@ -124,19 +123,12 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
-        """Return the forward and the backward flow; each frame goes through the feature encoder once.
+        """Return the forward and the backward flow as the model's method does.
 
         The first call prepares, and takes the memory of another pair.
-
-        Args:
-            frame1: first frame.
-            frame2: second frame.
-            updates: number of updates, for RAFT at least 1.
-            initial_flow: start of the forward flow.
-            initial_backward: start of the backward flow.
         """
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        forward, backward = self._flows(frame1, frame2, self._checked(frame1, frame2, updates, None), starts)
+        forward, backward = self._flows(frame1, frame2, updates, starts)
         return forward, backward
 
     def bidirectional_with_info(
@@ -149,16 +141,13 @@ class PreparedFlow:
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        numbers = self._checked(frame1, frame2, updates, None)
-        forward, backward = self._flows(frame1, frame2, numbers, starts, informed=True)
-        return _split(forward), _split(backward)
+        forward, backward = self._flows(frame1, frame2, updates, starts, informed=True)
+        return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
     both_ways = renamed("both_ways", "bidirectional")
     both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
 
-    def _checked(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
-    ) -> tuple[int, int]:
+    def _checked(self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool) -> tuple[int, int]:
         """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""
         shape = framing.check_frames(frame1, frame2)
         _check.require(
@@ -166,7 +155,6 @@ class PreparedFlow:
         )
         _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
         number = self.model.config.updates if updates is None else updates
-        optional = self.model.config.has_learned_start or initial_flow is not None
         _check.number(number, "updates", integer=True, low=0 if optional else 1)
         return int(number), int(self.model.most_updates(updates))
 
@@ -174,16 +162,17 @@ class PreparedFlow:
         self,
         frame1: Tensor,
         frame2: Tensor,
-        numbers: tuple[int, int],
+        updates: int | None,
         given: Mapping[str, Tensor | None],
         *,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """Return the forward flow, and the backward flow if two starts are ``given``, by the arguments' names."""
-        config, (number, most) = self.model.config, numbers
+        config, count = self.model.config, len(given)
+        optional = config.has_learned_start or (count == 1 and given["initial_flow"] is not None)
+        number, most = self._checked(frame1, frame2, updates, optional)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
-        count = len(given)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in given.items()]
             starts = [None if flow is None else self._grid + flow for flow in flows]
@@ -260,10 +249,6 @@ class PreparedFlow:
     def _tensors(self) -> Iterator[Tensor]:
         coords = (one for run in self._runs.values() for one in run.coords)
         yield from (self._grid, self._cells, *coords, *self._parameters)
-
-
-def _split(both: Tensor) -> tuple[Tensor, Tensor]:
-    return both[:, :2], both[:, 2:]
 
 
 class _Run:

@@ -288,12 +288,7 @@ class RAFT(FlowNetwork):
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
         """Return the forward and the backward flow; each frame goes through the feature encoder once.
 
-        Args:
-            frame1: first frame, as for :meth:`forward`.
-            frame2: second frame.
-            updates: number of updates, at least 1.
-            initial_flow: start of the forward flow.
-            initial_backward: start of the backward flow.
+        Arguments are as for :meth:`forward`, with at least one update; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
         number, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=1)

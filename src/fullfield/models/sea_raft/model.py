@@ -188,12 +188,7 @@ class SEARAFT(FlowNetwork):
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:  # twice [B, 2, H, W], [B, 4, H, W], float32
         """Return :meth:`flow_with_info` forward and backward; each frame goes through the feature encoder once.
 
-        Args:
-            frame1: first frame, as for :meth:`forward`.
-            frame2: second frame.
-            updates: number of updates.
-            initial_flow: start of the forward flow.
-            initial_backward: start of the backward flow.
+        Arguments are as for :meth:`forward`; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
         count, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=0)

@@ -14,16 +14,7 @@ from torch.autograd import forward_ad
 from fullfield import _check
 from fullfield.ops.launching import is_eager
 from fullfield.ops.operators import direct_apply, gradients_again, register, wants_gradient
-from fullfield.ops.spatial_correlation.protocol import (
-    BACKENDS,
-    FEATURES,
-    SAMPLERS,
-    Module,
-    Pair,
-    Request,
-    Window,
-    choose,
-)
+from fullfield.ops.spatial_correlation.protocol import BACKENDS, FEATURES, SAMPLERS, Pair, Request, Window, choose
 from fullfield.ops.spatial_correlation.reference import compared
 
 __all__ = ["BACKENDS", "backends", "spatial_correlation"]
@@ -41,7 +32,8 @@ def _numbers(window: Window) -> list[int]:
 
 def _forward(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
     found = _window_of(window)
-    return choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
+    out: Tensor = choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
+    return out
 
 
 def _forward_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
@@ -54,7 +46,8 @@ def _backward(
 ) -> list[Tensor]:
     found = _window_of(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    return choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
+    grads: list[Tensor] = choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
+    return grads
 
 
 def _backward_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
@@ -91,7 +84,7 @@ register(
 
 class _Compared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: Module) -> Tensor:
+    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: Any) -> Any:
         ctx.window, ctx.module = window, module
         ctx.save_for_backward(fmap1, fmap2)
         return module.forward(fmap1, fmap2, window)
@@ -166,7 +159,8 @@ def spatial_correlation(
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
     if wants_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, window, module)
-    return module.forward(fmap1, fmap2, window)
+    out: Tensor = module.forward(fmap1, fmap2, window)
+    return out
 
 
 def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:

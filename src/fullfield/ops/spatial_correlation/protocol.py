@@ -1,10 +1,13 @@
-"""Requests, interface and choice of the spatial correlation's backends."""
+"""Requests and choice of the spatial correlation's backends, which are modules with the functions of ``reference``.
+
+``forward`` and ``backward`` take contiguous maps; ``backward`` returns the contiguous gradients of the wanted maps.
+"""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,33 +63,13 @@ BACKENDS = ("cuda", "cpu", "reference")
 SAMPLERS = Backends("spatial_correlation", f"{__package__}.", BACKENDS)
 
 
-class Module(Protocol):
-    """A backend."""
-
-    def supports(self, request: Request) -> str | None:
-        """Return None if the backend can serve the request, else the reason."""
-
-    def forward(self, fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-        """Return [B, PH, PW, OH, OW] of contiguous maps, of their dtype."""
-
-    def backward(
-        self, fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]
-    ) -> list[Tensor]:
-        """Return the contiguous gradients of the wanted maps, in order; all arguments are contiguous."""
-
-
-def choose(window: Window, fmap: Tensor, backend: str | None) -> Module:
-    """Return the backend for maps like this one.
-
-    Raises:
-        InputError: if the named ``backend`` cannot serve them; the message gives every backend's reason.
-    """
+def choose(window: Window, fmap: Tensor, backend: str | None) -> Any:
+    """Return the backend's module for maps like this one; InputError if the named ``backend`` cannot serve them."""
     return _choose(window, (int(fmap.shape[2]), int(fmap.shape[3])), fmap.dtype, fmap.device, backend)
 
 
 @functools.lru_cache(256)
 def _choose(
     window: Window, size: tuple[int, int], dtype: torch.dtype, device: torch.device, backend: str | None
-) -> Module:
-    module: Module = SAMPLERS.load(SAMPLERS.choose(backend, Request(window, size, dtype, device)))
-    return module
+) -> Any:
+    return SAMPLERS.load(SAMPLERS.choose(backend, Request(window, size, dtype, device)))
