@@ -74,7 +74,8 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
         around = np.minimum(_cells(asked, _batches(query_offsets), low, cell), np.append(2**62, shape + 2))
         visit = np.lexsort(around.T[::-1])
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
-    common = (spots[order], order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
+    columns = np.ascontiguousarray(spots[order].T)
+    common = (columns, order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
 
     nothing = np.empty(0, np.int32)
     _parallel(len(asked), lambda a, b: kernel(*common, False, rows, nothing, a, b))
