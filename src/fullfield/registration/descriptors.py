@@ -113,7 +113,7 @@ def _mean_and_covariance(points: Floats, queries: Floats, radius: float) -> tupl
     """Return the mean [M, 3] of the points around each query, relative to it, and their covariance [M, 3, 3]."""
     compiled = kernels()
     places, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    found = radius_search(_tensor(places), radius, _tensor(centres))
+    found = radius_search(_tensor(places), radius, _tensor(centres), sort=False)
     pairs = found.offsets.numpy(), found.indices.numpy()
     moments = np.zeros((len(centres), 9))
     parallel(len(centres), lambda a, b: compiled.spreads(places, centres, *pairs, moments, a, b))
@@ -134,13 +134,13 @@ def histograms(points: Floats, normals: Floats, radius: float, found: Neighbors 
     Each 11 sum to 1, or to 0 where there is no neighbour. ``found`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    found = radius_search(_tensor(points), radius) if found is None else found
+    found = radius_search(_tensor(points), radius, sort=False) if found is None else found
     pairs = found.offsets.numpy(), found.indices.numpy()
-    spots, upright = np.ascontiguousarray(points), np.ascontiguousarray(normals)
-    own, averaged = np.zeros((2, len(points), 3 * BINS))
-    parallel(len(points), lambda a, b: compiled.pair_histograms(spots, upright, *pairs, own, a, b))
-    parallel(len(points), lambda a, b: compiled.weighted_histograms(spots, *pairs, own, averaged, a, b))
-    return averaged
+    surface = np.concatenate((points, normals), 1).T.astype(np.float32, order="C").ravel()
+    own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
+    parallel(len(points), lambda a, b: compiled.pair_histograms(surface, *pairs, own, a, b))
+    parallel(len(points), lambda a, b: compiled.weighted_histograms(surface, *pairs, own, averaged, a, b))
+    return averaged.astype(np.float64)
 
 
 _BLOCK = 2048

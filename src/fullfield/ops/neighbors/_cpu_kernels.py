@@ -87,8 +87,10 @@ def _list_within(xs, ys, zs, first, last, x, y, z, limit, squares, places, found
 
 
 @_jit
-def radius_rows(columns, order, keys, starts, shape, queries, cells, visit, limit, fill, rows, indices, first, last):
-    """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices, rising.
+def radius_rows(
+    columns, order, keys, starts, shape, queries, cells, visit, limit, fill, sort, rows, indices, first, last
+):
+    """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices.
 
     ``columns`` [3, N] holds the points in the order of their cells.
     """
@@ -126,7 +128,7 @@ def radius_rows(columns, order, keys, starts, shape, queries, cells, visit, limi
             indices[at + n] = index
             rising &= index > previous
             previous = index
-        if not rising:
+        if sort and not rising:
             indices[rows[q] : rows[q] + found].sort()
 
 
@@ -259,7 +261,23 @@ _int = types.int32[::1]
 ENTRY_POINTS = {
     "radius_rows": (
         radius_rows,
-        (_points, _int, _long, _long, _long, _points, _table, _long, types.float32, types.boolean, _long, _int, _i, _i),
+        (
+            _points,
+            _int,
+            _long,
+            _long,
+            _long,
+            _points,
+            _table,
+            _long,
+            types.float32,
+            types.boolean,
+            types.boolean,
+            _long,
+            _int,
+            _i,
+            _i,
+        ),
     ),
     "build_tree": (build_tree, (_points, _int, types.int8[::1], _flat, _i, _i)),
     "nearest_rows": (

@@ -97,7 +97,23 @@ def _sum_rows(features, channels, entries, cells, bits, begin, end, c0, width, s
 
 @_jit
 def _buckets(
-    features, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming, c0, width, sums, pitch, used
+    features,
+    channels,
+    rows,
+    entries,
+    cells,
+    bits,
+    kernel,
+    k,
+    top,
+    count,
+    cursor,
+    upcoming,
+    c0,
+    width,
+    sums,
+    pitch,
+    used,
 ):
     """Sum the inputs of the rows' buckets of cell k, channels from c0 on. Returns buckets and the next cell in use."""
     n = 0
