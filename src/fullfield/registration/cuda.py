@@ -65,10 +65,13 @@ class Describer:
         cells = points.new_empty(count, self._cells, dtype=dtype)
         entries = points.new_empty(len(found.indices) - count, dtype=torch.int32)
         own = None if features is None else points.new_empty(count, 3 * BINS, dtype=dtype)
-        edges = self._on.setdefault(points.device, torch.tensor(self._edges, dtype=dtype).to(points.device))
+        if points.device not in self._on:
+            self._on[points.device] = torch.tensor(self._edges, dtype=dtype).to(points.device)
         p = _Params()
         p.points, p.normals, p.rows, p.indices = map(address, (points, normals, *found))
-        p.edges, p.own, p.cells, p.entries, p.features = map(address, (edges, own, cells, entries, features))
+        p.edges, p.own, p.cells, p.entries, p.features = map(
+            address, (self._on[points.device], own, cells, entries, features)
+        )
         p.count, p.bits = count, bits
         self._launch("look_at_pairs", points, p)
         if features is not None:

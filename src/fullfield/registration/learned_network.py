@@ -131,7 +131,7 @@ class Links(NamedTuple):
 
     def finer(self, values: Tensor) -> Tensor:
         """Interpolate values [N', C] of the coarser cloud at the finer one's points, [N, C]."""
-        return (values[self.nearest] * self.weights[..., None]).sum(1)
+        return nn.functional.embedding_bag(self.nearest, values, per_sample_weights=self.weights, mode="sum")
 
 
 LINKED = 3
