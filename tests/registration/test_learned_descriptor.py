@@ -20,7 +20,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, cuda, learned, register
-from fullfield.registration.descriptors import local_shapes
+from fullfield.registration.descriptors import local_shapes, plane_normals
 from fullfield.registration.learned import MOST_BYTES, batched, levels_on_device, network_input, network_levels
 from fullfield.registration.learned_network import (
     CELLS,
@@ -72,6 +72,21 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
     lifted = np.concatenate([plane[0], [[0.0, 0.0, 1.0]]])
     assert local_shapes(lifted, lifted[-1:], 2.0)[0, 3] == pytest.approx(0.5, abs=0.05)
     assert np.isfinite(local_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 2.0)).all()
+
+
+@pytest.mark.parametrize("scale", [(1, 1, 1), (3, 1, 0.1), (3, 2, 0), (2, 0, 0), (1e-3, 1e-3, 1e-7)])
+def test_normals_have_the_least_variance(scale: tuple[float, ...]) -> None:
+    cloud = np.random.default_rng(0).normal(size=(400, 3)) * scale @ turn().T
+    variances, axes = np.linalg.eigh(np.cov(cloud.T, bias=True))
+    normal, shape = plane_normals(cloud, cloud[:1], 100.0)[0], local_shapes(cloud, cloud[:1], 100.0)[0]
+    assert normal @ np.cov(cloud.T, bias=True) @ normal == pytest.approx(variances[0], abs=1e-9 * variances[2])
+    assert np.linalg.norm(normal) == pytest.approx(1.0)
+    least, middle, most = np.sqrt(variances.clip(0))
+    wanted = 3 * variances[0] / variances.sum(), (middle - least) / most, (most - middle) / most
+    assert shape[:3] == pytest.approx(wanted, abs=1e-6)
+    if variances[1] - variances[0] > 1e-9:
+        assert abs(normal @ axes[:, 0]) == pytest.approx(1.0)
+        assert shape[3] == pytest.approx(abs((cloud.mean(0) - cloud[0]) @ axes[:, 0]) / 100, rel=1e-6)
 
 
 def pair_cells(points: torch.Tensor, normals: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

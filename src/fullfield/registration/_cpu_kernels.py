@@ -22,6 +22,7 @@ from fullfield._kernels.simd import (
 from fullfield._kernels.simd import __file__ as _simd_file
 
 BINS = 11
+SWEEPS = 6  # over a matrix of three axes: more change nothing
 ROW = 48
 """Numbers of a row of three histograms: 3 * BINS and a padding to vectors."""
 _TANGENTS = tuple(np.tan(np.pi * (np.arange(1, BINS) / BINS - 0.5)).astype(np.float32))  # between the bins of theta
@@ -159,34 +160,70 @@ def weighted_histograms(surface, offsets, indices, histograms, out, first, last)
 
 
 @_jit
-def spreads(points, queries, offsets, indices, out, first, last):
-    """Fill the mean of each query's neighbours, relative to it, and their covariance (upper triangle, row by row)."""
+def _rotate(a, v, i, j):
+    """Turn two axes of the symmetric matrix ``a``, and the columns of ``v`` with them, so that a[i, j] becomes 0."""
+    if a[i, j] == 0.0:
+        return
+    turn = (a[j, j] - a[i, i]) / (2.0 * a[i, j])
+    t = np.copysign(1.0, turn) / (abs(turn) + np.sqrt(turn * turn + 1.0))
+    c = 1.0 / np.sqrt(t * t + 1.0)
+    s = t * c
+    for k in range(3):
+        x, y = a[k, i], a[k, j]
+        a[k, i], a[k, j] = c * x - s * y, s * x + c * y
+    for k in range(3):
+        x, y = a[i, k], a[j, k]
+        a[i, k], a[j, k] = c * x - s * y, s * x + c * y
+        x, y = v[k, i], v[k, j]
+        v[k, i], v[k, j] = c * x - s * y, s * x + c * y
+    a[i, j] = a[j, i] = 0.0
+
+
+@_jit
+def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, first, last):
+    """Fill the normal of the plane through each query's neighbours, and their shape (descriptors.local_shapes)."""
+    a, v, m = np.empty((3, 3)), np.empty((3, 3)), np.empty(9)
     for i in range(first, last):
-        count = offsets[i + 1] - offsets[i]
+        m[:] = 0.0
+        x, y, z = queries[i, 0], queries[i, 1], queries[i, 2]
         for at in range(offsets[i], offsets[i + 1]):
             j = indices[at]
-            dx = points[j, 0] - queries[i, 0]
-            dy = points[j, 1] - queries[i, 1]
-            dz = points[j, 2] - queries[i, 2]
-            out[i, 0] += dx
-            out[i, 1] += dy
-            out[i, 2] += dz
-            out[i, 3] += dx * dx
-            out[i, 4] += dx * dy
-            out[i, 5] += dx * dz
-            out[i, 6] += dy * dy
-            out[i, 7] += dy * dz
-            out[i, 8] += dz * dz
-        if count > 0:
-            for k in range(9):
-                out[i, k] /= count
-            x, y, z = out[i, 0], out[i, 1], out[i, 2]
-            out[i, 3] -= x * x
-            out[i, 4] -= x * y
-            out[i, 5] -= x * z
-            out[i, 6] -= y * y
-            out[i, 7] -= y * z
-            out[i, 8] -= z * z
+            dx, dy, dz = points[j, 0] - x, points[j, 1] - y, points[j, 2] - z
+            m[0] += dx
+            m[1] += dy
+            m[2] += dz
+            m[3] += dx * dx
+            m[4] += dx * dy
+            m[5] += dx * dz
+            m[6] += dy * dy
+            m[7] += dy * dz
+            m[8] += dz * dz
+        m /= max(offsets[i + 1] - offsets[i], 1)
+        at = 3
+        for row in range(3):
+            for column in range(row, 3):
+                a[row, column] = a[column, row] = m[at] - m[row] * m[column]
+                at += 1
+                v[row, column], v[column, row] = 0.0, 0.0
+            v[row, row] = 1.0
+        for _ in range(SWEEPS):
+            _rotate(a, v, 0, 1)
+            _rotate(a, v, 0, 2)
+            _rotate(a, v, 1, 2)
+        least = 0
+        for k in range(3):
+            a[k, k] = max(a[k, k], 0.0)
+            least = k if a[k, k] < a[least, least] else least
+        low, high = a[least, least], max(a[0, 0], a[1, 1], a[2, 2])
+        total, height = a[0, 0] + a[1, 1] + a[2, 2], 0.0
+        for k in range(3):
+            normals[i, k] = v[k, least]
+            height += m[k] * v[k, least]
+        middle, far = np.sqrt(max(total - low - high, 0.0)), max(np.sqrt(high), 1e-6)
+        shapes[i, 0] = 3.0 * low / max(total, 1e-12)
+        shapes[i, 1] = (middle - np.sqrt(low)) / far
+        shapes[i, 2] = (np.sqrt(high) - middle) / far
+        shapes[i, 3] = abs(height) / radius
 
 
 @_jit
@@ -240,8 +277,11 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _found = (_flat, _long, _int)
 ENTRY_POINTS = {
+    "local_surfaces": (
+        local_surfaces,
+        (_points, _points, _long, _int, types.float64, _points, _points, _i, _i),
+    ),
     "pair_histograms": (pair_histograms, (*_found, _single, _i, _i)),
     "sorted_cells": (sorted_cells, (*_found, _flat, _i, _single, types.uint32[::1], _i, _i)),
-    "spreads": (spreads, (_points, _points, _long, _int, _points, _i, _i)),
     "weighted_histograms": (weighted_histograms, (*_found, _single, _single, _i, _i)),
 }

@@ -98,10 +98,10 @@ def _kept(cloud: Cloud, cell: float) -> Tensor:
     x, y, z = (scaled - corner - 0.5).square().unbind(1)
     away, batch = (x + y) + z, cloud.batch_of_point()
     low = corner.amin(0)
-    shape = (corner.amax(0) - low + 1).tolist()
+    shape: list[float] = (corner.amax(0) - low + 1).tolist()
     if math.prod([*shape, float(cloud.batches)]) < 2.0**62:  # one number for a cell and its cloud
-        cell = (corner - low).to(torch.int64)
-        key = ((batch * int(shape[0]) + cell[:, 0]) * int(shape[1]) + cell[:, 1]) * int(shape[2]) + cell[:, 2]
+        step = (corner - low).to(torch.int64)
+        key = ((batch * int(shape[0]) + step[:, 0]) * int(shape[1]) + step[:, 1]) * int(shape[2]) + step[:, 2]
         key, order = torch.sort(key, stable=True)
         group = torch.nn.functional.pad((key[1:] != key[:-1]).cumsum(0), (1, 0))
         away = away[order]
