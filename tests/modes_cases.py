@@ -43,7 +43,6 @@ from fullfield.registration import (
 )
 from fullfield.sequences import Setting, estimate_sequence
 from fullfield.testing import room_scan, textured_scene
-from fullfield.testing.correlation import MOTIONS, make_case
 from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
 from fullfield.training.flow.pictures import PicturePack
@@ -157,12 +156,6 @@ def _() -> Any:
     block = ours.TorchvisionCorrBlock(num_levels=3, radius=3)
     block.build_pyramid(features(), features(1))
     return block.index_pyramid(around())
-
-
-@case("testing.correlation.make_case")
-def _() -> Any:
-    made = [make_case((9, 11), (10, 13), channels=4, motion=motion) for motion in MOTIONS]
-    return [part for one in made for part in vars(one).values() if isinstance(part, Tensor)]
 
 
 def geometry(**options: Any) -> Any:

@@ -17,7 +17,7 @@ from benchmarks.cases.correlation.analysis import (
     recorded_positions,
     window_statistics,
 )
-from fullfield.testing.correlation import make_case
+from tests.oracles.correlation import make_case
 
 
 def by_brute_force(coords: Tensor, radius: int, size2: tuple[int, int], level: int, block: int, layout: str) -> float:

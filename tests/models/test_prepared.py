@@ -16,7 +16,7 @@ from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, sh
 from fullfield.models.prepared.shared import Form, folded, stem
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
-from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame
+from fullfield.ops.fused.reference import CELL_CHANNELS, Frame
 from refusals import refuses
 
 SIZE = (70, 93)
@@ -277,7 +277,7 @@ def test_a_folded_norm_is_the_norm() -> None:
     torch.testing.assert_close(nn.functional.conv2d(x, weight.float(), bias.float()), norm.eval()(conv(x)))
     with pytest.raises(TypeError, match="GroupNorm"):
         folded(conv, nn.GroupNorm(2, 8))
-    form = Form(torch.device("cpu"), torch.float32)
+    form = Form(torch.device("cpu"), torch.float32, None)
     assert form.filters(weight).is_contiguous(memory_format=torch.channels_last)
 
 

@@ -25,7 +25,7 @@ from fullfield.nn import (
     TorchvisionCorrBlock,
     local_correlation_with_flow,
 )
-from fullfield.testing.correlation import assert_within, make_case
+from tests.oracles.correlation import assert_within, make_case
 
 
 def definition(

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.nn import StereoCorrBlock
-from fullfield.testing.correlation import assert_within
+from tests.oracles.correlation import assert_within
 
 
 def definition(fmap1: Tensor, fmap2: Tensor, x: Tensor, levels: int, radius: int) -> Tensor:

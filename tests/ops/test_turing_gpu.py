@@ -20,7 +20,7 @@ from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_l
 
 from fullfield.ops import launching
 from fullfield.ops.tvl1.cuda import fused
-from fullfield.testing.correlation import make_case
+from tests.oracles.correlation import make_case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -119,7 +119,7 @@ def test_matching(dtype: torch.dtype) -> None:
     "check",
     [
         lambda: neighbors.search_on_a_gpu("volume"),
-        lambda: point_norm.TestOnTheGpu().test_gradients("batch", torch.bfloat16, 1000, 64),
+        lambda: point_norm.TestOnTheGpu().test_gradients("layer", torch.bfloat16, 1000, 64),
     ],
     ids=["neighbours", "point norm"],
 )

@@ -39,3 +39,19 @@ template <class Keys> static __device__ void sort_row(const Keys &keys, unsigned
         }
     }
 }
+
+// Sorts a row whose keys are in `kept`, or in the row itself if there are more than ROOM.
+template <class Row> static __device__ __forceinline__ void sort_kept(KEY *kept, const Row &row, unsigned size, int lane) {
+    __syncwarp();
+    if (size <= 32) {
+        const KEY key = lane < (int)size ? kept[lane] : ~(KEY)0;
+        const int place = place_of(key, (int)size);
+        if (lane < (int)size) row.put(place, key);
+    } else if (size <= ROOM) {
+        sort_row(SharedKeys{kept}, size, lane);
+        for (unsigned i = lane; i < size; i += 32) row.put(i, kept[i]);
+    } else {
+        sort_row(row, size, lane);
+    }
+    __syncwarp();
+}

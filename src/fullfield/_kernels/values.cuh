@@ -1,29 +1,32 @@
-// What features are stored as. No system headers (NVRTC). Built behind halves.cuh.
+// What features are stored as, and what they are summed in. No system headers (NVRTC). Built behind halves.cuh.
 //
 // Macro set by the launcher:
-//   IN   0 float32, 1 float16, 2 bfloat16
+//   IN   0 float32, 1 float16, 2 bfloat16, 3 float64
 
-#if IN == 0
-typedef float Value;
+#if IN == 3
+typedef double Value, Sum;
+#elif IN == 0
+typedef float Value, Sum;
 #else
 typedef u16 Value;
+typedef float Sum;
 #endif
 
-static __device__ __forceinline__ float widened(Value v) {
-#if IN == 0
-    return v;
-#elif IN == 1
+static __device__ __forceinline__ Sum widened(Value v) {
+#if IN == 1
     return from_f16(v);
-#else
+#elif IN == 2
     return from_bf16(v);
+#else
+    return v;
 #endif
 }
-static __device__ __forceinline__ Value rounded(float x) {
-#if IN == 0
-    return x;
-#elif IN == 1
+static __device__ __forceinline__ Value rounded(Sum x) {
+#if IN == 1
     return to_f16(x);
-#else
+#elif IN == 2
     return to_bf16(x);
+#else
+    return x;
 #endif
 }

@@ -118,7 +118,7 @@ class PointNorm(nn.Module):
             out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
             return out
         return point_conv_norm(
-            features, conv.weight, geometry, *self._learned(), self.kind, self.eps,
+            features, conv.weight, geometry, *self._learned(), self.eps,
             groups=conv.groups, residual=residual, relu=relu, backend=conv.backend,
         )  # fmt: skip
 

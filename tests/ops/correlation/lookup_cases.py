@@ -15,7 +15,7 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, cuda
 from fullfield.ops.correlation.cuda import launch, launch_backward
 from fullfield.ops.launching import Device
-from fullfield.testing.correlation import Case, assert_within, budget, make_case, rounded
+from tests.oracles.correlation import Case, assert_within, budget, make_case, rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 without_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

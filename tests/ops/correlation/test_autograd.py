@@ -21,7 +21,7 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.ops.correlation.prepared import Pair
 from fullfield.ops.correlation.protocol import Gradients
-from fullfield.testing.correlation import assert_within, make_case
+from tests.oracles.correlation import assert_within, make_case
 
 LEVELS, RADIUS = 3, 2
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, without_gpu])

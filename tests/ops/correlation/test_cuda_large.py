@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
-from fullfield.testing.correlation import assert_within
+from tests.oracles.correlation import assert_within
 
 SIZE = (2901, 1451)  # with two images and 256 channels just above 2**31 elements of features
 LEVELS, RADIUS, EDGE = 4, 4, 12

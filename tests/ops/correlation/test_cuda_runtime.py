@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
-from fullfield.testing.correlation import assert_within, make_case
+from tests.oracles.correlation import assert_within, make_case
 
 pytestmark = [
     pytest.mark.gpu,

@@ -34,7 +34,7 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.ops import launching
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.ops.correlation.cuda import config, launch, launch_backward
-from fullfield.testing.correlation import Case, assert_within, budget, lookup_by_loops, make_case, rounded, run
+from tests.oracles.correlation import Case, assert_within, budget, lookup_by_loops, make_case, rounded, run
 
 needs_gpu = [pytest.mark.gpu, without_gpu]
 CUDA = pytest.param("cuda", marks=needs_gpu)

@@ -19,7 +19,7 @@ from fullfield.ops import backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
 from fullfield.ops.correlation.prepared import fold, pool
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
-from fullfield.testing.correlation import (
+from tests.oracles.correlation import (
     assert_within,
     budget,
     error,

@@ -17,7 +17,7 @@ from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import cpu
 from fullfield.ops.correlation.protocol import check_reuse
-from fullfield.testing.correlation import Case, make_case, rounded
+from tests.oracles.correlation import Case, make_case, rounded
 
 pytest.importorskip("numba")
 

@@ -152,55 +152,30 @@ def _emulated(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
 
 
-def results(
-    tensors: list[Tensor], kind: str, running: Running | None, extra: tuple[bool, bool], fast: bool
-) -> list[Tensor]:
+def results(tensors: list[Tensor], extra: tuple[bool, bool], fast: bool) -> list[Tensor]:
     """The result and all gradients."""
     features, weight, bias, residual, grad = (t.detach().clone() for t in tensors)
     inputs = [t.requires_grad_() for t in (features, weight, bias, residual)][: 3 + extra[0]]
-    more, sizes = (residual if extra[0] else None), SIZES if kind == "instance" else ()
+    more = residual if extra[0] else None
     if fast:
-        out = point_norm(features, weight, bias, kind, sizes=sizes, running=running, residual=more, relu=extra[1])
+        out = point_norm(features, weight, bias, residual=more, relu=extra[1])
         assert type(out.grad_fn).__name__ == "_NormBackward"
     else:
-        out = normalised(features, weight, bias, kind, 1e-5, sizes, running, more, extra[1])
+        out = normalised(features, weight, bias, "layer", 1e-5, (), None, more, extra[1])
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 
-def check(tensors: list[Tensor], kind: str, extra: tuple[bool, bool], update: bool | None = None) -> list[Tensor]:
-    channels = tensors[0].shape[1]
-    running = exact_running = None
-    if update is not None:
-        stats = (torch.linspace(-1, 4, channels), torch.linspace(0.5, 5, channels))
-        running = Running(*(s.to(tensors[1].dtype) for s in stats), 0.1, update)
-        exact_running = Running(running.mean.double(), running.var.double(), 0.1, update)
-    got = results(tensors, kind, running, extra, True)
-    exact = [t.double() for t in tensors]
-    right = results(exact, kind, exact_running, extra, False)
-    allowed = TOLERANCE[tensors[0].dtype]
-    for one, two in zip(got, right, strict=True):
-        error = (one.double() - two).norm() / two.norm().clamp(min=1e-9)
-        assert error <= allowed * (4 if one.ndim == 1 else 1), (float(error), tuple(one.shape))
-    if running is not None and exact_running is not None:
-        for one, two in zip(running[:2], exact_running[:2], strict=True):
-            torch.testing.assert_close(one.double(), two, rtol=2 * allowed, atol=2 * allowed)
-    return got
-
-
 @pytest.mark.usefixtures("_emulated")
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("channels", [5, 16, 64, 520])
-def test_against_float64(kind: str, dtype: torch.dtype, channels: int) -> None:
-    for learned, residual, relu in itertools.product({dtype, torch.float32}, (False, True), (False, True)):
+def test_against_float64(dtype: torch.dtype, channels: int) -> None:
+    allowed = TOLERANCE[dtype]
+    for learned, *extra in itertools.product({dtype, torch.float32}, (False, True), (False, True)):
         tensors = draw(sum(SIZES), channels, dtype, learned=learned)
-        check(tensors, kind, (residual, relu), update=True if kind == "batch" and residual else None)
-
-
-@pytest.mark.usefixtures("_emulated")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_running_statistics_in_use(dtype: torch.dtype) -> None:
-    check(draw(90, 24, dtype), "batch", (True, True), update=False)
+        right = results([t.double() for t in tensors], (extra[0], extra[1]), False)
+        for one, two in zip(results(tensors, (extra[0], extra[1]), True), right, strict=True):
+            error = (one.double() - two).norm() / two.norm().clamp(min=1e-9)
+            assert error <= allowed * (4 if one.ndim == 1 else 1), (float(error), tuple(one.shape))
 
 
 @pytest.mark.usefixtures("_emulated")

@@ -22,7 +22,7 @@ from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
 from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
-from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
+from fullfield.ops.fused.reference import CELL_CHANNELS, Frame
 from fullfield.ops.recording import InOrder
 
 PRECISIONS = ("fast", "bfloat16", "exact")
@@ -85,8 +85,8 @@ class PreparedFlow:
         self._lock = threading.Lock()
         self._in_order = InOrder(self.device)
         self._parameters = kit.form.made
-        self._passes, self._network = kit.passes, kit.network
-        self._fused = kit.passes is not reference and self.batch > 0
+        self._passes, self._network = kit.form.passes, kit.network
+        self._fused = self._passes is not reference and self.batch > 0
         self._pool: Any = None
         with _undisturbed(self.device):
             cells = self.padding.cells(*self.size)
@@ -371,7 +371,6 @@ class _Kit(NamedTuple):
 
     model: FlowNetwork
     form: Form
-    passes: Passes
     network: PreparedPairs
 
 
@@ -381,20 +380,19 @@ def _kit(model: FlowNetwork, precision: str, reuse: bool | None) -> _Kit:
     device = next(model.parameters()).device
     check_reuse(reuse, device)
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
-    passes, form = _passes(device, dtype, precision), Form(device, dtype)
-    fused = passes is not reference
+    form = Form(device, dtype, _passes(device, dtype, precision))
     with _undisturbed(device):
-        network: PreparedPairs = model.config.part("prepared")(model, form, passes, reuse)
+        network: PreparedPairs = model.config.part("prepared")(model, form, reuse)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
     state = network.state_channels
-    if fused and state is not None and state % 64:
+    if form.passes is not reference and state is not None and state % 64:
         raise InputError(f"model: expected a multiple of 64 channels, got {state}")
-    return _Kit(model, form, passes, network)
+    return _Kit(model, form, network)
 
 
-def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Passes:
+def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
     if dtype == torch.float32 or device.type == "cpu":
         return reference
     from fullfield.ops import launching

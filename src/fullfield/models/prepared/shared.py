@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield.models.network import FlowNetwork
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.protocol import CELL_CHANNELS, Norm, Passes, Target
+from fullfield.ops.fused.reference import CELL_CHANNELS, Norm, Target
 
 LANE = 8
 """Channels are padded to multiples of this: 16 bytes of half precision."""
@@ -26,10 +26,12 @@ def lanes(channels: int) -> int:
 
 @dataclass(frozen=True)
 class Form:
-    """Device and dtype of prepared parameters."""
+    """Device, dtype and backend of a prepared network."""
 
     device: torch.device
     dtype: torch.dtype
+    passes: Any
+    """Module ``reference`` or ``cuda`` of :mod:`fullfield.ops.fused`."""
     made: list[Tensor] = field(default_factory=list, repr=False, compare=False)
     """Every parameter converted so far."""
 
@@ -119,17 +121,19 @@ class _Convolution:
     stride: int
     padding: tuple[int, int]
     epsilon: float | None
+    passes: Any
 
-    def raw(self, passes: Passes, x: Tensor) -> tuple[Tensor, Norm]:
+    def raw(self, x: Tensor) -> tuple[Tensor, Norm]:
         """Return the result without bias, and its norm."""
-        y = passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
-        return y, Norm(None, self.shift) if self.epsilon is None else passes.moments(y, self.epsilon)
+        y = self.passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
+        return y, Norm(None, self.shift) if self.epsilon is None else self.passes.moments(y, self.epsilon)
 
-    def relu(self, passes: Passes, x: Tensor) -> Tensor:
+    def relu(self, x: Tensor) -> Any:
         """Return the normed result, rectified."""
         if self.epsilon is None:
-            return passes.convolve(x, self.weight, self.bias, relu=True, stride=self.stride, padding=self.padding)
-        return passes.affine_(*self.raw(passes, x))
+            options = {"stride": self.stride, "padding": self.padding}
+            return self.passes.convolve(x, self.weight, self.bias, relu=True, **options)
+        return self.passes.affine_(*self.raw(x))
 
 
 def _convolution(form: Form, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
@@ -139,7 +143,7 @@ def _convolution(form: Form, conv: nn.Conv2d, norm: nn.Module | None) -> _Convol
         epsilon, norm = norm.eps, None
     weight, bias = folded(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
-    return _Convolution(form.filters(weight), form.small(bias), form.exact(bias), stride, padding, epsilon)
+    return _Convolution(form.filters(weight), form.small(bias), form.exact(bias), stride, padding, epsilon, form.passes)
 
 
 def _norms(block: nn.Module) -> list[nn.Module]:
@@ -156,37 +160,33 @@ class _Block:
         shortcut: Any = block.downsample
         plain = shortcut is None or isinstance(shortcut, nn.Identity)
         self.shortcut = None if plain else _convolution(form, shortcut[0], shortcut[1])
+        self.passes = form.passes
 
-    def __call__(self, passes: Passes, x: Tensor) -> Tensor:
-        y = self.convs[0].relu(passes, x)
+    def __call__(self, x: Tensor) -> Any:
+        y = self.convs[0].relu(x)
         for conv in self.convs[1:-1]:
             # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
-            y = passes.affine_(*conv.raw(passes, y))
-        y, norm = self.convs[-1].raw(passes, y)
-        if self.shortcut is None:
-            return passes.affine_(y, norm, x)
-        return passes.affine_(y, norm, *self.shortcut.raw(passes, x))
+            y = self.passes.affine_(*conv.raw(y))
+        y, norm = self.convs[-1].raw(y)
+        return self.passes.affine_(y, norm, *((x,) if self.shortcut is None else self.shortcut.raw(x)))
 
 
 class PreparedEncoder:
     """Encoder of either network, with one variant per choice of input frames.
 
     Args:
-        form: device and dtype of the parameters.
-        passes: backend of the fused passes.
+        form: form of the parameters.
         encoder: RAFT's or SEA-RAFT's encoder.
         reads: for each variant the frames of a cell that it reads: ``((0,), (1,))`` for the features of either.
     """
 
-    def __init__(self, form: Form, passes: Passes, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
-        self.passes = passes
+    def __init__(self, form: Form, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
         module: Any = encoder
         norm = _norms(module)[0]
         first = _convolution(form, module.conv1, norm)
         weight, _ = folded(module.conv1, None if first.epsilon is not None else norm)
         self.stems = [
-            _Convolution(form.filters(stem(weight, frames)), first.bias, first.shift, 1, (0, 0), first.epsilon)
-            for frames in reads
+            replace(first, weight=form.filters(stem(weight, frames)), stride=1, padding=(0, 0)) for frames in reads
         ]
         layers = (module.layer1, module.layer2, module.layer3)
         self.blocks = [_Block(form, block) for layer in layers for block in layer]
@@ -198,9 +198,9 @@ class PreparedEncoder:
 
     def __call__(self, cells: Tensor, variant: int) -> Tensor:
         """Encode cells [B, H/2 + 3, W/2 + 3, 32] to features [B, H/8, W/8, C]."""
-        x = self.stems[variant].relu(self.passes, cells)
+        x = self.stems[variant].relu(cells)
         for block in self.blocks:
-            x = block(self.passes, x)
+            x = block(x)
         return torch.addmm(self.bias, x.flatten(0, 2), self.weight).view(*x.shape[:3], -1)
 
 
@@ -222,8 +222,8 @@ def nan_guard(*activations: Tensor) -> Tensor:
 class PreparedMotion:
     """Encoder of correlation and flow to motion features, the last two of which are the flow."""
 
-    def __init__(self, form: Form, passes: Passes, encoder: nn.Module) -> None:
-        self.passes = passes
+    def __init__(self, form: Form, encoder: nn.Module) -> None:
+        self.passes = form.passes
         module: Any = encoder
         weight, bias = folded(module.convc1, None)
         self.first = form.rows(weight.flatten(1)), form.small(bias)
@@ -282,15 +282,14 @@ class PreparedHead:
     """Head of a 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
 
     Args:
-        form: device and dtype of the parameters.
-        passes: backend of the fused passes.
+        form: form of the parameters.
         first: 3×3 convolution.
         last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.shared.taps`.
         bias: bias of the second convolution.
     """
 
-    def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
-        self.passes = passes
+    def __init__(self, form: Form, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
+        self.passes = form.passes
         weight, offset = folded(first, None)
         self.first = form.filters(weight), form.small(offset)
         self.weight = form.rows(last)
@@ -308,10 +307,10 @@ class PreparedHead:
 class FlowHead:
     """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
-    def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: nn.Conv2d) -> None:
+    def __init__(self, form: Form, first: nn.Conv2d, last: nn.Conv2d) -> None:
         weight, bias = folded(last, None)
-        self.passes = passes
-        self.head = PreparedHead(form, passes, first, taps(weight[:2]), None)
+        self.passes = form.passes
+        self.head = PreparedHead(form, first, taps(weight[:2]), None)
         self.bias = form.exact(bias[:2])
         self.others = [
             (form.rows(taps(weight[n : n + 2])), form.exact(bias[n : n + 2])) for n in range(2, len(weight), 2)
@@ -332,11 +331,11 @@ class FlowHead:
         return torch.cat(found, 1)
 
 
-def mask_head(form: Form, passes: Passes, head: nn.Module) -> PreparedHead:
+def mask_head(form: Form, head: nn.Module) -> PreparedHead:
     """Return the head that predicts the weights of the convex up-sampling, before their softmax."""
     module: Any = head
     weight, bias = folded(module[2], None)
-    return PreparedHead(form, passes, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
+    return PreparedHead(form, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
 class PreparedPairs:
@@ -346,8 +345,7 @@ class PreparedPairs:
 
     Args:
         model: the network whose weights are copied.
-        form: device and dtype of the parameters.
-        passes: backend of the fused passes.
+        form: form of the parameters.
         reads: frames that the context encoder reads in the forward and in the backward direction.
         reuse: whether the lookup keeps products; see :class:`fullfield.nn.CorrelationPyramid`.
     """
@@ -363,15 +361,14 @@ class PreparedPairs:
         self,
         model: FlowNetwork,
         form: Form,
-        passes: Passes,
         reads: tuple[tuple[int, ...], tuple[int, ...]],
         reuse: bool | None,
     ) -> None:
-        self.passes, self.form, self.backend, self.reuse = passes, form, model.correlation, reuse
-        self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
-        self.context = PreparedEncoder(form, passes, model.cnet, reads)
+        self.passes, self.form, self.backend, self.reuse = form.passes, form, model.correlation, reuse
+        self.features = PreparedEncoder(form, model.fnet, ((0,), (1,)))
+        self.context = PreparedEncoder(form, model.cnet, reads)
         update: Any = model.update_block
-        self.motion = PreparedMotion(form, passes, update.encoder)
+        self.motion = PreparedMotion(form, update.encoder)
         self.levels, self.radius = model.config.levels, model.config.radius
 
     def matched_features(self, cells: Tensor) -> tuple[Tensor, Tensor]:

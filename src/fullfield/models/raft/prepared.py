@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, lanes, mask_head, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.protocol import Passes, Target
+from fullfield.ops.fused.reference import Target
 
 
 @dataclass
@@ -46,8 +46,8 @@ class _Half:
     Columns are processed as rows of transposed activations, because cuDNN is slower along columns.
     """
 
-    def __init__(self, form: Form, passes: Passes, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
-        self.passes, self.hidden = passes, hidden
+    def __init__(self, form: Form, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
+        self.passes, self.hidden = form.passes, hidden
         weights, biases = zip(*(folded(conv, None) for conv in convs), strict=True)
         gates, candidate = torch.cat(weights[:2]), weights[2]
         self.transposed = gates.shape[3] == 1
@@ -85,8 +85,8 @@ class _Half:
 class PreparedRAFT(PreparedPairs):
     """RAFT, large or small, in its fast form."""
 
-    def __init__(self, model: RAFT, form: Form, passes: Passes, reuse: bool | None) -> None:
-        super().__init__(model, form, passes, ((0,), (1,)), reuse)
+    def __init__(self, model: RAFT, form: Form, reuse: bool | None) -> None:
+        super().__init__(model, form, ((0,), (1,)), reuse)
         config, update = model.config, model.update_block
         self.hidden = config.hidden_channels
         gru: Any = update.gru
@@ -94,15 +94,14 @@ class PreparedRAFT(PreparedPairs):
         self.halves = [
             _Half(
                 form,
-                passes,
                 [getattr(gru, f"conv{gate}{end}") for gate in "zrq"],
                 config.hidden_channels,
                 config.context_channels,
             )
             for end in ends
         ]
-        self.flow_head = FlowHead(form, passes, update.flow_head.conv1, update.flow_head.conv2)
-        self.mask = None if update.mask is None else mask_head(form, passes, update.mask)
+        self.flow_head = FlowHead(form, update.flow_head.conv1, update.flow_head.conv2)
+        self.mask = None if update.mask is None else mask_head(form, update.mask)
         sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
         self.channels = []
         for size in sizes:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, mask_head
 from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.protocol import Passes, Target
+from fullfield.ops.fused.reference import Target
 
 
 @dataclass
@@ -30,8 +30,8 @@ class SEARAFTPair:
 class _Refinement:
     """ConvNeXt block with its last two linear layers merged, and the norm's weights merged into the first one's."""
 
-    def __init__(self, form: Form, passes: Passes, block: nn.Module) -> None:
-        self.passes = passes
+    def __init__(self, form: Form, block: nn.Module) -> None:
+        self.passes = form.passes
         module: Any = block
         weight, bias = folded(module.dwconv, None)
         self.filters, self.offset = form.exact(weight.flatten(1).t()), form.exact(bias)
@@ -60,15 +60,15 @@ class _Refinement:
 class PreparedSEARAFT(PreparedPairs):
     """SEA-RAFT of any configuration in its fast form."""
 
-    def __init__(self, model: SEARAFT, form: Form, passes: Passes, reuse: bool | None) -> None:
-        super().__init__(model, form, passes, ((0, 1), (1, 0)), reuse)
+    def __init__(self, model: SEARAFT, form: Form, reuse: bool | None) -> None:
+        super().__init__(model, form, ((0, 1), (1, 0)), reuse)
         weight, bias = folded(model.init_conv, None)
         self.initial = form.filters(weight), form.small(bias)
         update: Any = model.update_block
-        self.refine = [_Refinement(form, passes, block) for block in update.refine]
+        self.refine = [_Refinement(form, block) for block in update.refine]
         flow: Any = model.flow_head
-        self.flow_head = FlowHead(form, passes, flow[0], flow[2])
-        self.mask = mask_head(form, passes, model.upsample_weight)
+        self.flow_head = FlowHead(form, flow[0], flow[2])
+        self.mask = mask_head(form, model.upsample_weight)
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops.fused.reference import CELL_CHANNELS, Frame, Norm, Target
 from fullfield.ops.launching import CODES, FRAMES, Kernels, address, read_source, structures
 
 LIBRARIES = Libraries("kernels of the networks")
@@ -124,7 +124,7 @@ def convolve(
 
 
 def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.frames_to_cells`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.frames_to_cells` does."""
     batch, rows, columns, channels = out.shape
     _whole(out)
     if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
@@ -142,7 +142,7 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.affine_`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.affine_` does."""
     _whole(y, x)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
@@ -159,7 +159,7 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.moments`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.moments` does."""
     _whole(y)
     batch, height, width, channels = y.shape
     if channels // _vector(y.dtype) > _THREADS:
@@ -179,7 +179,7 @@ def moments(y: Tensor, epsilon: float) -> Norm:
 
 
 def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.pack`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.pack` does."""
     _whole(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
@@ -193,7 +193,7 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_patches`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.flow_patches` does."""
     _whole(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
@@ -218,12 +218,12 @@ def _targets(like: Tensor, to: Sequence[Target]) -> Any:
 
 
 def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_reset`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.gate_reset` does."""
     _gate("gate_reset", state, zr, zr_map, None, None, [to])
 
 
 def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_update`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.gate_update` does."""
     _gate("gate_update", state, zr, zr_map, q, q_map, to)
 
 
@@ -240,7 +240,7 @@ def _gate(
 
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_step_`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.flow_step_` does."""
     _whole(coords, taps)
     params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
@@ -250,7 +250,7 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 
 def gelu_(y: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gelu_`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.gelu_` does."""
     _whole(y)
     params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
@@ -258,7 +258,7 @@ def gelu_(y: Tensor) -> None:
 
 
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.depthwise_norm`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.depthwise_norm` does."""
     _whole(x, weight, bias, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
@@ -278,7 +278,7 @@ def convex_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.convex_strip`."""
+    """Run the pass as :func:`fullfield.ops.fused.reference.convex_strip` does."""
     params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()

@@ -1,36 +1,72 @@
-"""Reference of every pass in PyTorch for any device; it defines the results of the kernels."""
+"""Passes in PyTorch for any device, which define the results of the kernels in ``cuda``.
+
+Activations are [B, h, w, C]. Nothing takes part in autograd. A pass whose name ends in ``_`` overwrites its first
+argument.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.fused.protocol import Frame, Norm, Target
 from fullfield.ops.positions import positions
 
+CELL_CHANNELS = 32
+"""Channels of :func:`frames_to_cells`: twelve values of each frame, then zeros."""
 _CACHED = 1 << 19  # values
+
+
+class Norm(NamedTuple):
+    """Normalisation of channels: x scale + shift."""
+
+    scale: Tensor | None
+    """[C] or [B, C] float32; None for 1."""
+    shift: Tensor
+    """[C] or [B, C] float32."""
+
+
+class Frame(NamedTuple):
+    """Padding of a frame, and its size with the padding."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Target(NamedTuple):
+    """Destination of a result."""
+
+    slice: Tensor
+    """Tensor [B, h, w, C], possibly channels of a larger one; [B, w, h, C] if ``transposed``."""
+    transposed: bool = False
 
 
 def convolve(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor,  # [C', C, kh, kw], channels-last
     bias: Tensor | None = None,
     *,
     relu: bool = False,
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.convolve`."""
+    """Convolve; ``relu`` needs a bias."""
     out = functional.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, padding)
     out = out.relu_() if relu else out
     return out.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
 
 
 def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.frames_to_cells`."""
+    """Convert frames [B, 3, H, W], 0 … 1 or uint8, to −1 … 1 in cells of 2×2 pixels, padded to ``frame``.
+
+    ``out`` is [B, height / 2 + 3, width / 2 + 3, 32], (row, column, colour) of the first frame's cell, then of the
+    second's. The border of a 7×7 convolution of stride 2 is zero: two rows and columns before them and one after.
+    """
     height, width = frame1.shape[-2:]
     around = (frame.left, frame.width - width - frame.left, frame.top, frame.height - height - frame.top)
     out.zero_()
@@ -43,7 +79,7 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.affine_`."""
+    """Compute relu(norm(y)), or relu(x_norm(x) + relu(norm(y)))."""
     if y.device.type != "cpu":
         return _affine_(y, norm, x, x_norm)
     rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # rows whose float32 values stay in a core's cache
@@ -69,14 +105,19 @@ def _normed(x: Tensor, norm: Norm) -> Tensor:
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.moments`."""
+    """Return the norm that gives every channel of every item mean 0 and variance 1."""
     variance, mean = torch.var_mean(y.to(torch.float32), (1, 2), correction=0)
     scale = (variance + epsilon).rsqrt()
     return Norm(scale, -mean * scale)
 
 
-def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.pack`."""
+def pack(
+    source: Tensor,
+    bias: Tensor | None,  # float32; None: source as it is
+    to: Sequence[Target],  # at most four
+    flow: tuple[Tensor, int] | None = None,  # coords [B, 2, h, w], and the first of the two channels that hold it
+) -> None:
+    """Write relu(source + bias) to ``to``, and the flow coords − grid to two of its channels."""
     values = source if bias is None else (source + bias).relu_()
     if flow is not None:
         coords, first = flow
@@ -95,7 +136,7 @@ def _flow(coords: Tensor) -> Tensor:
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_patches`."""
+    """Write windows of the flow, (row, column, x or y) slow to fast; zero outside the map and elsewhere."""
     batch, _, height, width = coords.shape
     windows = functional.unfold(_flow(coords), side, padding=side // 2)
     windows = windows.view(batch, 2, side * side, height, width).permute(0, 3, 4, 2, 1).flatten(3)
@@ -104,14 +145,14 @@ def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
 
 
 def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_reset`."""
+    """Write sigmoid(r + its map) · state; ``zr`` holds the update gate, then the reset gate."""
     channels = state.shape[-1]
     reset = zr[..., channels:].to(torch.float32) + zr_map[..., channels:]
     _store(reset.sigmoid_() * state, [to])
 
 
 def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gate_update`."""
+    """Write (1 − z) · state + z · tanh(q + its map), which may replace ``state``; at most four targets."""
     channels = state.shape[-1]
     update = (zr[..., :channels].to(torch.float32) + zr_map[..., :channels]).sigmoid_()
     candidate = (q.to(torch.float32) + q_map).tanh_()
@@ -119,7 +160,7 @@ def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Ten
 
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.flow_step_`."""
+    """Add bias and the sum over 3×3 neighbours of the products ``taps``: row, column, x or y slow to fast."""
     height, width = coords.shape[-2:]
     padded = functional.pad(taps[..., :18].to(torch.float32), (0, 0, 1, 1, 1, 1))
     total = bias.expand(*taps.shape[:3], 2)
@@ -130,12 +171,12 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 
 def gelu_(y: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.gelu_`."""
+    """Compute y Φ(y)."""
     y.copy_(functional.gelu(y))
 
 
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.depthwise_norm`."""
+    """Convolve depthwise 7×7 (``weight`` [49, C], float32), then normalise to mean 0 and variance 1."""
     channels = x.shape[-1]
     filters = weight.t().reshape(channels, 1, 7, 7).to(torch.float32)
     done = functional.conv2d(x.permute(0, 3, 1, 2).to(torch.float32), filters, bias, padding=3, groups=channels)
@@ -160,16 +201,19 @@ def convex_upsample(
 
 
 def convex_strip(
-    field: Tensor,
-    mask: Tensor,
+    field: Tensor,  # [B, C, h, w] float32
+    mask: Tensor,  # [B, 9·factor², rows, w], weights before their softmax
     factor: int,
-    out: Tensor,
+    out: Tensor,  # [B, C, H, W] float32
     *,
     first_row: int = 0,
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    """Run the pass :meth:`fullfield.ops.fused.protocol.Passes.convex_strip`."""
+    """Up-sample the cells' rows from ``first_row`` on, those of ``mask``, convexly and multiply by ``gain``.
+
+    ``out`` is the fine field from pixel ``origin`` (y, x) on; the pixels of these rows are written.
+    """
     batch, _, height, width = field.shape
     rows = mask.shape[2]
     last = first_row + rows

@@ -7,7 +7,6 @@ the GPU. Calls that are traced or differentiated twice go through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -20,8 +19,8 @@ from fullfield.ops.operators import direct_apply, register_for_func, wants_gradi
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
 from fullfield.ops.point_conv.triplets import Triplets
-from fullfield.ops.point_norm import Running, point_norm
-from fullfield.ops.point_norm import cuda as kernels
+from fullfield.ops.point_norm import cuda as layer_norm
+from fullfield.ops.point_norm import point_norm
 from fullfield.ops.point_norm.api import gradients_before_relu
 
 # Rows summed at a time in a bias gradient.
@@ -305,36 +304,31 @@ def point_conv_norm(
     geometry: PointGeometry,  # of N points and M centres
     scale: Tensor,  # [Cout]
     shift: Tensor,  # [Cout]
-    kind: str = "layer",
     eps: float = 1e-5,
     *,
     groups: int = 1,
-    sizes: Sequence[int] = (),
-    running: Running | None = None,
     residual: Tensor | None = None,  # [M, Cout]
     relu: bool = False,
     backend: str | None = None,
 ) -> Tensor:  # [M, Cout]
-    """Apply :func:`point_norm` to :func:`point_conv` without a bias; arguments and results are theirs."""
+    """Apply :func:`point_norm` over the channels to :func:`point_conv` without a bias; arguments are theirs."""
     if (
-        kind == "layer"
-        and is_eager(features, weight, scale, shift, residual)
-        and kernels.supports(features, scale, shift, residual, groups=1) is None
+        is_eager(features, weight, scale, shift, residual)
+        and layer_norm.supports(features, scale, shift, residual) is None
         and not torch.is_autocast_enabled(features.device.type)
         and (residual is None or residual.shape == (geometry.centers, weight.shape[-1]))
     ):
         check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
-        if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= kernels.MOST_CHANNELS:
+        if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= layer_norm.MOST_CHANNELS:
             residual = None if residual is None else residual.contiguous()
-            made = kernels.Norm(kind, eps, (), relu)
             if wants_gradient(features, weight, scale, shift, residual):
                 if features.requires_grad:
                     geometry.require_gradient()
-                return _apply_both(features, weight, scale, shift, residual, geometry, groups, backend, made)
+                return _apply_both(features, weight, scale, shift, residual, geometry, groups, backend, eps, relu)
             rest = (*geometry.directions(), geometry.mirrored, groups, backend)
-            return made.forward(product(features, weight, None, *rest), scale, shift, residual, None)
+            return layer_norm.forward(product(features, weight, None, *rest), scale, shift, residual, eps, relu)
     convolved = point_conv(features, weight, geometry, None, groups, backend=backend)
-    return point_norm(convolved, scale, shift, kind, eps, sizes=sizes, running=running, residual=residual, relu=relu)
+    return point_norm(convolved, scale, shift, "layer", eps, residual=residual, relu=relu)
 
 
 class _ConvNorm(torch.autograd.Function):
@@ -349,34 +343,35 @@ class _ConvNorm(torch.autograd.Function):
         geometry: PointGeometry,
         groups: int,
         backend: str | None,
-        made: kernels.Norm,
+        eps: float,
+        relu: bool,
     ) -> Tensor:
         triplets = geometry.forward
         module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
         convolved = module.multiply(request, features.contiguous(), weight.contiguous(), None, triplets)
-        out = made.forward(convolved, scale, shift, residual, None)
-        ctx.save_for_backward(features, weight, scale, shift, convolved, out if made.relu else None)
-        ctx.geometry, ctx.backend, ctx.made = geometry, backend, made
+        out = layer_norm.forward(convolved, scale, shift, residual, eps, relu)
+        ctx.save_for_backward(features, weight, scale, shift, convolved, out if relu else None)
+        ctx.geometry, ctx.backend, ctx.eps = geometry, backend, eps
         ctx.module, ctx.request = module, request
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight, scale, shift, convolved, out = ctx.saved_tensors
-        geometry, made, wanted = ctx.geometry, ctx.made, ctx.needs_input_grad
+        geometry, wanted = ctx.geometry, ctx.needs_input_grad
         module, request = ctx.module, ctx.request
         if request.dtype is torch.float32:
             request = request._replace(precision=torch.get_float32_matmul_precision())
-        nothing = (None,) * 4  # of what is no tensor
+        nothing = (None,) * 5  # for arguments that are no tensors
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
             rest = (*geometry.directions(), geometry.mirrored, request.groups, ctx.backend)
 
             def again(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-                return point_norm(convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
+                return point_norm(convolve(features, weight, None, *rest), scale, shift, "layer", ctx.eps)
 
             return *gradients_before_relu(again, (features, weight, scale, shift), out, grad, wanted[:5]), *nothing
-        found = made.backward(convolved, out, scale, grad.contiguous(), wanted[4])
-        grad_convolved, of_residual, of_scale, of_shift = found
+        found = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, wanted[4])
+        grad_convolved, of_scale, of_shift, of_residual = found
         one = two = None
         with plain_mode(grad.device.type):
             if wanted[1]:

@@ -13,8 +13,7 @@ from fullfield.ops.backends import usable
 from fullfield.ops.launching import is_eager
 from fullfield.ops.operators import direct_apply, gradients_again, wants_gradient
 from fullfield.ops.point_norm import cuda
-from fullfield.ops.point_norm.protocol import Running
-from fullfield.ops.point_norm.reference import normalised
+from fullfield.ops.point_norm.reference import Running, normalised
 
 KINDS = ("layer", "batch", "instance")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -34,10 +33,9 @@ def point_norm(
 ) -> Tensor:  # [N, C]
     """Compute ``(features − mean) / √(variance + eps) · weight + bias``, then add a residual and apply a ReLU.
 
-    The result has the features' dtype, also under autocast. Statistics are at least float32. NVIDIA GPUs use one kernel
-    for "layer" and three for the other kinds, forward and backward, without intermediate rounding. Other devices,
-    float64, more than 1024 channels or 64 clouds, and transforms use PyTorch's operators one after the other. The
-    result is deterministic.
+    The result has the features' dtype, also under autocast. Statistics are at least float32. For "layer" NVIDIA GPUs
+    use one kernel, without intermediate rounding. The other kinds, other devices, float64, more than 1024 channels and
+    transforms use PyTorch's operators one after the other. The result is deterministic.
 
     Args:
         features: float32, float16, bfloat16 or float64.
@@ -63,17 +61,14 @@ def point_norm(
         fits = fits and residual.device == features.device
     if not fits or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
-    moves = () if running is None else (running.mean, running.var)
-    given = (features, weight, bias, residual, *moves)
-    groups = len(sizes) if kind == "instance" else 1
-    if not is_eager(*given) or not usable("point_norm", "cuda", cuda.supports(*given, groups=groups)):
+    fast = kind == "layer" and is_eager(features, weight, bias, residual)
+    if not fast or not usable("point_norm", "cuda", cuda.supports(features, weight, bias, residual)):
         return normalised(features, weight, bias, kind, eps, sizes, running, residual, relu)
-    made = cuda.Norm(kind, eps, sizes, relu)
     features = features.contiguous()
     residual = None if residual is None else residual.contiguous()
     if wants_gradient(features, weight, bias, residual):
-        return _apply(features, weight, bias, residual, made, running)
-    return made.forward(features, weight, bias, residual, running)
+        return _apply(features, weight, bias, residual, eps, relu)
+    return cuda.forward(features, weight, bias, residual, eps, relu)
 
 
 def _check_norm(
@@ -110,33 +105,24 @@ def gradients_before_relu(
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        residual: Tensor | None,
-        made: cuda.Norm,
-        running: Running | None,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool
     ) -> Tensor:
-        out = made.forward(features, weight, bias, residual, running)
-        ctx.made, ctx.running = made, running
-        ctx.save_for_backward(features, weight, bias, out if made.relu else None)
+        out = cuda.forward(features, weight, bias, residual, eps, relu)
+        ctx.eps = eps
+        ctx.save_for_backward(features, weight, bias, out if relu else None)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight, bias, out = ctx.saved_tensors
-        made: cuda.Norm = ctx.made
         wanted = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # for second-order gradients
-            running = None if ctx.running is None else ctx.running._replace(momentum=0.0)
 
             def again(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-                return normalised(features, weight, bias, made.kind, made.eps, made.sizes, running, None, False)
+                return normalised(features, weight, bias, "layer", ctx.eps, (), None, None, False)
 
             return *gradients_before_relu(again, (features, weight, bias), out, grad, wanted), None, None
-        one, two, three, four = made.backward(features, out, weight, grad.contiguous(), wanted[3])
-        return one, three, four, two, None, None
+        return *cuda.backward(features, out, weight, grad.contiguous(), ctx.eps, wanted[3]), None, None
 
 
 _apply = direct_apply(_Norm)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.point_norm.protocol import Running
+
+class Running(NamedTuple):
+    """Running statistics of a batch norm."""
+
+    mean: Tensor  # [C]
+    var: Tensor  # [C]
+    momentum: float
+    update: bool
+    """True if the rows are normalised by their own statistics, which update the running ones; else those are used."""
 
 
 def normalised(

@@ -48,6 +48,14 @@ struct Params {
     int active_teams;              // teams that work on items at a time
 };
 
+// The power of two that brings values up to the magnitude into the range of float16, and its inverse; 1 for bfloat16.
+static __device__ __forceinline__ float gain_of(u32 magnitude, float &inverse) {
+    int e = (int)(magnitude >> 23) - 127;
+    e = BF16 ? 0 : magnitude == 0 || e == 128 ? 14 : e < -100 ? -100 : e;
+    inverse = BF16 ? 1.f : __uint_as_float((u32)(127 - 14 + e) << 23);
+    return BF16 ? 1.f : __uint_as_float((u32)(127 + 14 - e) << 23);
+}
+
 struct __align__(64) TensorMap { u64 opaque[16]; };
 
 static __device__ __forceinline__ u32 lane_id() { u32 x; asm("mov.u32 %0, %%laneid;" : "=r"(x)); return x; }

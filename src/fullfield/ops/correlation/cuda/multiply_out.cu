@@ -47,18 +47,6 @@ static __device__ __forceinline__ void matrices(u32 (&r)[4], u32 at) {
 // Octets of 16-bit elements are swizzled by the row: where octet c lies in row r of 128 bytes, r known modulo 8.
 static __device__ __forceinline__ u32 swizzled(int c, int r) { return (c >> 3) * 8192 + ((c ^ r) & 7) * 16; }
 
-// The power of two that brings weights up to the magnitude into the range of the operands, and its inverse.
-static __device__ __forceinline__ float gain_of(u32 magnitude, float &inverse) {
-#if BF16
-    inverse = 1.f;
-    return 1.f;
-#else
-    int e = (int)(magnitude >> 23) - 127;
-    e = magnitude == 0 || e == 128 ? 14 : e < -100 ? -100 : e;
-    inverse = __uint_as_float((u32)(127 - 14 + e) << 23);
-    return __uint_as_float((u32)(127 + 14 - e) << 23);
-#endif
-}
 // Rounds the raw weights that the thread itself copied, of two columns.
 static __device__ __forceinline__ void round_weights(u32 to, u32 raw, float gain) {
     int thread = thread_now(), warp = thread >> 5, lane = thread & 31;

@@ -17,36 +17,18 @@ struct PrepareParams {
     float inverse_root;            // 1/sqrt(channels)
 };
 
-static __device__ __forceinline__ float power_of_two(u32 magnitude) {
-    int e = (int)(magnitude >> 23) - 127;
-    e = magnitude == 0 || e == 128 ? 14 : e < -100 ? -100 : e;
-    return __uint_as_float((u32)(127 + 14 - e) << 23);
-}
+typedef Element<1 + BF16> Half;
 
-static __device__ __forceinline__ u16 pack16(float v) {
-#if BF16
-    return to_bf16(v);
-#else
-    return to_f16(v);
-#endif
-}
-static __device__ __forceinline__ float unpack16(u16 v) {
-#if BF16
-    return from_bf16(v);
-#else
-    return from_f16(v);
-#endif
-}
 static __device__ __forceinline__ void store_octet(u16 *to, const float (&v)[8], int part_stride = CPAD) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
         u32 w[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            u16 a = pack16(v[2 * j]), b = pack16(v[2 * j + 1]);
+            u16 a = Half::pack(v[2 * j]), b = Half::pack(v[2 * j + 1]);
             if (part) {
-                a = pack16(v[2 * j] - unpack16(a));
-                b = pack16(v[2 * j + 1] - unpack16(b));
+                a = Half::pack(v[2 * j] - Half::unpack(a));
+                b = Half::pack(v[2 * j + 1] - Half::unpack(b));
             }
             w[j] = (u32)a | (u32)b << 16;
         }
@@ -55,6 +37,27 @@ static __device__ __forceinline__ void store_octet(u16 *to, const float (&v)[8],
 }
 
 #define CS 265                     // shared-memory stride of a channel (8 rows of 33, plus 1)
+
+// Pools channels of shared memory, CHANNEL floats apart in rows of ROW, to LEVEL and stores them; also to `to` for the next level.
+template <int LEVEL, int CHANNEL, int ROW, int TO_CHANNEL, int TO_ROW>
+static __device__ __forceinline__ void pool(const PrepareParams &p, const float *from, float *to, int batch, int x0, int y0, int c0) {
+    constexpr int wide = 32 >> LEVEL;
+    const int q = threadIdx.x & 3, pixel = threadIdx.x >> 2, y = pixel / wide, x = pixel % wide;
+    if (pixel >= wide * (8 >> LEVEL)) return;
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float *a = from + (q * 8 + j) * CHANNEL + y * (2 * ROW) + x * 2;
+        v[j] = 0.25f * ((a[0] + a[1]) + (a[ROW] + a[ROW + 1]));
+        if (LEVEL < 3) to[(q * 8 + j) * TO_CHANNEL + y * TO_ROW + x] = v[j];
+    }
+    int gy = (y0 >> LEVEL) + y, gx = (x0 >> LEVEL) + x;
+    if (gy >= p.level_h[LEVEL] || gx >= p.level_w[LEVEL]) return;
+    const i64 at = ((i64)batch * p.level_h[LEVEL] + gy) * p.level_w[LEVEL] + gx;
+    store_octet(p.f2 + p.level_offset[LEVEL] + at * ROWLEN + c0 + q * 8, v);
+    if (LEVEL == 3 && p.deep)
+        for (int j = 0; j < 8; j++) p.deep[at * CPAD + c0 + q * 8 + j] = v[j];
+}
 extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ PrepareParams p) {
     __shared__ float full[32 * CS], half[32 * 69], quarter[32 * 19];
     int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -67,16 +70,9 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
     block /= CPAD / 32;
     int ty = block % p.tiles_y[second], batch = block / p.tiles_y[second];
     const Source &s = p.source[second];
-    float gain = 1.f;
-#if SCALED
-    gain = power_of_two(p.magnitude[second]);
-#endif
+    float inverse, gain = SCALED ? gain_of(p.magnitude[second], inverse) : 1.f;
     if (blockIdx.x == 0 && thread == 0) {
-        float one = 1.f, two = 1.f;
-#if SCALED
-        one = power_of_two(p.magnitude[0]);
-        two = power_of_two(p.magnitude[1]);
-#endif
+        const float one = SCALED ? gain_of(p.magnitude[0], inverse) : 1.f, two = SCALED ? gain_of(p.magnitude[1], inverse) : 1.f;
         p.scale[0] = p.inverse_root / one / two;
         p.scale[1] = p.inverse_root / two;
         p.scale[2] = p.inverse_root / one;
@@ -131,52 +127,13 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
         }
     }
     if (!second || p.levels < 2) return;
-    {
-        int pixel = thread >> 2, y = pixel >> 4, x = pixel & 15;
-        float v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float *a = full + (q * 8 + j) * CS + y * 66 + x * 2;
-            v[j] = 0.25f * ((a[0] + a[1]) + (a[33] + a[34]));
-            half[(q * 8 + j) * 69 + y * 17 + x] = v[j];
-        }
-        int gy = (y0 >> 1) + y, gx = (x0 >> 1) + x;
-        if (gy < p.level_h[1] && gx < p.level_w[1])
-            store_octet(p.f2 + p.level_offset[1] + (((i64)batch * p.level_h[1] + gy) * p.level_w[1] + gx) * ROWLEN + c0 + q * 8, v);
-    }
+    pool<1, CS, 33, 69, 17>(p, full, half, batch, x0, y0, c0);
     if (p.levels < 3) return;
     __syncthreads();
-    if (thread < 64) {
-        int pixel = thread >> 2, y = pixel >> 3, x = pixel & 7;
-        float v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float *a = half + (q * 8 + j) * 69 + y * 34 + x * 2;
-            v[j] = 0.25f * ((a[0] + a[1]) + (a[17] + a[18]));
-            quarter[(q * 8 + j) * 19 + y * 9 + x] = v[j];
-        }
-        int gy = (y0 >> 2) + y, gx = (x0 >> 2) + x;
-        if (gy < p.level_h[2] && gx < p.level_w[2])
-            store_octet(p.f2 + p.level_offset[2] + (((i64)batch * p.level_h[2] + gy) * p.level_w[2] + gx) * ROWLEN + c0 + q * 8, v);
-    }
+    pool<2, 69, 17, 19, 9>(p, half, quarter, batch, x0, y0, c0);
     if (p.levels < 4) return;
     __syncthreads();
-    if (thread < 16) {
-        int x = thread >> 2;
-        float v[8];
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            const float *a = quarter + (q * 8 + j) * 19 + x * 2;
-            v[j] = 0.25f * ((a[0] + a[1]) + (a[9] + a[10]));
-        }
-        int gy = y0 >> 3, gx = (x0 >> 3) + x;
-        if (gy < p.level_h[3] && gx < p.level_w[3]) {
-            i64 at = ((i64)batch * p.level_h[3] + gy) * p.level_w[3] + gx;
-            store_octet(p.f2 + p.level_offset[3] + at * ROWLEN + c0 + q * 8, v);
-            if (p.deep)
-                for (int j = 0; j < 8; j++) p.deep[at * CPAD + c0 + q * 8 + j] = v[j];
-        }
-    }
+    pool<3, 19, 9, 1, 1>(p, quarter, nullptr, batch, x0, y0, c0);
 }
 
 // Levels 4 and above from the float32 copy of level 3: one thread per octet of channels of one position.

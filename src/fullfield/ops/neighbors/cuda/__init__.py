@@ -54,7 +54,7 @@ def tree_source(k: int) -> Source:
 @functools.cache
 def thin_source() -> Source:
     """Return the source of the grid downsampling."""
-    return Source(launching.read_source(launching.BATCHES, _HERE / "thin.cu"))
+    return Source(launching.read_source(_CLOUDS, launching.BATCHES, _HERE / "thin.cu"))
 
 
 def _slots(count: int) -> int:

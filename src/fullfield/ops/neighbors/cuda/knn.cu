@@ -84,15 +84,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) make_boxes(const __grid
     }
 }
 
-static __device__ __forceinline__ float square(float x, float y, float z) {
-    return __fadd_rn(__fadd_rn(__fmul_rn(x, x), __fmul_rn(y, y)), __fmul_rn(z, z));
-}
-
-struct Query {
-    float x, y, z;
-    i64 number, first, last;  // its own number, the points of its cloud in the order
-};
-
 // Bits of the distance to box `index` of `level`, FAR where it holds nothing of the query's cloud.
 static __device__ __forceinline__ u32 box_distance(const TreeParams &p, const Query &q, int level, i64 index) {
     const i64 wide = 32ll << 5 * level;
@@ -136,17 +127,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) find_nearest(const __gr
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const i64 step = (i64)blockIdx.x * WARPS + warp;
     if (step >= p.asked) return;
-    Query q;
-    if (p.own) {
-        const float4 at = p.sorted[step];
-        q.x = at.x, q.y = at.y, q.z = at.z, q.number = (u32)__float_as_int(at.w);
-    } else {
-        const float *at = p.queries + 3 * step;
-        q.x = at[0], q.y = at[1], q.z = at[2], q.number = step;
-    }
-    const u32 cloud = cloud_of(p.query_offsets, p.batches, q.number);
-    q.first = p.offsets ? p.offsets[cloud] : 0;
-    q.last = p.offsets ? p.offsets[cloud + 1] : p.count;
+    const Query q = query_at(p, step);
     const int wanted = (int)(q.last - q.first < p.k ? q.last - q.first : p.k);
     u64 list[SLOTS];
 #pragma unroll

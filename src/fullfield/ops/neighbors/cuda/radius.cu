@@ -38,11 +38,6 @@ static __device__ __forceinline__ i64 cell_at(float x, double inverse) {
     return (i64)floor(fmin(fmax(__dmul_rn((double)x, inverse), -4e18), 4e18));
 }
 
-static __device__ __forceinline__ u64 mixed(u64 x) {
-    x *= 0x9e3779b97f4a7c15ull;
-    return x ^ (x >> 32);
-}
-
 static __device__ __forceinline__ u32 bucket_of(i64 x, i64 y, i64 z, u32 cloud, u32 mask) {
     const u64 h = mixed((u64)(x >> 2) + mixed((u64)(y >> 2) + mixed((u64)(z >> 2) + mixed(cloud + 1ull))));
     return ((u32)(h >> 20) << 6 | (u32)(z & 3) << 4 | (u32)(y & 3) << 2 | (u32)(x & 3)) & mask;
@@ -103,30 +98,6 @@ static __device__ __forceinline__ Around look_around(const RadiusParams &p, cons
     return found;
 }
 
-struct Query {
-    float x, y, z;
-    i64 number, first, last;  // its own number, the points of its cloud
-    Cell cell;
-};
-
-static __device__ __forceinline__ Query query_at(const RadiusParams &p, i64 step) {
-    Query q;
-    if (p.own) {
-        const float4 at = p.sorted[step];
-        q.x = at.x, q.y = at.y, q.z = at.z;
-        q.number = (u32)__float_as_int(at.w);
-    } else {
-        const float *at = p.queries + 3 * step;
-        q.x = at[0], q.y = at[1], q.z = at[2];
-        q.number = step;
-    }
-    q.cell.cloud = cloud_of(p.query_offsets, p.batches, q.number);
-    q.first = p.offsets ? p.offsets[q.cell.cloud] : 0;
-    q.last = p.offsets ? p.offsets[q.cell.cloud + 1] : p.count;
-    q.cell.x = cell_at(q.x, p.inverse), q.cell.y = cell_at(q.y, p.inverse), q.cell.z = cell_at(q.z, p.inverse);
-    return q;
-}
-
 // Candidate `c` of the warp's query, or none: whether it is a neighbour, and its number.
 static __device__ __forceinline__ bool is_near(const RadiusParams &p, const Query &q, const Around &around, u32 c, u32 &number) {
     int run = 0;
@@ -139,34 +110,38 @@ static __device__ __forceinline__ bool is_near(const RadiusParams &p, const Quer
     const float4 v = p.sorted[at];
     const float x = __fsub_rn(q.x, v.x), y = __fsub_rn(q.y, v.y), z = __fsub_rn(q.z, v.z);
     number = (u32)__float_as_int(v.w);
-    const float square = __fadd_rn(__fadd_rn(__fmul_rn(x, x), __fmul_rn(y, y)), __fmul_rn(z, z));
-    return square <= p.limit && number >= q.first && number < q.last;
+    return square(x, y, z) <= p.limit && number >= q.first && number < q.last;
 }
 
-static __device__ __forceinline__ bool differs(const Cell &a, const Cell &b) {
-    return a.x != b.x || a.y != b.y || a.z != b.z || a.cloud != b.cloud;
+// Calls `found` with each query of the warp, and with what is around it.
+template <class Found> static __device__ __forceinline__ void for_queries(const RadiusParams &p, i64 block, Found found) {
+    const i64 begin = (block * WARPS + (threadIdx.x >> 5)) * QUERIES;
+    const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
+    Cell before = {0, 0, 0, 0xffffffffu};
+    Around around = {0, 0, 0};
+    for (i64 step = begin; step < end; step++) {
+        const Query q = query_at(p, step);
+        const Cell cell = {cell_at(q.x, p.inverse), cell_at(q.y, p.inverse), cell_at(q.z, p.inverse), q.cloud};
+        if (cell.x != before.x || cell.y != before.y || cell.z != before.z || cell.cloud != before.cloud)
+            around = look_around(p, cell, threadIdx.x & 31);
+        before = cell;
+        found(q, around);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const __grid_constant__ RadiusBatch all) {
     i64 block;
     const RadiusParams &p = problem_of(all, block);
     const int lane = threadIdx.x & 31;
-    const i64 begin = (block * WARPS + (threadIdx.x >> 5)) * QUERIES;
-    const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
     if (block == 0 && threadIdx.x == 0) p.rows[0] = 0;
-    Cell before = {0, 0, 0, 0xffffffffu};
-    Around around = {0, 0, 0};
-    for (i64 step = begin; step < end; step++) {
-        const Query q = query_at(p, step);
-        if (differs(q.cell, before)) around = look_around(p, q.cell, lane);
-        before = q.cell;
+    for_queries(p, block, [&](const Query &q, const Around &around) {
         i64 found = 0;
         for (u32 c = lane; c < around.total + lane; c += 32) {
             u32 number;
             found += __popc(__ballot_sync(WARP_MASK, is_near(p, q, around, c, number)));
         }
         if (lane == 0) p.rows[q.number + 1] = found;
-    }
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ RadiusBatch all) {
@@ -188,14 +163,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const _
     const RadiusParams &p = problem_of(all, block);
     u32 *keys = kept[threadIdx.x >> 5];
     const int lane = threadIdx.x & 31;
-    const i64 begin = (block * WARPS + (threadIdx.x >> 5)) * QUERIES;
-    const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
-    Cell before = {0, 0, 0, 0xffffffffu};
-    Around around = {0, 0, 0};
-    for (i64 step = begin; step < end; step++) {
-        const Query q = query_at(p, step);
-        if (differs(q.cell, before)) around = look_around(p, q.cell, lane);
-        before = q.cell;
+    for_queries(p, block, [&](const Query &q, const Around &around) {
         int *row = p.indices + p.rows[q.number];
         const u32 size = (u32)(p.rows[q.number + 1] - p.rows[q.number]);
         u32 found = 0;
@@ -207,18 +175,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const _
             if (near && !(p.sort && size <= ROOM)) row[at] = (int)number;
             found += __popc(all);
         }
-        __syncwarp();
-        if (!p.sort) continue;
-        if (size <= 32) {
-            const u32 key = lane < (int)size ? keys[lane] : 0xffffffffu;
-            const int place = place_of(key, (int)size);
-            if (lane < (int)size) row[place] = (int)key;
-        } else if (size <= ROOM) {
-            sort_row(SharedKeys{keys}, size, lane);
-            for (u32 i = lane; i < size; i += 32) row[i] = (int)keys[i];
-        } else {
-            sort_row(RowKeys{row}, size, lane);
-        }
-        __syncwarp();
-    }
+        if (p.sort) sort_kept(keys, RowKeys{row}, size, lane);
+    });
 }

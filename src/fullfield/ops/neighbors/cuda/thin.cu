@@ -1,5 +1,5 @@
 // Grid downsampling: every cell's point nearest to its centre, of equally near ones the first. How many points there are
-// may be known to the device alone. No system headers (NVRTC). Built behind batches.cuh.
+// may be known to the device alone. No system headers (NVRTC). Built behind clouds.cuh and batches.cuh.
 //
 // Cells are slots of a hash table, known by a point in them; which point that is changes from run to run, the result
 // does not. Coordinates are worked on in float64, in the order that the plain form has.
@@ -47,22 +47,8 @@ static __device__ __forceinline__ Place place_of(const ThinParams &p, i64 i) {
     const double y = offset_in_cell(coordinate(p, i, 1), p.cell, found.y);
     const double z = offset_in_cell(coordinate(p, i, 2), p.cell, found.z);
     found.away = (u64)__double_as_longlong(__dadd_rn(__dadd_rn(x, y), z));
-    found.cloud = 0;
-    if (p.batches > 1) {
-        i64 low = 0, high = p.batches;
-        while (high - low > 1) {
-            const i64 middle = (low + high) >> 1;
-            if (p.offsets[middle] <= i) low = middle;
-            else high = middle;
-        }
-        found.cloud = (u32)low;
-    }
+    found.cloud = cloud_of(p.offsets, p.batches, i);
     return found;
-}
-
-static __device__ __forceinline__ u64 mixed(u64 x) {
-    x *= 0x9e3779b97f4a7c15ull;
-    return x ^ (x >> 32);
 }
 
 static __device__ __forceinline__ void note_largest(const ThinParams &p, i64 i, i64 count) {

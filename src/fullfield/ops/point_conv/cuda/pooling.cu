@@ -1,22 +1,8 @@
 // Pooling over the rows of triplets: a thread computes one channel of one row, in the row's order. No system headers
-// (NVRTC). Built behind halves.cuh.
+// (NVRTC). Built behind halves.cuh and values.cuh.
 //
 // Macros set by the launcher:
-//   IN       features: 0 float32, 1 float16, 2 bfloat16, 3 float64
 //   BESIDE   1: the cells of triplets stand beside the words
-
-#if IN == 0
-typedef float Value;
-#elif IN == 3
-typedef double Value;
-#else
-typedef u16 Value;
-#endif
-#if IN == 3
-typedef double Sum;
-#else
-typedef float Sum;
-#endif
 
 struct PoolParams {
     const i64 *rows;         // [R + 1]
@@ -27,26 +13,6 @@ struct PoolParams {
     i64 count;               // R * C
     int channels, bits;
 };
-
-static __device__ __forceinline__ Sum widened(Value v) {
-#if IN == 1
-    return from_f16(v);
-#elif IN == 2
-    return from_bf16(v);
-#else
-    return v;
-#endif
-}
-
-static __device__ __forceinline__ Value rounded(Sum x) {
-#if IN == 1
-    return to_f16(x);
-#elif IN == 2
-    return to_bf16(x);
-#else
-    return x;
-#endif
-}
 
 static __device__ __forceinline__ u32 index_at(const PoolParams &p, i64 at) {
     return p.words[at] & ((1u << (BESIDE ? 31 : p.bits)) - 1);

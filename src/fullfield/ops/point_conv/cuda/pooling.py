@@ -27,7 +27,7 @@ def supports(features: Tensor) -> str | None:
 @functools.cache
 def source(dtype: torch.dtype, beside: bool) -> Source:
     """Return the source of all kernels; ``beside``: whether triplets keep cells apart from the words."""
-    text = launching.read_source(launching.HALVES, _SOURCE)
+    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
     return Source.defining(text, IN=_CODES[dtype], BESIDE=beside)
 
 

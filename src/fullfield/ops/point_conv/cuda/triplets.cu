@@ -93,20 +93,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) assemble_rows(const __g
     const u32 size = (u32)(p.from[number + 1] - start);
     const float center[3] = {p.centers[3 * number], p.centers[3 * number + 1], p.centers[3 * number + 2]};
     const Row row = row_at(p, start);
-    if (size <= 32) {
-        const KEY key = lane < (int)size ? key_of_neighbor(p, center, start + lane) : ~(KEY)0;
-        const int place = place_of(key, (int)size);
-        if (lane < (int)size) row.put(place, key);
-    } else if (size <= ROOM) {
-        for (u32 i = lane; i < size; i += 32) kept[warp][i] = key_of_neighbor(p, center, start + i);
-        __syncwarp();
-        sort_row(SharedKeys{kept[warp]}, size, lane);
-        for (u32 i = lane; i < size; i += 32) row.put(i, kept[warp][i]);
-    } else {
-        for (u32 i = lane; i < size; i += 32) row.put(i, key_of_neighbor(p, center, start + i));
-        __syncwarp();
-        sort_row(row, size, lane);
+    for (u32 i = lane; i < size; i += 32) {
+        const KEY key = key_of_neighbor(p, center, start + i);
+        if (size <= ROOM) kept[warp][i] = key;
+        else row.put(i, key);
     }
+    sort_kept(kept[warp], row, size, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_constant__ TripletBatch all) {
@@ -151,17 +143,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_rows(const __grid_
     const i64 start = p.rows[number];
     const u32 size = (u32)(p.rows[number + 1] - start);
     const Row row = row_at(p, start);
-    if (size <= 32) {
-        const KEY key = lane < (int)size ? row.get(lane) : ~(KEY)0;
-        const int place = place_of(key, (int)size);
-        __syncwarp();
-        if (lane < (int)size) row.put(place, key);
-    } else if (size <= ROOM) {
+    if (size <= ROOM)
         for (u32 i = lane; i < size; i += 32) kept[warp][i] = row.get(i);
-        __syncwarp();
-        sort_row(SharedKeys{kept[warp]}, size, lane);
-        for (u32 i = lane; i < size; i += 32) row.put(i, kept[warp][i]);
-    } else {
-        sort_row(row, size, lane);
-    }
+    sort_kept(kept[warp], row, size, lane);
 }
