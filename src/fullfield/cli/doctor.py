@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield.cli import report
+from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
 
 _PACKAGES = {
     "torch": "everything",
@@ -201,13 +202,8 @@ def _fast_networks_on_cpu() -> str:
 
 def _networks() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
-    from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
-
-    found = {}
-    for method, name in DEFAULTS.items():
-        path = cached_weights(WEIGHTS[name])
-        found[method] = {"weights": name, "path": None if path is None else str(path)}
-    return found
+    paths = {method: (name, cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
+    return {method: {"weights": name, "path": path and str(path)} for method, (name, path) in paths.items()}
 
 
 def _ptlflow() -> dict[str, str | None] | None:
@@ -216,14 +212,10 @@ def _ptlflow() -> dict[str, str | None] | None:
         version = metadata.version("ptlflow")
     except metadata.PackageNotFoundError:
         return None
-    problem = _attempt(_import_ptlflow)[1]
-    return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
-
-
-def _import_ptlflow() -> None:
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    import_ptlflow()
+    problem = _attempt(import_ptlflow)[1]
+    return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 
 def _kernel_cache() -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import estimators, io, viz
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, pictures, report, sequence
 from fullfield.cli.options import (
@@ -22,9 +23,6 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fullfield.estimators import Flow
-    from fullfield.io import FrameWindow
 
 MAPS = ("occlusion", "confidence")
 """Maps that can be written with the flow."""
@@ -196,14 +194,12 @@ def _check_files(args: argparse.Namespace) -> None:
         )
 
 
-def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
+def _initial_flow(args: argparse.Namespace, frame: Tensor, window: io.FrameWindow | None) -> Tensor:
     """Return the initial flow; unknown vectors start from zero."""
-    from fullfield.io import read_flow
-
     choice: dict[str, Any] = flow_choice(args, "initial")
     if window is not None and args.window == "data" and is_exr(args.initial_flow):
         choice["window"] = window.data
-    flow, valid = read_flow(args.initial_flow, **choice)
+    flow, valid = io.read_flow(args.initial_flow, **choice)
     same_size(frame, args.frame1, flow, args.initial_flow)
     unknown = int((~valid).sum())
     if unknown and not args.quiet:
@@ -232,49 +228,45 @@ class _Outcome(NamedTuple):
 
 
 def _write(
-    args: argparse.Namespace, scene: pictures.Scene, layers: dict[str, Any], window: FrameWindow | None
+    args: argparse.Namespace, scene: pictures.Scene, layers: dict[str, Any], window: io.FrameWindow | None
 ) -> _Outcome:
-    from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
-
     kept: dict[str, Any] = {"window": window, **layers} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
         with paths.noting(args.output):
-            write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
-    except FlowRangeError as error:  # keep the work
+            io.write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
+    except io.FlowRangeError as error:  # keep the work
         rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
         with paths.noting(rescue):
-            write_flow(rescue, scene.flow, scene.valid, **kept)
+            io.write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
         with paths.noting(args.st_map):
-            write_st_map(args.st_map, scene.flow, window=window)
+            io.write_st_map(args.st_map, scene.flow, window=window)
     for name, plane in layers["planes"].items():
         if getattr(args, name):
             with paths.noting(getattr(args, name)):
-                write_image(getattr(args, name), plane)
+                io.write_image(getattr(args, name), plane)
     if args.viz is not None:
         picture = scene.light(args.viz_kind or KINDS[0], args.viz)
         with paths.noting(args.viz):
-            write_image(args.viz, picture)
+            io.write_image(args.viz, picture)
     return outcome
 
 
 def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
-    flows: list[Flow],  # and the one to the frame before
+    flows: list[estimators.Flow],  # and the one to the frame before
     scene: pictures.Scene,
     outcome: _Outcome,
     seconds: dict[str, float],
 ) -> None:
-    from fullfield.viz import flow_scale
-
     kind = args.viz_kind or KINDS[0]
     flow = flows[0]
-    longest = max(flow_scale(part.flow, part.valid) for part in flows)
+    longest = max(viz.flow_scale(part.flow, part.valid) for part in flows)
     refined = flow.parameters.get("refinement") is not None
     made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
     text = (

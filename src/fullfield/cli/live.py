@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check as check
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.report import naming, say
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from fullfield.estimators.live import FramePair, LiveStatistics, PairFlow, Slot
     from fullfield.io.video import VideoSource, VideoWriter
     from fullfield.ops.tvl1 import PersistentSolver
-    from fullfield.viz import FlowColors
 
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two lines, on a terminal and elsewhere
 _PATIENCE = 5.0
@@ -93,12 +93,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
 
     from fullfield.estimators.live import LiveStatistics
-    from fullfield.io import open_video
 
     methods.use_threads(args.threads)
     statistics = LiveStatistics()
     with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
-        source = open_video(args.source)
+        source = io.open_video(args.source)
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
@@ -228,24 +227,21 @@ class _Window:
 class _Screen:
     """Outputs of the pictures: a file, a window, both or none."""
 
-    colors: FlowColors | None
+    colors: viz.FlowColors | None
     writer: VideoWriter | None
     window: _Window | None
     shown: int = 0
 
     @classmethod
     def of(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
-        from fullfield.io import VideoWriter
-        from fullfield.viz import FlowColors
-
         window = writer = None
         if args.preview:
             window = _Window(f"fullfield {args.source}")
             stack.callback(window.close)
         if args.viz is not None:
-            writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
+            writer = io.VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
             stack.callback(writer.close)  # keeps what was recorded however the run ends
-        return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
+        return cls(viz.FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
     def show(self, done: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""

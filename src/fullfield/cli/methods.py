@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fullfield import _check
+from fullfield import _check, estimators
 from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import naming, note
@@ -24,14 +24,12 @@ from fullfield.estimators.registry import (
     canonical,
     method_of,
 )
+from fullfield.models.weights import Origin, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
-
-    from fullfield.estimators import Flow
-    from fullfield.models.weights import Origin
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Chosen:
             note(f"downloading the weights {self.origin.name}")
         estimator.prepare(device, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
-    def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
+    def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> estimators.Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
         from fullfield.estimators.estimation import estimate_tensors
 
@@ -219,7 +217,6 @@ def _origin(method: str, config: Any) -> Origin | None:
     network = method_of(method).network
     if network is None:
         return None
-    from fullfield.models.weights import origin_of
 
     return origin_of(network, config.weights)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
+from fullfield.training.flow.config import SceneStyle
 
 HELP = "write synthetic pairs with exact flow"
 DESCRIPTION = (
@@ -58,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
         paths.check_input(args.textures, "--textures")
     paths.check_new_folder(args.output, "--output")
 
-    from fullfield.training.flow.config import SceneStyle
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_pictures

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fullfield.io import PointCloud
     from fullfield.registration import Registration
 
 NOT_REGISTERED = 3
@@ -78,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
     if args.weights is not None and args.descriptor == "fpfh":
         raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
-    from fullfield.io import read_point_cloud, transformed, write_point_cloud
     from fullfield.io.pointcloud import check_kept
     from fullfield.registration import LearnedDescriptor, read_pose
     from fullfield.registration.register import Settings, registered
@@ -88,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
     with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
-        clouds = [read_point_cloud(path) for path in (args.source, args.target)]
+        clouds = [io.read_point_cloud(path) for path in (args.source, args.target)]
         for path, cloud in zip((args.source, args.target), clouds, strict=True):
             _check_points(path, cloud)
         if args.output is not None:
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         watch.lap("register")
         if found.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
-            write_point_cloud(args.output, transformed(clouds[0], found.transform))
+            io.write_point_cloud(args.output, io.transformed(clouds[0], found.transform))
         shown = found.transform if found.success else found.candidate
         drawn = False
         if args.viz is not None and shown is not None:
@@ -120,7 +119,7 @@ def _check_files(args: argparse.Namespace) -> None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
 
 
-def _check_points(path: str, cloud: PointCloud) -> None:
+def _check_points(path: str, cloud: io.PointCloud) -> None:
     import numpy as np
 
     finite = int(np.isfinite(cloud.points).all(1).sum())
@@ -130,7 +129,7 @@ def _check_points(path: str, cloud: PointCloud) -> None:
 
 def _draw(
     args: argparse.Namespace,
-    clouds: list[PointCloud],
+    clouds: list[io.PointCloud],
     found: Registration,
     pose: NDArray[np.float64],  # the best one, accepted or not
     progress: Callable[[float, str], None],
@@ -139,9 +138,7 @@ def _draw(
     import numpy as np
     import torch
 
-    from fullfield.io import transformed, write_image
     from fullfield.registration import Alignment, alignment, alignment_errors
-    from fullfield.viz import alignment_legend, alignment_view, sheet
 
     source, target = clouds
     top = args.max_error or _ERROR_VOXELS * found.voxel
@@ -153,12 +150,12 @@ def _draw(
     for at, (name, transform, fit) in enumerate(stages):
         progress(at / 2, f"drawing {name}")
         errors = alignment_errors(source, target, transform, most=top)
-        moved = transformed(source, transform).points
+        moved = io.transformed(source, transform).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
         title = f"{name}: {fit.fitness:.1%} within {found.voxel:.4g}{rmse}"
-        panels.append((title, alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
-    write_image(args.viz, sheet(panels, columns=2))
+        panels.append((title, viz.alignment_view(*tensors, max_error=top), viz.alignment_legend(max_error=top)))
+    io.write_image(args.viz, viz.sheet(panels, columns=2))
 
 
 def _advice(args: argparse.Namespace, found: Registration) -> str:

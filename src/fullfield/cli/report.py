@@ -40,6 +40,11 @@ def naming(**words: str) -> Iterator[None]:
         raise type(error)(f"{word}{colon}{rest}") from error
 
 
+def option_names(args: argparse.Namespace) -> dict[str, str]:
+    """Return the option of each argument of a command, for :func:`naming`."""
+    return {name: f"--{name.replace('_', '-')}" for name in vars(args)}
+
+
 def size(image: Tensor) -> str:
     """Return the size of ``[..., H, W]`` as text, width x height."""
     return f"{image.shape[-1]}x{image.shape[-2]}"

@@ -8,9 +8,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
 from fullfield.sequences.names import choose
+from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from fullfield.io.raw import Raw
     from fullfield.sequences.changes import Small
-    from fullfield.sequences.records import Checksums
 
 HELP = "make a shot slower or faster, with frames in between from stored flow"
 DESCRIPTION = (
@@ -94,17 +95,15 @@ class _Reader:
     """Pictures by time; keeps the plates and flows of the last one."""
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
-        from fullfield.io import read_frame
         from fullfield.io.raw import read_raw
         from fullfield.sequences.changes import small
-        from fullfield.sequences.records import stamp_of
 
         fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
         # A file that is replaced is read again: its stamp is part of the key.
         plate = lru_cache(maxsize=2)(lambda number, _: read_raw(path(number)))
         field = lru_cache(maxsize=2)(lambda direction, number, _: fields[direction](number))
-        picture = lru_cache(maxsize=2)(lambda number, _: small(read_frame(path(number))))
+        picture = lru_cache(maxsize=2)(lambda number, _: small(io.read_frame(path(number))))
         self._plate: Callable[[int], Raw] = lambda number: plate(number, stamp_of(path(number)))
         self._small: Callable[[int], Small] = lambda number: picture(number, stamp_of(path(number)))
         self._flow: Callable[[str, int], Tensor] = lambda direction, number: field(
@@ -137,7 +136,6 @@ class _Reader:
     def _is_cut(self, number: int) -> bool:
         """Return whether a cut follows that frame; it is detected on display-referred pictures, as in ``flow``."""
         from fullfield.sequences.changes import is_cut
-        from fullfield.sequences.records import stamp_of
 
         pair = (number, number + 1)
         key = (*pair, *(stamp_of(self._path(n)) for n in pair))

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import positive
@@ -192,10 +193,8 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
 
 def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
     """Return prediction, truth, pixels to score, occluded pixels, and the number of known pixels without prediction."""
-    from fullfield.io import read_flow
-
     choice: dict[str, Any] = flow_choice(args, "pred")
-    pred, predicted = read_flow(files.pred, **choice)
+    pred, predicted = io.read_flow(files.pred, **choice)
     choice = {"scale": args.truth_scale, "four": args.four_values, **flow_choice(args, "truth")}
     truth, known = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, wanted in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
@@ -218,19 +217,14 @@ def _swapped(predicted: bool, known: bool) -> str:
 
 def _read_mask(option: str, path: str, flow: Tensor) -> Tensor:
     """Return where the picture is not black, bool ``[H, W]``."""
-    from fullfield.io import read_frame
-
-    mask = read_frame(path, transfer="srgb")
+    mask = io.read_frame(path, transfer="srgb")
     if mask.shape[-2:] != flow.shape[-2:]:
         raise InputError(f"{option} {path}: is {size(mask)}, but the flow is {size(flow)}")
     return (mask > 0).any(0)
 
 
 def _write_error_map(args: argparse.Namespace, pred: Tensor, truth: Tensor, valid: Tensor) -> None:
-    from fullfield.io import write_image
-    from fullfield.viz import error_map
-
-    write_image(args.error_map, error_map(pred, truth, valid, max_error=args.max_error))
+    io.write_image(args.error_map, viz.error_map(pred, truth, valid, max_error=args.max_error))
 
 
 def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullfield import sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
@@ -22,7 +23,6 @@ from fullfield.sequences.names import Found, Pattern, choose, find_frames, forma
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fullfield.sequences import Outcome, Plates, Work
     from fullfield.sequences.outputs import Plan
 
 _MANY = 3  # missing plates that are reported in one line
@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
     chosen = methods.chosen(args)
     found, output = _check(args)
 
-    from fullfield.sequences import Problem, Work, run_on_devices
     from fullfield.sequences.run import run as run_here
 
     methods.use_threads(args.threads)
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     reading = reading_arguments(args)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
     with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
-        work = Work(
+        work = sequences.Work(
             args.frame1,
             output,
             chosen.method,
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             outcome = _on_cluster(args, work, left, numbers, tell)
         elif len(devices) > 1 and left:
             plates.close()
-            outcome = run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
+            outcome = sequences.run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
         else:
             outcome = run_here(work, left, estimator=chosen.estimator, plates=plates, tell=tell)
     missing_paths = {plates.path(number) for number in missing}
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
     if missing:
-        outcome.problems.insert(0, Problem(args.frame1, _missing_words(missing)))
+        outcome.problems.insert(0, sequences.Problem(args.frame1, _missing_words(missing)))
     _report(args, chosen, work, devices, numbers, plan, outcome)
     return 0 if outcome.is_good else 2
 
@@ -185,11 +184,11 @@ def _output_pattern(text: str, found: Found) -> str:
 
 
 def _setting(args: argparse.Namespace, device: str) -> Any:
-    from fullfield.sequences import Setting
-
     direction = args.direction or "forward"
     occlusion, confidence = (value is not None for value in (args.occlusion, args.confidence))
-    return Setting(direction, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine)
+    return sequences.Setting(
+        direction, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine
+    )
 
 
 def _devices(args: argparse.Namespace) -> list[str]:
@@ -211,8 +210,12 @@ def _devices(args: argparse.Namespace) -> list[str]:
 
 
 def _on_cluster(
-    args: argparse.Namespace, work: Work, left: Sequence[int], numbers: Sequence[int], tell: Callable[[int], None]
-) -> Outcome:
+    args: argparse.Namespace,
+    work: sequences.Work,
+    left: Sequence[int],
+    numbers: Sequence[int],
+    tell: Callable[[int], None],
+) -> sequences.Outcome:
     from fullfield.sequences.cluster import run_on_cluster
 
     patterns = {"pattern": work.output.pattern, "st_map": work.output.st_map}
@@ -222,7 +225,7 @@ def _on_cluster(
         return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)
 
 
-def _size(plates: Plates) -> tuple[int, int] | None:
+def _size(plates: sequences.Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
         try:
@@ -233,7 +236,7 @@ def _size(plates: Plates) -> tuple[int, int] | None:
     return None
 
 
-def _missing(args: argparse.Namespace, plates: Plates, plan: Plan) -> list[int]:
+def _missing(args: argparse.Namespace, plates: sequences.Plates, plan: Plan) -> list[int]:
     """Return the frames whose plates are missing and report them in one line, if there are more than a few."""
     missing = [number for number in plan.left if plates.has(number) is False]
     if len(missing) < _MANY:
@@ -267,11 +270,11 @@ def _teller(
 def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
-    work: Work,
+    work: sequences.Work,
     devices: Sequence[str],
     numbers: Sequence[int],
     plan: Plan,
-    outcome: Outcome,
+    outcome: sequences.Outcome,
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:

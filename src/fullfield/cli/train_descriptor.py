@@ -89,40 +89,15 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    options = (
-        "channels",
-        "layers",
-        "scales",
-        "start",
-        "steps",
-        "pairs",
-        "block",
-        "reuse",
-        "cells",
-        "synthetic",
-        "device",
-    )
-    with (
-        ProgressBar("train", quiet=args.quiet) as progress,
-        naming(learning_rate="--learning-rate", **{name: f"--{name}" for name in options}),
-    ):
-        numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
+    with ProgressBar("train", quiet=args.quiet) as progress, naming(**report.option_names(args)):
+        fields = ("start", "steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
             descriptor=DescriptorConfig(channels=args.channels, layers=args.layers, scales=args.scales),
-            start=args.start,
             seconds=None if args.minutes is None else 60 * args.minutes,
-            **{name: getattr(args, name) for name in numbers},
+            **{name: getattr(args, name) for name in fields},
         )
-        trained = train_descriptor(
-            args.output,
-            training,
-            args.clouds,
-            args.scans,
-            device=args.device,
-            workers=args.workers,
-            every=args.every,
-            progress=progress,
-        )
+        more = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
+        trained = train_descriptor(args.output, training, args.clouds, args.scans, **more)
     watch.lap("train")
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli.options import add_fields
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
+from fullfield.models.weights import build_model, load_weights
+from fullfield.training.flow.config import MIXTURE, FlowTraining, SceneStyle
 
 if TYPE_CHECKING:
     import torch
 
     from fullfield.models import RAFT, SEARAFT
     from fullfield.training.flow import FlowValidation, PairSource
-    from fullfield.training.flow.config import SceneStyle
     from fullfield.training.flow.layered import PictureAtlas
     from fullfield.training.flow.pictures import PicturePack
 
@@ -26,12 +29,6 @@ _AUGMENTATIONS = ("usual", "colour", "none")
 _HELD_OUT = 1_000_003  # added to the seed of pairs that validate
 _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
 _STEPS = 100_000
-# Fields of FlowTraining and their options.
-_TRAINING = (
-    "batch", "schedule", "learning_rate", "warmup", "decay", "last", "weight_decay", "clip", "average", "loss", "gamma",
-    "max_flow", "visible", "updates", "channels_last", "compile", "graph", "freeze_norms", "seed",
-)  # fmt: skip
-_WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", "precision", "every", "after")}
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
 HELP = "a network of optical flow, for fullfield flow"
@@ -75,8 +72,6 @@ def _add_start_options(group: Any) -> None:
 
 
 def _add_data_options(group: Any) -> None:
-    from fullfield.training.flow.config import MIXTURE
-
     mixture = [f"{_SYNTHETIC}-{style}={share:g}" for style, share in MIXTURE.items()]
     group.add_argument(
         "--data",
@@ -109,29 +104,7 @@ def _add_training_options(group: Any) -> None:
     group.add_argument(
         "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
     )
-    group.add_argument("--batch", type=argtypes.count, default=8, help="pairs a step")
-    group.add_argument(
-        "--schedule",
-        default="one-cycle",
-        metavar="NAME",
-        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at the end",
-    )
-    for option, default, words in (
-        ("--learning-rate", 4e-4, "highest learning rate"),
-        ("--weight-decay", 1e-5, "weight decay of AdamW"),
-        ("--clip", 1.0, "highest norm of the gradient"),
-        ("--max-flow", 400.0, "pixels with longer motion do not count"),
-        ("--warmup", 0.05, "share of the training in which the rate rises"),
-        ("--decay", 0.2, "of --schedule stable: share in which the rate falls; 0: none"),
-        ("--last", 0.001, "share of the rate that is left at the end"),
-        ("--average", 0.999, "share of the weights' moving average that a step keeps"),
-        ("--gamma", 0.85, "weight of a prediction, relative to the next one's"),
-        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count [0.333]"),
-    ):
-        group.add_argument(option, type=argtypes.number, default=default, help=words)
-    group.add_argument(
-        "--loss", default="auto", metavar="NAME", help="sequence, or mixture for networks with an uncertainty [auto]"
-    )
+    add_fields(group, FlowTraining)
     group.add_argument(
         "--updates",
         type=argtypes.updates,
@@ -144,17 +117,6 @@ def _add_training_options(group: Any) -> None:
         metavar="NAME",
         help="float32, bfloat16, float16 [bfloat16 on a GPU, float16 on one older than Ampere, float32 on the CPU]",
     )
-    group.add_argument("--channels-last", action="store_true", help="keep frames and weights in this memory order")
-    group.add_argument(
-        "--compile",
-        metavar="MODE",
-        help="mode of torch.compile: default, reduce-overhead, max-autotune ... [not compiled]",
-    )
-    group.add_argument(
-        "--graph", action="store_true", help="record the step as a CUDA graph, which saves the host's work"
-    )
-    group.add_argument("--freeze-norms", action="store_true", help="keep the statistics of batch norms")
-    group.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
 
 
 def _add_run_options(group: Any) -> None:
@@ -191,25 +153,24 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
     from fullfield import _check
-    from fullfield.training.flow import FlowRun, FlowTraining, train_flow
+    from fullfield.training.flow import FlowRun, train_flow
     from fullfield.training.flow.ranks import own_device, ranks
     from fullfield.training.flow.stepping import default_precision
 
     methods.use_threads(args.threads)
-    words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
-    words |= {"tensorboard": "--tensorboard", "curves": "--curves"}
+    words = report.option_names(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with naming(**words):
         device = own_device(_check.device(args.device))
         precision = default_precision(device) if args.precision == "auto" else args.precision
-        given = {name: getattr(args, name) for name in _TRAINING}
-        if args.updates is None and args.network.startswith("raft"):
-            given["updates"] = 12
+        updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
+        fields = {field.name for field in dataclasses.fields(FlowTraining)} - {"steps", "precision", "updates"}
         training = FlowTraining(
             steps=args.steps or (_STEPS if args.minutes is None else _ENDLESS),
             seconds=None if args.minutes is None else 60 * args.minutes,
             precision=precision,
-            **given,
+            updates=updates,
+            **{name: value for name, value in vars(args).items() if name in fields},
         )
     generators = _Generators(args, device)
     model, source = _network(args, device), _source(args, device, generators)
@@ -239,7 +200,6 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
     """Return the network with the weights that training starts from."""
     import torch
 
-    from fullfield.models.weights import build_model, load_weights
     from fullfield.ops.correlation import BACKENDS
     from fullfield.training.checkpoint import check_finite
 
@@ -284,7 +244,6 @@ def _style_name(name: str) -> str:
 def _style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
     from fullfield.datasets import present_name
-    from fullfield.training.flow.config import SceneStyle
 
     with naming(style=f"{option} {name}"):
         style = SceneStyle.preset(_style_name(name))
@@ -376,8 +335,6 @@ def _validation(args: argparse.Namespace, generators: _Generators, updates: int 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    from fullfield.training.flow.config import SceneStyle
-
     parts = [_split(text, "--data", weighted=True) for text in args.data]
     scenes = {_style_name(name) for name, folder, _ in parts if folder is None}
     recipe: dict[str, Any] = {

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
 from fullfield.sequences.names import Found, find_frames, format_frames, is_pattern
+from fullfield.sequences.records import Checksums, Journal, stamp_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
     from fullfield.sequences.outputs import Inputs, Plan
-    from fullfield.sequences.records import Journal
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
@@ -63,8 +64,6 @@ class Vectors:
 
     def check_unchanged(self) -> None:
         """Raise InputError if a file was replaced since it was read; each is checked once."""
-        from fullfield.sequences.records import stamp_of
-
         while self._stamps:
             number, stamp = self._stamps.popitem()
             if stamp_of(self._path(number)) != stamp:
@@ -72,9 +71,7 @@ class Vectors:
 
     def field(self, direction: str, *, hide: bool = False) -> Callable[[int], Tensor]:
         """Return a reader of flow in that direction; unknown vectors, and with ``hide`` hidden ones, are NaN."""
-        from fullfield.io import read_flow, read_vectors
         from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
-        from fullfield.sequences.records import stamp_of
 
         def read(number: int) -> Tensor:
             path = self._path(number)
@@ -89,9 +86,9 @@ class Vectors:
                     raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
             if not hide:
                 layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
-                flow, valid = read_flow(path, **layer)
+                flow, valid = io.read_flow(path, **layer)
                 return flow.masked_fill(~valid, float("nan"))
-            parts = read_vectors(path)
+            parts = io.read_vectors(path)
             if direction not in parts or f"occlusion.{direction}" not in parts:
                 raise InputError(
                     f"{path}: has no layers {direction} and occlusion.{direction}; it has {', '.join(parts)}"
@@ -172,7 +169,6 @@ def write_all(
     The run ends when no further file can be written, such as on a full disk.
     """
     from fullfield.io.raw import write_raw
-    from fullfield.sequences.records import Checksums
     from fullfield.sequences.run import ends_writing
 
     written: list[int] = []

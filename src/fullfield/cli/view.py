@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullfield import io, sequences, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
-
-    from fullfield.sequences import Plates
-    from fullfield.viz import Shown
 
 HELP = "write an HTML page to play a shot's motion and inspect its vectors"
 DESCRIPTION = (
@@ -55,9 +53,6 @@ def run(args: argparse.Namespace) -> int:
     paths.check_suffix(page, "--output", (".html", ".htm"))
     paths.check_output(page, "--output")
 
-    from fullfield.io import atomic_path
-    from fullfield.viz import view_page
-
     plates, why = _plates(args)
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")
@@ -65,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
         shot = _shown(found, numbers, plates, problems, progress)
-        text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
+        text = viz.view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
     if plates is not None:
         plates.close()
-    with atomic_path(page) as temporary:
+    with io.atomic_path(page) as temporary:
         temporary.write_text(text, "utf-8")
     for problem in problems:
         report.note(problem, kind="error")
@@ -79,15 +74,13 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
+def _plates(args: argparse.Namespace) -> tuple[sequences.Plates | None, str]:
     """Return the plates, or None and why there are none."""
-    from fullfield.sequences import Output, open_plates
-
-    source = args.plates or Output(str(Pattern.parse(args.flow))).source()
+    source = args.plates or sequences.Output(str(Pattern.parse(args.flow))).source()
     if source is None:
         return None, "no records next to the flow name them"
     try:
-        return open_plates(source), ""
+        return sequences.open_plates(source), ""
     except (InputError, OSError) as error:
         if args.plates:
             raise
@@ -96,30 +89,24 @@ def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
 
 def _scale(found: Found, numbers: Sequence[int]) -> float:
     """Return the length of the longest vector in about twenty frames."""
-    from fullfield.io import read_flow
-    from fullfield.viz import flow_scale
-
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // 20)]:
         try:
-            flow, valid = read_flow(found.path(number))
+            flow, valid = io.read_flow(found.path(number))
         except (InputError, OSError):
             continue
-        longest = max(longest, flow_scale(flow, valid))
+        longest = max(longest, viz.flow_scale(flow, valid))
     return longest
 
 
 def _shown(
-    found: Found, numbers: Sequence[int], plates: Plates | None, problems: list[str], progress: ProgressBar
-) -> Iterator[Shown]:
+    found: Found, numbers: Sequence[int], plates: sequences.Plates | None, problems: list[str], progress: ProgressBar
+) -> Iterator[viz.Shown]:
     """Yield the readable frames; append a message to ``problems`` for each file that is not."""
-    from fullfield.io import read_vectors
-    from fullfield.viz import Shown
-
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
-            parts = read_vectors(found.path(number))
+            parts = io.read_vectors(found.path(number))
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue
@@ -129,4 +116,4 @@ def _shown(
                 frame = plates.read(number).frame
             except (InputError, OSError) as error:
                 problems.append(str(error))
-        yield Shown(number, frame, parts)
+        yield viz.Shown(number, frame, parts)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from fullfield import viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
 from fullfield.cli.report import size
 from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_sequence
+from fullfield.sequences.records import Checksums, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from fullfield.io.raw import Raw
     from fullfield.sequences.outputs import Inputs
-    from fullfield.sequences.records import Checksums
 
 HELP = "warp a plate, a matte or a paint-over along stored flow"
 DESCRIPTION = (
@@ -88,8 +89,6 @@ def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None)
 
     def along(number: int, checksums: Checksums) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
-        from fullfield.sequences.records import digest
-
         totals = known.setdefault(checksums, {args.reference: ""})
         step = 1 if number > args.reference else -1
         at = number
@@ -149,7 +148,6 @@ def _fields(
 
 def _warped(number: int, field: Tensor | InputError | None, path: str, flow: vectors.Vectors) -> Raw:
     from fullfield.io.raw import read_raw
-    from fullfield.sequences.motion import pull
 
     if isinstance(field, InputError):
         raise InputError(f"frame {number}: {field}")
@@ -159,4 +157,4 @@ def _warped(number: int, field: Tensor | InputError | None, path: str, flow: vec
         return raw
     if field.shape[-2:] != raw.pixels.shape[-2:]:
         raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow.pattern} is {size(field)}")
-    return raw._replace(pixels=pull(raw.pixels, field))
+    return raw._replace(pixels=viz.warp(raw.pixels, field)[0])

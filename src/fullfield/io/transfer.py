@@ -35,9 +35,6 @@ def curve(transfer: str, auto: str) -> Curve | None:
         transfer: one of :data:`TRANSFERS`, or a colour space (also alias or role) of the OpenColorIO
             configuration that ``$OCIO`` names, or, without ``$OCIO``, of the one built into OpenColorIO.
         auto: what ``"auto"`` stands for in this file.
-
-    Raises:
-        InputError: nothing of that name.
     """
     require(isinstance(transfer, str), "transfer", "a name", transfer)
     name = auto if transfer == "auto" else transfer

@@ -55,15 +55,8 @@ class TrainingFolder:
 
     Every file is written atomically, ``state.json`` after the other files of the state: a run killed at any moment
     continues from the checkpoint before. The weights and the history are written after it, and again when a run
-    continues.
-
-    Args:
-        folder: made if it does not exist.
-        recipe: everything that decides the result.
-        row: type of the history's rows; the first field is the step.
-
-    Raises:
-        InputError: if the folder belongs to another recipe, or has weights without the state of a run.
+    continues. ``recipe`` is everything that decides the result; ``row`` is the type of the history's rows, whose first
+    field is the step. InputError if the folder belongs to another recipe, or has weights without the state of a run.
     """
 
     def __init__(self, folder: str | os.PathLike[str], recipe: Mapping[str, Any], row: type[tuple[Any, ...]]) -> None:
@@ -92,11 +85,8 @@ class TrainingFolder:
     ) -> None:
         """Store everything that the next step depends on.
 
-        Args:
-            modules: by name; the optimizer's parameters are those of ``"model"``.
-            optimizer: AdamW.
-            history: rows so far, one at least.
-            notes: further values for :class:`Restored`, as JSON can hold them.
+        The parameters of the optimizer, AdamW, are those of ``modules["model"]``. ``history`` has one row at least,
+        and ``notes`` are further values for :class:`Restored`, as JSON can hold them.
         """
         state, step = self.folder / STATE, int(history[-1][0])
         parts: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
@@ -119,12 +109,8 @@ class TrainingFolder:
 class StateCheck:
     """Check that everything a run stores is finite.
 
-    Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time.
-
-    Args:
-        modules: by name, with the values from before the run; the optimizer's parameters are those of ``"model"``.
-        optimizer: AdamW.
-        buffers: whether buffers are checked.
+    Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time. Arguments are as of
+    :meth:`TrainingFolder.save`, with the values from before the run; ``buffers`` are checked too by default.
     """
 
     def __init__(
@@ -190,11 +176,7 @@ def _row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
 
 
 def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
-    """Write the recipe of a run, or check that it is that of the run that has begun in the folder.
-
-    Raises:
-        InputError: if the folder belongs to another recipe.
-    """
+    """Write the recipe of a run, or check that it is that of the run that has begun in the folder."""
     content = json.loads(json.dumps(recipe))
     if begun and path.is_file():
         try:

@@ -42,14 +42,7 @@ _SETTLED = 3  # steps after which the pace of a process counts: the first ones c
 
 
 class Ahead:
-    """Batches of a source in order, on a device; on a GPU a second stream makes the next one during a step.
-
-    Args:
-        source: of the pairs.
-        count: pairs a batch, of this process.
-        device: device of the batches.
-        ranks: this process among those that share the source.
-    """
+    """Batches of a source in order, ``count`` pairs each; on a GPU a second stream makes the next one during a step."""
 
     def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
         self._source, self._count, self._device, self._ranks = source, count, device, ranks
@@ -193,7 +186,7 @@ class _Clock:
 
     @property
     def here(self) -> float:
-        """Return the seconds since this process began."""
+        """Seconds since this process began."""
         return self._mark[1] - self._before
 
     def at(self, step: int) -> float:
@@ -229,22 +222,17 @@ class _Notes(NamedTuple):
 
     @staticmethod
     def read(notes: Mapping[str, Any], folder: Path) -> _Notes:
-        """Read the notes of a checkpoint.
-
-        Raises:
-            InputError: if they are damaged.
-        """
+        """Read the notes of a checkpoint; InputError if they are damaged."""
         try:
             scaling = torch.tensor(notes["scaling"], dtype=torch.float32)
             rng = torch.frombuffer(bytearray.fromhex(notes["rng"]), dtype=torch.uint8)
             best = math.inf if notes["best"] is None else float(notes["best"])
-            found = _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
             torch.Generator().set_state(rng)  # of the right length, and valid
+            if scaling.shape == (2,) and bool(scaling.isfinite().all()):
+                return _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
         except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
-            found = None
-        if found is None or scaling.shape != (2,) or not bool(scaling.isfinite().all()):
-            raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
-        return found
+            pass
+        raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
 
 
 class _Loop:

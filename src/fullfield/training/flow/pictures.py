@@ -28,17 +28,8 @@ SHAPES = "shapes.bin"
 
 _LARGEST_UPSCALE = 2.0
 # What damaged packs raise; RuntimeError: methods of packing that Python does not know, passwords.
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_BROKEN_PACKING = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
+_DAMAGED = (*_BROKEN_PACKING, KeyError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class PicturePack(NamedTuple):
@@ -99,24 +90,17 @@ def load_pictures(
     if count is not None and count < len(squares):
         kept = [index * len(squares) // count for index in range(count)]
         squares, names = [squares[index] for index in kept], [names[index] for index in kept]
-    pictures = torch.empty((len(squares), size, size, 3), dtype=torch.uint8)
-    for index, square in enumerate(squares):
-        pictures[index].numpy()[...] = square
     drawn = procedural_shapes(drawn_shapes, seed)
-    return PicturePack(pictures, torch.from_numpy(np.concatenate([masks, drawn])), tuple(names))
+    shapes = torch.from_numpy(np.concatenate([masks, drawn]))
+    return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names))
 
 
 def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
     """Pictures without any download, the same on every machine.
 
-    Noise of many octaves, discs that hide each other, cells, marble, bricks, speckles, stripes, gradients, checks and
-    nearly flat ones in turn, in natural and saturated colours; and shapes (:func:`procedural_shapes`).
-
-    Args:
-        count: pictures N.
-        size: their height and width S, px.
-        seed: another number, other pictures.
-        shapes: shapes M.
+    ``count`` pictures of height and width ``size`` px: noise of many octaves, discs that hide each other, cells,
+    marble, bricks, speckles, stripes, gradients, checks and nearly flat ones in turn, in natural and saturated colours.
+    And ``shapes`` shapes (:func:`procedural_shapes`).
     """
     number(count, "count", integer=True, low=1)
     number(size, "size", integer=True, low=16)

@@ -103,9 +103,6 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
     A process group that is there already is used and left as it is.
-
-    Raises:
-        InputError: where the variables of ``torchrun`` make no sense.
     """
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size())
