@@ -31,41 +31,23 @@ _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of registration; without one on the command line its name is not in the result."""
     search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
-
-    def add(option: str, **more: Any) -> None:
-        dest = _DEST + option.removeprefix("--").replace("-", "_")
-        search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
-
-    add(
-        "--protocol",
-        choices=PROTOCOLS,
-        help="a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline",
-    )
-    add(
-        "--samples",
-        type=_counts,
-        metavar="N,...",
-        help=f"largest number of matches; one run for each number [{_SAMPLES}]",
-    )
-    add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.natural, help="seed of the random draws [0]")
-    add("--ransac", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
-    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error limit of a registered pair [KITTI: 5]")
-    add(
-        "--max-rte", type=argtypes.positive, metavar="M", help="translation error limit of a registered pair [KITTI: 2]"
-    )
-    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE limit of a registered pair [3DMatch: 0.2]")
-    add(
-        "--inlier-distance",
-        type=argtypes.positive,
-        metavar="M",
-        help="largest error of a good match [3DMatch 0.1, KITTI 0.6]",
-    )
-    add(
-        "--inlier-ratio",
-        type=argtypes.positive,
-        help="share of good matches above which the features of a pair match [0.05]",
-    )
+    positive = argtypes.positive
+    numbers = "a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline"
+    for option, kind, metavar, words in (
+        ("--samples", _counts, "N,...", f"largest number of matches; one run for each number [{_SAMPLES}]"),
+        ("--voxel", positive, "X", "edge of a voxel, in the clouds' units [auto]"),
+        ("--seed", argtypes.natural, "N", "seed of the random draws [0]"),
+        ("--ransac", argtypes.count, "N", "number of triples that RANSAC draws [50000]"),
+        ("--max-rre", positive, "DEG", "rotation error limit of a registered pair [KITTI: 5]"),
+        ("--max-rte", positive, "M", "translation error limit of a registered pair [KITTI: 2]"),
+        ("--max-rmse", positive, "M", "RMSE limit of a registered pair [3DMatch: 0.2]"),
+        ("--inlier-distance", positive, "M", "largest error of a good match [3DMatch 0.1, KITTI 0.6]"),
+        ("--inlier-ratio", positive, "X", "share of good matches above which the features of a pair match [0.05]"),
+        ("--protocol", None, None, numbers),
+    ):
+        dest, choices = _DEST + option[2:].replace("-", "_"), PROTOCOLS if kind is None else None
+        how: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "choices": choices, "metavar": metavar}
+        search.add_argument(option, type=kind, help=words, **how)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -44,9 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=argtypes.count, default=1, help="pairs at a time")
     parser.add_argument("--updates", type=argtypes.integer, help="flow updates [the method's]")
     parser.add_argument(
-        "--lookup",
-        choices=LOOKUPS,
-        help="ONNX lookup: features gathered per update, or the volume of all pairs [linear]",
+        "--lookup", choices=LOOKUPS, help="ONNX: gathered features, or the volume of all pairs [linear]"
     )
     report.add_report_options(parser, progress=True)
 

@@ -52,13 +52,9 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield flow``."""
     parser.add_argument(
-        "frame1",
-        metavar="A",
-        help="first frame, the flow belongs to its pixels; or a shot: plate.%%04d.exr, a video, ...",
+        "frame1", metavar="A", help="first frame, whose pixels move; or a shot: plate.%%04d.exr, a video, ..."
     )
-    parser.add_argument(
-        "frame2", metavar="B", nargs="?", help="second frame, of the same size; leave it out for a shot"
-    )
+    parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size; absent for a shot")
 
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -69,9 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI); for a shot a pattern such as mv.%%04d.exr",
     )
     output.add_argument(
-        "--previous",
-        metavar="FRAME",
-        help="frame before A: also estimate the flow from A to FRAME, as the layer backward; OUT must be .exr",
+        "--previous", metavar="FRAME", help="frame before A: write the flow to it as layer backward (.exr)"
     )
     output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
     add_packing_options(output)
@@ -95,16 +89,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sequence.add_options(parser)
     parser.add_argument("--live", action=_Live, help=argparse.SUPPRESS)
     estimation = methods.add_method_options(parser)
-    estimation.add_argument(
-        "--initial-flow",
-        metavar="FILE",
-        help="start from this flow of the frames' size; a cascade starts its smallest size from it",
-    )
+    estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
     estimation.add_argument(
-        "--refine",
-        action="store_true",
-        help="refine the flow to sub-pixel accuracy with TV-L1; estimates the backward flow too",
+        "--refine", action="store_true", help="refine to sub-pixel accuracy with TV-L1, in both directions"
     )
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)

@@ -50,14 +50,9 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield live``."""
+    parser.add_argument("source", metavar="SOURCE", help=f"video file, {CAMERA}0 or the address of a stream")
     parser.add_argument(
-        "source", metavar="SOURCE", help=f"video file at its own rate, {CAMERA}0 or the address of a stream"
-    )
-    parser.add_argument(
-        "--rate",
-        type=_rate,
-        metavar="RATE",
-        help="rate of a file: source, max (drop nothing) or frames a second [source]",
+        "--rate", type=_rate, metavar="RATE", help="source, max (drop nothing) or frames a second [source]"
     )
     parser.add_argument("--flows", type=argtypes.count, help="stop after N flows [at the end of SOURCE or Ctrl-C]")
     picture = parser.add_argument_group("picture")

@@ -88,9 +88,7 @@ def unused_reading_options(args: argparse.Namespace) -> list[str]:
 def add_flow_choice(group: Any, prefix: str, what: str) -> None:
     """Add ``--PREFIX-layer`` and ``--PREFIX-part``, for a flow that is read."""
     group.add_argument(f"--{prefix}-layer", metavar="NAME", help=f"EXR layer of {what} [forward]")
-    group.add_argument(
-        f"--{prefix}-part", metavar="PART", help=f"EXR part of {what}, by name or number [the first with flow]"
-    )
+    group.add_argument(f"--{prefix}-part", metavar="PART", help=f"EXR part of {what}: name or number [first with flow]")
 
 
 def flow_choice(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
@@ -113,7 +111,7 @@ def add_packing_options(group: Any) -> None:
     names = dict.fromkeys(name for found in _COMPRESSIONS.values() for name in found)
     group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     group.add_argument(
-        "--compression", choices=names, help="compression of .exr [zip, or none if zip saves little] or .flo5 [gzip]"
+        "--compression", choices=names, help="of .exr [zip, or none if zip saves little] or .flo5 [gzip]"
     )
 
 
@@ -167,9 +165,7 @@ def read_frames(
 def add_four_values(group: Any) -> None:
     """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
-        "--four-values",
-        action="store_true",
-        help="truth of twice the size holds four values a pixel; implied for .flo5 (Spring)",
+        "--four-values", action="store_true", help="truth of twice the size has four values a pixel; .flo5: always"
     )
 
 

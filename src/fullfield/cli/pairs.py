@@ -33,20 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=argtypes.count, default=20, help="number of pairs")
     parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
     parser.add_argument(
-        "--seed",
-        type=argtypes.natural,
-        default=0,
-        help="seed of everything; training starts at 0 too, so use another one for validation",
+        "--seed", type=argtypes.natural, default=0, help="seed; training starts at 0 too, so validate with another"
     )
     parser.add_argument(
-        "--textures", metavar="PACK", help="picture pack, from python -m tools textures [procedural pictures]"
+        "--textures", metavar="PACK", help="picture pack (python -m tools textures) [procedural pictures]"
     )
-    parser.add_argument(
-        "--style",
-        default="usual",
-        metavar="NAME",
-        help="usual, small (motion), figures (with limbs) or bodies (of ellipsoids)",
-    )
+    parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures or bodies")
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="device that renders")
     parser.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")

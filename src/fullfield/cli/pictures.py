@@ -28,9 +28,7 @@ _GAIN = 4
 
 def add_max_motion(group: Any) -> None:
     """Add ``--max-motion``, the end of the colour scale."""
-    group.add_argument(
-        "--max-motion", type=positive, metavar="PX", help="motion at the end of the colour scale [the longest]"
-    )
+    group.add_argument("--max-motion", type=positive, metavar="PX", help="end of the colour scale [the longest]")
 
 
 @dataclass
@@ -74,21 +72,14 @@ class Scene:
 
     def draw(self, kind: str) -> Tensor:
         """Return the picture of that kind, uint8 ``[3, H', W']``."""
-        drawn: Tensor = {
-            "flow": self._flow,
-            "overlay": self._overlay,
-            "warped": self._warped,
-            "error": self._error,
-            "sheet": self._sheet,
-        }[kind]()
+        drawn: Tensor = getattr(self, f"_{kind}")()
         return drawn
 
     def _required(self, name: str) -> Tensor:
-        value = getattr(self, name)
+        value: Tensor | None = getattr(self, name)
         if value is None:
             raise InputError(f"{name}: required for this picture")
-        found: Tensor = value
-        return found
+        return value
 
     def _flow(self) -> Tensor:
         return viz.flow_to_image(self.flow, self.valid, max_motion=self.scale or None)

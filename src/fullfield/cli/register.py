@@ -44,30 +44,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DST", help="cloud that stays")
     search = parser.add_argument_group("search")
     search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
-    search.add_argument(
-        "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
-    )
-    search.add_argument(
-        "--descriptor", choices=("fpfh", "learned"), help="features to match [fpfh; learned with --weights]"
-    )
-    search.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="weights of a learned descriptor, written by fullfield train descriptor [those in the package]",
-    )
+    search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
+    search.add_argument("--descriptor", choices=("fpfh", "learned"), help="features [fpfh; learned with --weights]")
+    search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [those in the package]")
     search.add_argument("--seed", type=argtypes.natural, default=0, help="seed of the random draws")
     search.add_argument("--iterations", type=argtypes.count, default=50_000, help="number of triples that RANSAC draws")
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
     output.add_argument(
-        "--viz",
-        metavar="FILE",
-        help="write a picture of both clouds before and after, coloured by alignment error; a refused pose is marked",
+        "--viz", metavar="FILE", help="write a picture of both clouds before and after, coloured by error"
     )
-    output.add_argument(
-        "--max-error", type=argtypes.positive, help="error at the end of the picture's scale [2 voxels]"
-    )
+    output.add_argument("--max-error", type=argtypes.positive, help="end of the picture's error scale [2 voxels]")
     report.add_report_options(output, progress=True)
 
 

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=argtypes.positive,
         metavar="F",
         required=True,
-        help="number of output frames per plate; 2: half the speed, 0.5: twice the speed",
+        help="output frames per plate; 2: half the speed",
     )
     vectors.add_options(parser)
 

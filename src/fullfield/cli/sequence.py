@@ -37,18 +37,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
     group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     group.add_argument(
-        "--direction", choices=_DIRECTIONS, help="flow to the next frame, the previous one, or both (.exr) [forward]"
+        "--direction", choices=_DIRECTIONS, help="to the next frame, the previous one, or both (.exr) [forward]"
     )
     group.add_argument("--step", type=argtypes.count, metavar="K", help="distance between the frames of a pair [1]")
     group.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
     group.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
-    group.add_argument(
-        "--overwrite", action="store_true", help="recompute existing files; for one pair: replace any file"
-    )
+    group.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
-    group.add_argument(
-        "--ray", metavar="ADDRESS", help="Ray cluster; one actor for each GPU (pip install 'fullfield[ray]')"
-    )
+    group.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
     group.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
 
 

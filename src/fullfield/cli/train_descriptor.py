@@ -27,9 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train descriptor``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     data = parser.add_argument_group("data")
-    data.add_argument(
-        "--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds to cut from: {' '.join(POINT_SUFFIXES)}"
-    )
+    data.add_argument("--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds: {' '.join(POINT_SUFFIXES)}")
     data.add_argument(
         "--scans",
         nargs=3,
@@ -42,29 +40,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--cells", type=argtypes.count, default=5000, help="approximate number of voxels of a cloud")
     network = parser.add_argument_group("network")
     network.add_argument("--channels", type=argtypes.count, default=64, help="channels of the layers")
+    network.add_argument("--layers", type=argtypes.integer, default=3, help="layers of the finest resolution")
     network.add_argument(
-        "--layers", type=argtypes.integer, default=3, help="layers of the finest resolution [%(default)s]"
+        "--scales", type=argtypes.count, default=1, help="resolutions, each with cells twice as wide, 1 to 4"
     )
-    network.add_argument(
-        "--scales",
-        type=argtypes.count,
-        default=1,
-        help="resolutions, 1 to 4, each with cells twice as wide as the one before [%(default)s]",
-    )
-    network.add_argument(
-        "--start", metavar="FILE", help="weights to begin with, or learned for the descriptor of the package"
-    )
+    network.add_argument("--start", metavar="FILE", help="initial weights, or learned: those of the package")
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=argtypes.count, default=20_000, help="number of steps")
-    loop.add_argument(
-        "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
-    )
+    loop.add_argument("--minutes", type=argtypes.positive, help="end after that time, with a complete schedule")
     loop.add_argument("--pairs", type=argtypes.count, default=4, help="pairs a step")
     loop.add_argument("--block", type=argtypes.count, default=256, help="pairs that are cut together")
     loop.add_argument("--reuse", type=argtypes.count, default=4, help="times each pair is shown")
-    loop.add_argument(
-        "--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate [%(default)s]"
-    )
+    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate")
     loop.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
     loop.add_argument("--every", type=argtypes.count, default=500, help="steps between checkpoints")
     loop.add_argument("--device", default="cpu", metavar="NAME", help="device of the network")

@@ -49,9 +49,7 @@ The same command continues a run that was stopped.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train flow``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
-    parser.add_argument(
-        "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
-    )
+    parser.add_argument("--network", metavar="NAME", required=True, help="fullfield-s, raft, sea-raft-s ...")
     _add_start_options(parser.add_argument_group("start"))
     _add_data_options(parser.add_argument_group("data"))
     _add_training_options(parser.add_argument_group("training"))
@@ -60,14 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_start_options(group: Any) -> None:
-    group.add_argument(
-        "--init", metavar="WEIGHTS", help="initial weights: a file, or the name of published ones [random]"
-    )
-    group.add_argument(
-        "--after",
-        metavar="FOLDER",
-        help="continue from another run: its weights, averages and moments, with a new schedule",
-    )
+    group.add_argument("--init", metavar="WEIGHTS", help="initial weights: a file or a published name [random]")
+    group.add_argument("--after", metavar="FOLDER", help="continue from another run, with a new schedule")
     group.add_argument("--correlation", metavar="BACKEND", help="backend of the correlation lookup [automatic]")
 
 
@@ -87,29 +79,27 @@ def _add_data_options(group: Any) -> None:
         "--augment",
         choices=_AUGMENTATIONS,
         default="usual",
-        help="augmentation of data sets' pairs: place, scale, colour and eraser; colours alone; none",
+        help="of data sets: place, scale, colour and eraser; colours; none",
     )
     group.add_argument(
         "--validate",
         nargs="+",
         default=[],
         metavar="NAME[:FOLDER]",
-        help="validation: synthetic or synthetic-STYLE (with another seed), or data sets and their folders",
+        help="synthetic pairs of another seed, or data sets",
     )
     group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="highest number of pairs of each")
 
 
 def _add_training_options(group: Any) -> None:
     group.add_argument("--steps", type=argtypes.count, help=f"number of steps [{_STEPS}, or as --minutes allow]")
-    group.add_argument(
-        "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
-    )
+    group.add_argument("--minutes", type=argtypes.positive, help="end after that time, with a complete schedule")
     add_fields(group, FlowTraining)
     group.add_argument(
         "--updates",
         type=argtypes.updates,
         metavar="N|LOW-HIGH",
-        help="updates of the network; 4-12: each step draws 4 to 12 [12 for RAFT, else the network's own]",
+        help="updates, or the range that each step draws from [12 for RAFT, else the network's own]",
     )
     group.add_argument(
         "--precision",
@@ -123,19 +113,13 @@ def _add_run_options(group: Any) -> None:
     group.add_argument("--every", type=argtypes.count, default=1000, help="steps between checkpoints")
     group.add_argument("--validate-every", type=argtypes.count, default=1, help="checkpoints between validations")
     group.add_argument(
-        "--pause",
-        type=argtypes.positive,
-        metavar="MINUTES",
-        help="leave the run after that time; the same command continues it",
+        "--pause", type=argtypes.positive, metavar="MINUTES", help="leave the run after that time, to continue it later"
     )
     group.add_argument("--curves", action="store_true", help="draw FOLDER/curves.png at every checkpoint")
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
     group.add_argument("--device", default="cpu", metavar="NAME", help="device [%(default)s]")
     group.add_argument(
-        "--workers",
-        type=argtypes.integer,
-        default=0,
-        help="processes that read data sets and draw scenes, for each part of --data [this process]",
+        "--workers", type=argtypes.integer, default=0, help="processes for each part of --data [this one]"
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
 

@@ -38,16 +38,10 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warp``."""
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
+    parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="frame that IMAGE belongs to")
+    parser.add_argument("--direction", choices=("forward", "backward"), help="neighbour, without --reference [forward]")
     parser.add_argument(
-        "--reference", type=argtypes.integer, metavar="FRAME", help="number of the frame that IMAGE belongs to"
-    )
-    parser.add_argument(
-        "--direction",
-        choices=("forward", "backward"),
-        help="neighbour to warp, without --reference [forward: the next frame]",
-    )
-    parser.add_argument(
-        "--hide-occluded", action="store_true", help="0 where the flow's occlusion layers mark a pixel as hidden"
+        "--hide-occluded", action="store_true", help="0 where an occlusion layer marks a pixel as hidden"
     )
     vectors.add_options(parser)
 

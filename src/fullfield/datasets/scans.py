@@ -121,9 +121,6 @@ class ScanPairs(ScanDataset):
 
     POSE brings the source onto the target: a text file or ``.npy`` of 4×4 or 3×4 numbers. Lengths are taken for metres:
     the usual limits are 3DMatch's, :class:`Criteria` has others.
-
-    Args:
-        root: the folder.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -163,10 +160,8 @@ class KITTIOdometry(ScanDataset):
     search continues after that pair. A scan without any so far away among the hundred is skipped. With all scans of 08
     to 10 this is the usual test list.
 
-    The poses come from GPS and inertia; evaluation refines them on the scans first (:attr:`coarse`).
-
-    Args:
-        split: ``"train"`` (00 to 05), ``"val"`` (06, 07) or ``"test"`` (08 to 10).
+    The poses come from GPS and inertia; evaluation refines them on the scans first (:attr:`coarse`). ``split`` is
+    ``"train"`` (00 to 05), ``"val"`` (06, 07) or ``"test"`` (08 to 10).
     """
 
     criteria = Criteria(max_rre=5.0, max_rte=2.0, inlier_distance=0.6)

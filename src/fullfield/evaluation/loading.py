@@ -43,18 +43,11 @@ def read_ahead(
     pin: bool = False,
     overlapping: bool = True,
 ) -> Iterator[Loaded]:
-    """Yield the pairs ``indices`` in order, read by several threads.
+    """Yield the pairs ``indices`` in order, with their ``frames`` and ``truth``, read by several threads.
 
     A frame that two neighbouring pairs share is read once. What is read ahead is held to 4 GiB, or to two pairs where
-    those take more.
-
-    Args:
-        dataset: the pairs.
-        indices: which of them, in order.
-        frames: whether to read the frames.
-        truth: whether to read the truth.
-        pin: whether the frames go into page-locked memory, copied by the threads that read.
-        overlapping: whether to read while the caller is at work; else a pair is read when it is requested.
+    those take more; a pair is read only when it is requested without ``overlapping``. With ``pin`` the threads that
+    read copy frames into page-locked memory.
     """
 
     def read(path: Path) -> Tensor:
@@ -104,12 +97,7 @@ def _depth(pair: list[Tensor], truth: Truth | None) -> int:
 
 
 class OnDevice:
-    """Pairs with their frames on a device; on a GPU the next pair is copied while the present one is estimated.
-
-    Args:
-        pairs: read with their frames, pinned for a GPU.
-        ahead: whether to copy the next pair before its turn.
-    """
+    """Pairs with their frames on a device; with ``ahead``, a GPU copies the next (pinned) pair before its turn."""
 
     def __init__(self, pairs: Iterable[Loaded], device: torch.device, *, ahead: bool = True) -> None:
         self._pairs, self._device = pairs, device

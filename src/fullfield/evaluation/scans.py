@@ -152,13 +152,7 @@ class RegistrationMethod(Protocol):
 class Registrar:
     """:func:`fullfield.registration.register` as a method: ``fpfh``, or ``learned`` with a file of weights.
 
-    Args:
-        voxel: as for :func:`~fullfield.registration.register`.
-        seed: as there.
-        iterations: as there.
-        samples: as there.
-        weights: weights of a learned descriptor; None for FPFH.
-        ransac_only: whether to stop after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
+    With ``ransac_only`` it stops after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
     """
 
     def __init__(
@@ -224,9 +218,6 @@ def evaluate_scans(
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
         (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.totals` has
         the scores.
-
-    Raises:
-        InputError: the folder belongs to another configuration, or a file cannot be used.
     """
     setting = setting or Setting()
     _check.require(setting.device == "cpu", "device", "cpu, where point clouds are registered", repr(setting.device))
@@ -372,21 +363,12 @@ class ScanProtocol:
     ) -> list[Registrar]:
         """Return RANSAC alone and the whole pipeline for each number of matches, to be compared in one table.
 
-        Args:
-            samples: numbers of matches; None for the protocol's.
-            voxel: as for :class:`Registrar`.
-            seed: as for :class:`Registrar`.
-            iterations: RANSAC's trials; None for the protocol's.
-            weights: as for :class:`Registrar`.
+        Arguments are those of :class:`Registrar`; without ``samples`` and ``iterations`` they are the protocol's.
         """
-        trials = self.trials if iterations is None else iterations
-        return [
-            Registrar(
-                voxel=voxel, seed=seed, iterations=trials, samples=count, weights=weights, ransac_only=ransac_only
-            )
-            for count in samples or self.samples
-            for ransac_only in (True, False)
-        ]
+        given = {"voxel": voxel, "seed": seed, "weights": weights}
+        given["iterations"] = self.trials if iterations is None else iterations
+        every = [(count, alone) for count in samples or self.samples for alone in (True, False)]
+        return [Registrar(**given, samples=count, ransac_only=alone) for count, alone in every]  # type: ignore[arg-type]
 
 
 POINTCNNPP = ScanProtocol(
