@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
 
-    window = _window(args)
-    shown: Any = {} if window is None else {"window": "data"}
+    keeps = is_exr(args.input) and is_exr(args.output)  # both windows; else only the display window is converted
+    window = io.flow_window(args.input, layer=args.layer, part=args.part) if keeps else None
+    shown: Any = {"window": "data"} if keeps else {}
     flow, valid = io.read_flow(args.input, layer=args.layer, part=args.part, **shown)
     unknown = int((~valid).sum())
     backward = _backward(args)
@@ -95,13 +96,6 @@ def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _L
     error = (flow - written).square_().sum(0).sqrt_()[valid & marked].double()
     largest, mean = (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)
     return _Loss(largest, mean, int((~valid & marked).sum()))
-
-
-def _window(args: argparse.Namespace) -> io.FrameWindow | None:
-    """Return the windows to keep, from one EXR to another; None if only the display window is converted."""
-    if not all(is_exr(path) for path in (args.input, args.output)):
-        return None
-    return io.flow_window(args.input, layer=args.layer, part=args.part)
 
 
 def _backward(args: argparse.Namespace) -> Tensor | None:

@@ -203,7 +203,7 @@ def _fast_networks_on_cpu() -> str:
 def _networks() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
     paths = {method: (name, cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
-    return {method: {"weights": name, "path": path and str(path)} for method, (name, path) in paths.items()}
+    return {method: {"weights": name, "path": str(path) if path else None} for method, (name, path) in paths.items()}
 
 
 def _ptlflow() -> dict[str, str | None] | None:

@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.weights is not None and args.descriptor == "fpfh":
         raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
+    import numpy as np
+
     from fullfield.io.pointcloud import check_kept
     from fullfield.registration import LearnedDescriptor, read_pose
     from fullfield.registration.register import Settings, registered
@@ -77,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "reading")
         clouds = [io.read_point_cloud(path) for path in (args.source, args.target)]
         for path, cloud in zip((args.source, args.target), clouds, strict=True):
-            _check_points(path, cloud)
+            if not np.isfinite(cloud.points).all(1).any():
+                raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_kept(args.output, clouds[0])
         watch.lap("load")
@@ -105,14 +108,6 @@ def _check_files(args: argparse.Namespace) -> None:
         paths.check_suffix(path, what, POINT_SUFFIXES)
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
-
-
-def _check_points(path: str, cloud: io.PointCloud) -> None:
-    import numpy as np
-
-    finite = int(np.isfinite(cloud.points).all(1).sum())
-    if not finite:
-        raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
 
 
 def _draw(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullfield import io
 from fullfield._check import InputError
@@ -16,8 +17,6 @@ from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from fullfield.io.raw import Raw
     from fullfield.sequences.changes import Small
@@ -91,6 +90,12 @@ def run(args: argparse.Namespace) -> int:
     return vectors.finish(args, written, problems, factor=float(factor), **more)
 
 
+def _cached(read: Callable[[int], Any], path: Callable[[int], str]) -> Callable[[int], Any]:
+    """Return ``read`` that keeps its last two results; a file that is replaced is read again."""
+    kept = lru_cache(maxsize=2)(lambda number, _stamp: read(number))
+    return lambda number: kept(number, stamp_of(path(number)))
+
+
 class _Reader:
     """Pictures by time; keeps the plates and flows of the last one."""
 
@@ -98,16 +103,11 @@ class _Reader:
         from fullfield.io.raw import read_raw
         from fullfield.sequences.changes import small
 
-        fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
-        # A file that is replaced is read again: its stamp is part of the key.
-        plate = lru_cache(maxsize=2)(lambda number, _: read_raw(path(number)))
-        field = lru_cache(maxsize=2)(lambda direction, number, _: fields[direction](number))
-        picture = lru_cache(maxsize=2)(lambda number, _: small(io.read_frame(path(number))))
-        self._plate: Callable[[int], Raw] = lambda number: plate(number, stamp_of(path(number)))
-        self._small: Callable[[int], Small] = lambda number: picture(number, stamp_of(path(number)))
-        self._flow: Callable[[str, int], Tensor] = lambda direction, number: field(
-            direction, number, stamp_of(flow.path(number) or "")
+        self._plate: Callable[[int], Raw] = _cached(lambda number: read_raw(path(number)), path)
+        self._small: Callable[[int], Small] = _cached(lambda number: small(io.read_frame(path(number))), path)
+        self._forward, self._backward = (
+            _cached(flow.field(name), lambda number: flow.path(number) or "") for name in ("forward", "backward")
         )
         self._checked: dict[tuple[object, ...], bool] = {}
         self.cuts: list[tuple[int, int]] = []
@@ -126,7 +126,7 @@ class _Reader:
         first, second = self._plate(number), self._plate(number + 1)
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             raise InputError(f"{self._path(number + 1)}: has another size or other channels than {self._path(number)}")
-        forward, backward = self._flow("forward", number), self._flow("backward", number + 1)
+        forward, backward = self._forward(number), self._backward(number + 1)
         if forward.shape[-2:] != first.pixels.shape[-2:] or backward.shape != forward.shape:
             raise InputError(f"{self._path(number)}: its flow has another size")
         picture = between(first.pixels, second.pixels, forward, backward, part).picture
@@ -140,10 +140,9 @@ class _Reader:
         pair = (number, number + 1)
         key = (*pair, *(stamp_of(self._path(n)) for n in pair))
         if key not in self._checked:
-            try:
+            self._checked[key] = False
+            with suppress(InputError):  # not a picture in colour: depth, masks
                 self._checked[key] = is_cut(self._small(number), self._small(number + 1))
-            except InputError:  # not a picture in colour: depth, masks
-                self._checked[key] = False
             if self._checked[key] and pair not in self.cuts:
                 self.cuts.append(pair)
         return self._checked[key]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullfield import _check as check
 from fullfield import sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
@@ -71,16 +72,11 @@ def run(args: argparse.Namespace) -> int:
     reading = reading_arguments(args)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
     with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
-        work = sequences.Work(
-            args.frame1,
-            output,
-            chosen.method,
-            chosen.config,
-            chosen.backend,
-            _setting(args, devices[0]),
-            reading,
-            args.threads,
-        )
+        maps: dict[str, Any] = {name: getattr(args, name) is not None for name in ("occlusion", "confidence")}
+        how = {"direction": args.direction or "forward", "step": args.step or 1, "warm_start": args.warm_start}
+        setting = sequences.Setting(**how, **maps, device=devices[0], refine=args.refine)
+        how = {"backend": chosen.backend, "setting": setting, "reading": reading, "threads": args.threads}
+        work = sequences.Work(args.frame1, output, chosen.method, chosen.config, **how)
         plates = work.open(choose(found, args.frames) if found.video is None else args.frames)
         numbers = list(plates.numbers)
         progress(0.0, "preparing")
@@ -89,9 +85,11 @@ def run(args: argparse.Namespace) -> int:
         settings = work.settings(chosen.estimator)
         plan = work.settle(settings, plates, overwrite=args.overwrite)
         work = replace(work, made_by=output.made_by(settings))
-        missing = _missing(args, plates, plan)
+        absent, missing = _missing(args, plates, plan)
         left = sorted(set(plan.left).difference(missing))
-        tell = _teller(args, progress, numbers, left, plan)
+        if not args.quiet:
+            report.note_plan(numbers, plan)
+        tell = _teller(args, progress, left)
         if args.ray is not None and left:
             plates.close()
             outcome = _on_cluster(args, work, left, numbers, tell)
@@ -104,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
     outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
-    if missing:
-        outcome.problems.insert(0, sequences.Problem(args.frame1, _missing_words(missing)))
+    if absent is not None:
+        outcome.problems.insert(0, absent)
     _report(args, chosen, work, devices, numbers, plan, outcome)
     return 0 if outcome.is_good else 2
 
@@ -179,14 +177,6 @@ def _output_pattern(text: str, found: Found) -> str:
     return f"{folder}/{before}%0{found.pattern.digits}d{after}.exr"
 
 
-def _setting(args: argparse.Namespace, device: str) -> Any:
-    direction = args.direction or "forward"
-    occlusion, confidence = (value is not None for value in (args.occlusion, args.confidence))
-    return sequences.Setting(
-        direction, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine
-    )
-
-
 def _devices(args: argparse.Namespace) -> list[str]:
     if args.devices is None:
         return [args.device]
@@ -197,8 +187,6 @@ def _devices(args: argparse.Namespace) -> list[str]:
         if count == 0:
             raise InputError("--devices all: expected GPUs, PyTorch finds none")
         return [f"cuda:{index}" for index in range(count)]
-    from fullfield import _check as check
-
     devices = [name.strip() for name in args.devices.split(",")]
     for name in devices:
         check.device(name, "--devices")
@@ -224,30 +212,25 @@ def _on_cluster(
 def _size(plates: sequences.Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
-        try:
+        with contextlib.suppress(InputError, OSError):
             height, width = plates.read(number).frame.shape[-2:]
-        except (InputError, OSError):
-            continue
-        return height, width
+            return height, width
     return None
 
 
-def _missing(args: argparse.Namespace, plates: sequences.Plates, plan: Plan) -> list[int]:
-    """Return the frames whose plates are missing and report them in one line, if there are more than a few."""
+def _missing(
+    args: argparse.Namespace, plates: sequences.Plates, plan: Plan
+) -> tuple[sequences.Problem | None, list[int]]:
+    """Return the frames whose plates are missing, reported as one problem, if there are more than a few."""
     missing = [number for number in plan.left if plates.has(number) is False]
     if len(missing) < _MANY:
-        return []
-    report.note(f"{args.frame1}: {_missing_words(missing)}", kind="error")
-    return missing
+        return None, []
+    problem = sequences.Problem(args.frame1, f"{len(missing)} plates are missing: {format_frames(missing)}")
+    report.note(str(problem), kind="error")
+    return problem, missing
 
 
-def _missing_words(missing: Sequence[int]) -> str:
-    return f"{len(missing)} plates are missing: {format_frames(missing)}"
-
-
-def _teller(
-    args: argparse.Namespace, progress: ProgressBar, numbers: Sequence[int], left: Sequence[int], plan: Plan
-) -> Callable[[int], None]:
+def _teller(args: argparse.Namespace, progress: ProgressBar, left: Sequence[int]) -> Callable[[int], None]:
     """Return a callback that counts finished frames, from any thread."""
     lock, count, stdout = threading.Lock(), [0], sys.stdout
 
@@ -258,8 +241,6 @@ def _teller(
             if args.farm == "openjd":
                 print(f"openjd_progress: {100 * count[0] / len(left):.1f}", file=stdout, flush=True)
 
-    if not args.quiet:
-        report.note_plan(numbers, plan)
     return tell
 
 

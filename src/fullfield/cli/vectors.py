@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,18 +116,9 @@ def check_output(
     settings: dict[str, Any],
     inputs: Inputs,
 ) -> Job:
-    """Return the pictures of ``numbers`` that have to be made.
+    """Return the pictures of ``numbers`` that have to be made; none of the files ``read`` may be written.
 
-    Args:
-        args: arguments of the command line.
-        numbers: the frames.
-        read: all files that may be read; none of them is written.
-        settings: settings that decide the contents of the pictures.
-        inputs: callback for the inputs of a picture.
-
-    Raises:
-        InputError: existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is
-            absent; or an output is an input.
+    InputError if existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is absent.
     """
     from fullfield.sequences.outputs import Output, Plan
 
@@ -182,13 +174,13 @@ def write_all(
                 made = picture()
                 if inputs(number, checksums) != before:
                     raise InputError(f"frame {number}: an input was replaced during the run")
-                if job.journal is None:
-                    write_raw(job.name(number), made)
-                else:
+                noting: AbstractContextManager[None] = nullcontext()
+                if job.journal is not None:
                     for path, identity in checksums.take_new():
                         job.journal.add_input(path, identity)
-                    with job.journal.noting(job.name(number), {**job.made_by, "inputs": before, "start": None}):
-                        write_raw(job.name(number), made)
+                    noting = job.journal.noting(job.name(number), {**job.made_by, "inputs": before, "start": None})
+                with noting:
+                    write_raw(job.name(number), made)
                 written.append(number)
             except OSError as error:
                 problems[str(error)] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,11 +92,8 @@ def _scale(found: Found, numbers: Sequence[int]) -> float:
     """Return the length of the longest vector in about twenty frames."""
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // 20)]:
-        try:
-            flow, valid = io.read_flow(found.path(number))
-        except (InputError, OSError):
-            continue
-        longest = max(longest, viz.flow_scale(flow, valid))
+        with suppress(InputError, OSError):
+            longest = max(longest, viz.flow_scale(*io.read_flow(found.path(number))))
     return longest
 
 

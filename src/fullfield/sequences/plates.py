@@ -71,6 +71,7 @@ class Plates(Protocol):
 
     def close(self) -> None:
         """Close what is open."""
+        return
 
 
 def open_plates(

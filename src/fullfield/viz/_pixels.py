@@ -58,6 +58,11 @@ def font(size: float) -> FreeTypeFont:
     return result
 
 
+def blank(height: int, width: int) -> Tensor:
+    """Return a picture uint8 ``[3, height, width]`` of the background's colour."""
+    return torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
+
+
 def draw_text(
     image: Tensor,
     text: str,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, FLOATS, blocks, check_flow, draw_text, known
+from fullfield.viz._pixels import FLOATS, blank, blocks, check_flow, draw_text, known
 
 DEFAULT_MAX_ERROR = 16.0
 _OCTAVES = 8
@@ -82,7 +82,7 @@ def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
     top = _top(max_error)
     height = width // 8
     margin, bar = height // 2, round(height * 0.42)
-    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
+    image = blank(height, width)
     level = torch.linspace(0, 255, width - 2 * margin, dtype=torch.float32).round().to(torch.int64)
     image[:, height // 16 : height // 16 + bar, margin : width - margin] = error_colors()[level].T[:, None]
     for octave in range(0, _OCTAVES + 1, 2):

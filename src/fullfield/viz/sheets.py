@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, check_image, draw_text, font, shorten
+from fullfield.viz._pixels import blank, check_image, draw_text, font, shorten
 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
@@ -45,8 +45,7 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
     pictures = [_shrink(panel[1], cell / panel[1].shape[-1]) for panel in panels]
     rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
     heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
-    size = (3, gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
-    result = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(size).clone()
+    result = blank(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
     top = gap
     for row, height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, blocks, check_flow, draw_text, font, known
+from fullfield.viz._pixels import blank, blocks, check_flow, draw_text, font, known
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
@@ -123,7 +123,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     lines = torch.stack([(length - radius / 3).abs(), (length - radius * 2 / 3).abs(), *vectors.abs()]).amin(0)
     colors *= 1 - 0.16 * (max(0.9, size / 280) - lines).clamp(0, 1)
     cover = (radius + 0.5 - length).clamp(0, 1)
-    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, size, size + room).clone()
+    image = blank(size, size + room)
     image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
     if text:
         draw_text(image, text, (size * 1.05, size / 2), letters)
