@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.estimators.frames import Frame, as_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
-from fullfield.io.image import FrameReader, pinned_planes
+from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Attribute
 from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
@@ -124,8 +123,7 @@ class FilePlates(Plates):
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
         path = self.path(number)
-        reader = FrameReader(**self._reading)
-        reader = replace(reader, new=pinned_planes) if self.pinned else reader
+        reader = FrameReader(**self._reading, pinned=self.pinned)
         for again in (True, False):
             before = self.stamp(number)
             try:
