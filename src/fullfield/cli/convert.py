@@ -62,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
     facts = {
-        "input": args.input,
-        "output": args.output,
-        "st_map": args.st_map,
+        **report.picked(args, "input", "output", "st_map"),
         "backward": backward is not None,
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
         "unknown": unknown,

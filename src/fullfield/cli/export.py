@@ -89,13 +89,10 @@ def run(args: argparse.Namespace) -> int:
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
     facts = {
-        "output": args.output,
-        "method": args.method,
+        **report.picked(args, "output", "method", "dynamic", "batch"),
         "weights": weights,
         "updates": updates,
         "size": {"width": width, "height": height},
-        "dynamic": args.dynamic,
-        "batch": args.batch,
         "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
         "bytes": written,
         "seconds": watch.seconds(),

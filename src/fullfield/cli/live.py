@@ -374,21 +374,16 @@ def _report(
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
         text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, there was no flow'}"
     requested = "source" if args.rate is None else args.rate
+    rates = {"source": source.rate, "requested": requested, "asked": requested}  # asked: the key of earlier versions
     facts = {
         "source": args.source,
-        "size": {"width": source.width, "height": source.height},
-        "rate": {
-            "source": source.rate,
-            "requested": requested,
-            "asked": requested,
-        },  # asked: the key of earlier versions
+        "size": report.picked(source, "width", "height"),
+        "rate": rates,
         **counts,
         "interrupted": interrupted,
         "picture": picture,
-        "method": chosen.method,
-        "preset": chosen.preset,
+        **report.picked(chosen, "method", "preset", "device"),
         "parameters": dict(chosen.estimator.parameters),
         "backend": backend,
-        "device": chosen.device,
     }
     report.tell(args, facts, text, memory=True)

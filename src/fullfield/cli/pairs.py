@@ -63,26 +63,14 @@ def run(args: argparse.Namespace) -> int:
         pictures = load_pictures(args.textures)
         watch.lap("pictures")
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
-        written = write_pairs(
-            args.output,
-            pairs,
-            args.count,
-            textures=args.textures,
-            flow_format=args.flow_format,
-            progress=progress,
-        )
+        how = {"textures": args.textures, "flow_format": args.flow_format, "progress": progress}
+        written = write_pairs(args.output, pairs, args.count, **how)
     watch.lap("pairs")
     seconds = watch.seconds()
     facts = {
-        "output": args.output,
-        "made": written.made,
-        "kept": written.kept,
+        **report.picked(args, "output", "seed", "flow_format", "device", "style", "textures"),
+        **report.picked(written, "made", "kept"),
         "size": {"width": args.size[1], "height": args.size[0]},
-        "seed": args.seed,
-        "flow_format": args.flow_format,
-        "device": args.device,
-        "style": args.style,
-        "textures": args.textures,
         "seconds": seconds,
     }
     kept = f", {written.kept} existed" if written.kept else ""

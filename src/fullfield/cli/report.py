@@ -45,6 +45,11 @@ def option_names(args: argparse.Namespace) -> dict[str, str]:
     return {name: f"--{name.replace('_', '-')}" for name in vars(args)}
 
 
+def picked(source: object, *names: str) -> dict[str, Any]:
+    """Return attributes by name, for a report: of the arguments of a command, or of a result."""
+    return {name: getattr(source, name) for name in names}
+
+
 def size(image: Tensor) -> str:
     """Return the size of ``[..., H, W]`` as text, width x height."""
     return f"{image.shape[-1]}x{image.shape[-2]}"

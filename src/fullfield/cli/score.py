@@ -107,15 +107,8 @@ def run(args: argparse.Namespace) -> int:
         report.note(
             "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
         )
-    facts = {
-        "pred": args.pred,
-        "truth": args.truth,
-        "averaging": metrics.averaging,
-        **values,
-        "missing": missing,
-        "truth_values": values_each,
-        "classes": metrics.breakdown(),
-    }
+    facts = {**report.picked(args, "pred", "truth"), "averaging": metrics.averaging, **values, "missing": missing}
+    facts |= {"truth_values": values_each, "classes": metrics.breakdown()}
     report.tell(args, facts, "\n".join(table(values, metrics.averaging, missing)))
     return gate(values["epe"], args.max_epe)
 

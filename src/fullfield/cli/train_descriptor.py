@@ -89,13 +89,10 @@ def run(args: argparse.Namespace) -> int:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     facts = {
-        "output": args.output,
+        **report.picked(args, "output", "clouds", "scans", "device"),
         "weights": weights,
         "training": training.as_dict(),
-        "clouds": args.clouds,
-        "scans": args.scans,
         "history": [row._asdict() for row in trained.history],
-        "device": args.device,
         "seconds": watch.seconds(),
     }
     told = (

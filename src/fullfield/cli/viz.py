@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
     scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     io.write_image(args.output, scene.light(args.kind, args.output))
     facts = {
-        "output": args.output,
-        "flow": args.flow,
-        "kind": args.kind,
+        **report.picked(args, "output", "flow", "kind"),
         **scene.scales(args.kind),
         "truth_values": None if truth is None else truth_values(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},

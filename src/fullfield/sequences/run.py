@@ -27,7 +27,7 @@ from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import vector_lines_there
-from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, Spent, Stages, problem_of
+from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, Spent, Stages
 from fullfield.sequences.outputs import Output, Plan, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
 from fullfield.sequences.records import Checksums, Identity, Records, digest
@@ -304,7 +304,7 @@ class _Writer:
             if self._outcome.stopped is None:
                 self._write_now(done, event, made)
         except (InputError, OSError) as error:
-            problem = problem_of(path, error)
+            problem = Problem.of(path, error)
             self._complain(problem._replace(reason=problem.reason.removeprefix("flow: ")))
             if isinstance(error, OSError) and ends_writing(error):
                 self._outcome.stopped = f"{path}: {error.strerror}"

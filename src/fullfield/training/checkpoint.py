@@ -21,7 +21,6 @@ from fullfield.models.state import fit, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
 POINTER = "state.json"  # in the folder STATE
-_EARLIER = "config.json"  # recipe of descriptors in earlier versions
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LIMITS = ("training.steps ", "training.seconds ")
 
@@ -125,7 +124,7 @@ class StateCheck:
         """Raise DivergedError, after ``step`` steps, naming the first tensor that holds NaN or infinity."""
         states = [_without(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
         for state in (*states, *_moments(self._modules["model"], self._optimizer).values()):
-            if name := not_finite(state):
+            for name in all_not_finite(state)[:1]:
                 raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
@@ -190,10 +189,7 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
         return
     if begun:
-        found = f"a run without {path.name}"
-        if (path.parent / _EARLIER).is_file():
-            found = "a run begun by an earlier version, which does not continue"
-        raise InputError(f"{path.parent}: holds {found}; use another folder")
+        raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
     write_json(path, content)
 
 
@@ -240,20 +236,15 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def all_not_finite(named: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
-    floating = {name: value for name, value in named.items() if value.is_floating_point()}
-    devices: dict[torch.device, list[str]] = {}
+    floating = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
+    devices: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in floating.items():  # Adam counts its steps on the CPU
-        devices.setdefault(value.device, []).append(name)
+        devices.setdefault(value.device, {})[name] = value.isfinite().all()
     damaged = set()
-    for names in devices.values():
-        finite = torch.stack([floating[name].detach().isfinite().all() for name in names]).tolist()  # waits once
-        damaged |= {name for name, whole in zip(names, finite, strict=True) if not whole}
+    for found in devices.values():
+        finite = torch.stack(list(found.values())).tolist()  # waits once
+        damaged |= {name for name, whole in zip(found, finite, strict=True) if not whole}
     return [name for name in floating if name in damaged]
-
-
-def not_finite(named: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
-    return next(iter(all_not_finite(named)), None)
 
 
 def unbounded_buffers(module: nn.Module) -> list[str]:
@@ -273,7 +264,7 @@ def _without(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str
 
 def check_finite(named: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
-    if name := not_finite(named):
+    for name in all_not_finite(named)[:1]:
         found = "NaN" if bool(named[name].isnan().any()) else "infinity"
         raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
 
