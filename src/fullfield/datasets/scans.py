@@ -128,15 +128,14 @@ class ScanPairs(ScanDataset):
         listing = base / LIST
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
-        records = [_record(listing, line, words) for line, words in layout.listed(listing)]
+        records = []
+        for line, words in layout.listed(listing):
+            if len(words) != 3:
+                raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
+            source, target, pose = (layout.named(base, word, line) for word in words)
+            name = "_".join(map(layout.plain, words[:2]))
+            records.append(ScanRecord(name, source, target, torch.from_numpy(read_pose(pose))))
         super().__init__(base.resolve().name or "pairs", base, records)
-
-
-def _record(listing: Path, line: str, words: list[str]) -> ScanRecord:
-    if len(words) != 3:
-        raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
-    source, target, pose = (layout.named(listing.parent, word, line) for word in words)
-    return ScanRecord("_".join(map(layout.plain, words[:2])), source, target, torch.from_numpy(read_pose(pose)))
 
 
 SEQUENCES = {"train": range(6), "val": range(6, 8), "test": range(8, 11)}

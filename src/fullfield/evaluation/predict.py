@@ -334,15 +334,14 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
         )
     written = []
     for record in dataset.records:
-        if form == "sintel":
-            target = Path(folder) / dataset.name.split("-")[1] / f"{record.name}.flo"
-        elif form == "kitti":
-            target = Path(folder) / "flow" / f"{record.name}.png"
-        else:
-            scene, file = record.name.split("/")
-            target = Path(folder) / scene / file.rsplit("_", 1)[0] / f"{file}.flo5"
+        scene, _, file = record.name.rpartition("/")
+        name = {
+            "sintel": f"{dataset.name.split('-')[1]}/{record.name}.flo",
+            "kitti": f"flow/{record.name}.png",
+            "spring": f"{scene}/{file.rpartition('_')[0]}/{file}.flo5",
+        }[form]
+        target = Path(folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        flow, _ = run.read(record.name)
-        write_flow(target, flow)
+        write_flow(target, run.read(record.name)[0])
         written.append(target)
     return written

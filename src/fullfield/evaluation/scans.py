@@ -71,21 +71,18 @@ def row(
     points = torch.from_numpy(matched)
     ratio = inlier_ratio(points[:, 0], points[:, 1], pose, threshold=criteria.inlier_distance)
     features = feature_matching_recall(torch.tensor([ratio], dtype=torch.float32), threshold=criteria.inlier_ratio)
+    limits = {name: getattr(criteria, f"max_{name}") for name in errors}
+    within = all(errors[name] < limit for name, limit in limits.items() if limit is not None)
     return {
         **errors,
         "ir": ratio,
         "matches": len(matched),
         "overlap": truth["overlap"],
         "accepted": bool(facts["success"]),
-        "passed": bool(facts["success"]) and _passes(errors, criteria),
+        "passed": bool(facts["success"]) and within,
         "features": bool(features),
         "reason": facts["reason"],
     }
-
-
-def _passes(errors: Mapping[str, float], criteria: Criteria) -> bool:
-    limits = {"rre": criteria.max_rre, "rte": criteria.max_rte, "rmse": criteria.max_rmse}
-    return all(errors[name] < limit for name, limit in limits.items() if limit is not None)
 
 
 def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -328,11 +325,11 @@ def _key(dataset: ScanDataset, index: int) -> str:
 def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next one meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="fullfield-read") as reader:
-        following = None
-        for at in range(len(indices)):
-            present = following or reader.submit(dataset.__getitem__, indices[at])
-            following = reader.submit(dataset.__getitem__, indices[at + 1]) if at + 1 < len(indices) else None
-            yield present.result()
+        following = [reader.submit(dataset.__getitem__, index) for index in indices[:1]]
+        for index in (*indices[1:], None):
+            present = following
+            following = [] if index is None else [reader.submit(dataset.__getitem__, index)]
+            yield from (pair.result() for pair in present)
 
 
 @dataclass(frozen=True)

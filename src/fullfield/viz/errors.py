@@ -27,7 +27,7 @@ _ANCHORS = (
 
 
 def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_error: float | None = None) -> Tensor:
-    """Draw the end-point error of every pixel as a colour, dark for small and bright for large.
+    """Draw the end-point error of every pixel, uint8 ``[3, H, W]``, dark for small and bright for large.
 
     The scale is logarithmic over eight octaves: from ``max_error``/256 (and less) to ``max_error`` (and more). It
     does not depend on the data, so that pictures compare.
@@ -38,9 +38,6 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
         valid: bool ``[H, W]``. Pixels that are not valid or whose truth is unknown are mid-grey, which is not in
             the scale. A NaN prediction on a scored pixel gets the colour of the largest error.
         max_error: top of the scale, pixels; None means 16, a scale from 1/16 px to 16 px.
-
-    Returns:
-        uint8 ``[3, H, W]``.
     """
     check_flow(pred, valid, "pred")
     height, width = pred.shape[-2:]
@@ -69,15 +66,7 @@ def error_colors() -> Tensor:
 
 
 def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
-    """Draw the legend of :func:`error_map`: a bar with its errors in pixels.
-
-    Args:
-        width: pixels, at least 128.
-        max_error: as in :func:`error_map`.
-
-    Returns:
-        uint8 ``[3, width/8, width]``.
-    """
+    """Draw the legend of :func:`error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
     _check.number(width, "width", integer=True, low=128)
     top = _top(max_error)
     height = width // 8

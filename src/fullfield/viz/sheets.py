@@ -15,16 +15,13 @@ Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
 
 def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int = 4096) -> Tensor:
-    """Set pictures side by side, each under its name.
+    """Set pictures side by side, each under its name; return uint8 ``[3, H', W']``.
 
     Args:
         panels: (name, picture) or (name, picture, key): pictures are uint8 ``[3, H, W]`` of any sizes; a key, such
             as :func:`wheel_legend` or :func:`error_legend`, stands at the right of the name.
         columns: pictures in a row; None makes the sheet about as many rows high as columns wide.
         max_width: of the sheet, pixels. Pictures that do not fit are made smaller, never larger.
-
-    Returns:
-        uint8 ``[3, H', W']``.
     """
     _check.require(isinstance(panels, Sequence) and len(panels) > 0, "panels", "at least one (name, picture)", panels)
     for index, panel in enumerate(panels):
