@@ -67,12 +67,12 @@ def _arrays(cloud: PointCloud) -> PointCloud:
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
     colors, normals = (_companion(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
-    attributes = {name: _array(values, f"cloud.attributes[{name!r}]") for name, values in cloud.attributes.items()}
-    for name, values in attributes.items():
-        if values.shape != (len(points),) or values.dtype.kind not in "fiub":
-            raise InputError(
-                f"cloud.attributes[{name!r}]: expected real numbers [{len(points)}], got {describe(values)}"
-            )
+    attributes = {}
+    for key, given in cloud.attributes.items():
+        name = f"cloud.attributes[{key!r}]"
+        values = attributes[key] = _array(given, name)
+        fits = values.shape == (len(points),) and values.dtype.kind in "fiub"
+        _check.require(fits, name, f"real numbers [{len(points)}]", values)
     return PointCloud(points.points, colors, normals, attributes)
 
 
@@ -109,10 +109,8 @@ def _array(value: Any, name: str) -> NDArray[Any]:
 def _companion(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     held = getattr(value, part, None)
-    if held is None:
-        return None
-    array = _array(held, f"{name}.{part}")
-    if not len(array):
+    array = None if held is None else _array(held, f"{name}.{part}")
+    if array is None or not len(array):
         return None
     if array.shape != (count, 3):
         raise InputError(f"{name}.{part}: expected [{count}, 3], got {list(array.shape)}")

@@ -70,7 +70,6 @@ def draw_text(
     size: float,
     *,
     anchor: str = "lm",
-    color: tuple[int, int, int] = INK,
 ) -> None:
     """Write ``text`` into uint8 ``[3, H, W]`` at ``place`` (x, y); ``anchor`` is Pillow's."""
     from PIL import Image, ImageDraw
@@ -86,7 +85,7 @@ def draw_text(
     cover = torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left)
     cover = cover.float() / 255
     under = image[:, top:bottom, left:right]
-    ink = torch.tensor(color, dtype=torch.float32).reshape(3, 1, 1)
+    ink = torch.tensor(INK, dtype=torch.float32).reshape(3, 1, 1)
     under.copy_((under * (1 - cover) + ink * cover).round())
 
 

@@ -27,7 +27,6 @@ from fullfield.training.checkpoint import (
     tensors,
     write_tensors,
 )
-from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, announce, check_batch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.curves import CURVES, Board, FlowRow, figure_class, plot_history
@@ -121,7 +120,6 @@ def train_flow(
     source: PairSource,
     training: FlowTraining | None = None,
     *,
-    augmentation: Augmentation | None = None,
     run: FlowRun | None = None,
     validation: Validation | None = None,
     progress: Progress | None = None,
@@ -139,7 +137,6 @@ def train_flow(
             with ``predictions_with_info``, for the mixture loss. It is trained where it is and from the weights it has.
         source: of the pairs.
         training: the configuration.
-        augmentation: done to the pairs on the device.
         run: checkpoints and the like.
         validation: gives an error of a network; called with the averaged one, in the first process.
         progress: called with the done share and a line, in the first process.
@@ -159,10 +156,8 @@ def train_flow(
             freeze_norms(model)
         try:
             stepper = Stepper(model, training, team)
-            if augmentation is not None:
-                source = Augmented(source, augmentation, training.seed)
             ahead = Ahead(source, training.batch // team.count, first.device, team)
-            return _Loop(Path(folder), stepper, ahead, run, augmentation, validation, progress).train()
+            return _Loop(Path(folder), stepper, ahead, run, validation, progress).train()
         finally:
             model.eval()
 
@@ -242,7 +237,6 @@ class _Loop:
         stepper: Stepper,
         ahead: Ahead,
         run: FlowRun,
-        augmentation: Augmentation | None,
         validation: Validation | None,
         progress: Progress | None,
     ) -> None:
@@ -253,7 +247,6 @@ class _Loop:
             **run.recipe,
             "training": self.training.as_dict(),
             "loss": stepper.loss,
-            "augmentation": None if augmentation is None else augmentation.as_dict(),
             "after": None if run.after is None else os.fspath(run.after),
         }
         after = None if run.after is None else Path(run.after)
