@@ -1,4 +1,7 @@
-"""Verb ``fullfield convert``: convert flow to another format and report what is lost."""
+"""Convert flow to another format or to an ST map.
+
+Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
 if TYPE_CHECKING:
     from torch import Tensor
 
-HELP = "convert flow to another format or to an ST map"
-DESCRIPTION = "Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr."
 EPILOG = """\
 examples:
   fullfield convert flow.flo flow.exr --half --compression dwaa

@@ -1,4 +1,8 @@
-"""Verb ``fullfield demo``: estimate, score and draw a synthetic scene with known motion."""
+"""Estimate, score and draw a synthetic scene.
+
+Generate a textured scene with known motion, estimate its flow, score it against the truth and write the frames, the
+flow and the pictures into a folder.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
-
-HELP = "estimate, score and draw a synthetic scene"
-DESCRIPTION = (
-    "Generate a textured scene with known motion, estimate its flow, score it against the truth and write "
-    "the frames, the flow and the pictures into a folder."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

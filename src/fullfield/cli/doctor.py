@@ -1,4 +1,8 @@
-"""``fullfield doctor``: list what works on this machine and what to install for the rest."""
+"""List what works on this machine, and what to install for the rest.
+
+List versions and devices, the backend of each operator and the reasons why others do not run, and estimate a tiny
+scene. Exits with 2 if that fails.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +52,6 @@ _ELSEWHERE = {"refinement": ("tvl1", "refinement_backends")}
 _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
 """Operators whose backends on GPUs are listed after those of correlation."""
-
-HELP = "list what works on this machine, and what to install for the rest"
-DESCRIPTION = (
-    "List versions and devices, the backend of each operator and the reasons why others do not run, and estimate a "
-    "tiny scene. Exits with 2 if that fails."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

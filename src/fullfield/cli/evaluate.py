@@ -1,4 +1,8 @@
-"""Verb ``fullfield evaluate``: run a method on a data set, store its predictions and score them."""
+"""Run a method on a data set and score it.
+
+Estimate the flow of every pair of a data set (with MODEL fpfh or learned: the pose of every pair of point clouds),
+store the results and score them. Stored results are not estimated again. A run with another configuration is refused.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,6 @@ if TYPE_CHECKING:
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 1.0)
 
-HELP = "run a method on a data set and score it"
-DESCRIPTION = (
-    "Estimate the flow of every pair of a data set (with MODEL fpfh or learned: the pose of every pair of point "
-    "clouds), store the results and score them. Stored results are not estimated again. A run with another "
-    "configuration is refused."
-)
 EPILOG = """\
 examples:
   fullfield evaluate tvl1 sintel-final:/data/sintel

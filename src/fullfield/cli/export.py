@@ -1,4 +1,8 @@
-"""Verb ``fullfield export``: write a network as a graph for other runtimes."""
+"""Write a network as ONNX, or as a program of torch.export.
+
+Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, output flow [B, 2, H,
+W] in pixels. ONNX needs fullfield[export].
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ if TYPE_CHECKING:
 
 LOOKUPS = ("linear", "dense")
 SUFFIXES = (".onnx", ".pt2")
-HELP = "write a network as ONNX, or as a program of torch.export"
-DESCRIPTION = (
-    "Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
-    "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export]."
-)
 EPILOG = """\
 examples:
   fullfield export -o flow.onnx --size 1024x440

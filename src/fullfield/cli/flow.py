@@ -1,4 +1,7 @@
-"""Verb ``fullfield flow``: estimate the flow of a pair of frames, or of a whole shot."""
+"""Estimate the flow between two frames, or of a whole shot.
+
+Estimate the flow from frame A to frame B, or of every frame of a shot. The suffix of OUT selects the format.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,6 @@ KINDS = ("sheet", "flow", "overlay", "warped")
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 0.95)  # part of the progress bar
 
-HELP = "estimate the flow between two frames, or of a whole shot"
-DESCRIPTION = (
-    "Estimate the flow from frame A to frame B, or of every frame of a shot. The suffix of OUT selects the format."
-)
 EPILOG = """\
 examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png

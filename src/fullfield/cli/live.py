@@ -1,4 +1,8 @@
-"""Verb ``fullfield live``: estimate the flow of a camera, a stream or a video while its frames arrive."""
+"""Estimate the flow of a camera, a stream or a video while its frames arrive.
+
+Estimate the flow of the newest pair of frames until SOURCE ends or Ctrl-C. Pairs that arrive too fast are dropped and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +39,6 @@ _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two lines, on a terminal a
 _PATIENCE = 5.0
 _QUIT_KEYS = (ord("q"), 27)  # and Escape
 
-HELP = "estimate the flow of a camera, a stream or a video while its frames arrive"
-DESCRIPTION = (
-    "Estimate the flow of the newest pair of frames until SOURCE ends or Ctrl-C. Pairs that arrive too fast are "
-    "dropped and counted."
-)
 EPILOG = """\
 examples:
   fullfield live clip.mp4 --preset fast --viz flow.mp4

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
     """Add the verb that a module defines.
 
-    The module has ``HELP``, ``DESCRIPTION``, perhaps ``EPILOG`` with examples, ``add_options(parser)``, and
-    ``run(args) -> int`` unless it only has verbs of its own, which define it.
+    Its docstring is the help: a line for the list of verbs, and the description. It has ``add_options(parser)``,
+    perhaps ``EPILOG`` with examples, and ``run(args) -> int`` unless it only has verbs of its own, which define it.
     """
+    summary, _, description = (module.__doc__ or "").partition("\n\n")
+    line = summary[:1].lower() + summary[1:].removesuffix(".")
     epilog = getattr(module, "EPILOG", None)
-    parser = verbs.add_parser(name, help=module.HELP, description=module.DESCRIPTION, epilog=epilog)
+    parser = verbs.add_parser(name, help=line, description=" ".join(description.split()), epilog=epilog)
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_options(parser)
 

@@ -1,4 +1,9 @@
-"""``fullfield pairs -o FOLDER``: write synthetic pairs with exact flow as a data set."""
+"""Write synthetic pairs with exact flow.
+
+Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, with exact
+flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A CPU needs seconds for each pair and
+more for large frames; a GPU draws them much faster.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,6 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.training.flow.config import SceneStyle
 
-HELP = "write synthetic pairs with exact flow"
-DESCRIPTION = (
-    "Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, "
-    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A CPU needs seconds "
-    "for each pair and more for large frames; a GPU draws them much faster."
-)
 EPILOG = """\
 examples:
   fullfield pairs -o synthetic --count 10 --size 320x240

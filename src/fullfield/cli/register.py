@@ -1,4 +1,7 @@
-"""Command ``fullfield register SRC DST``: find the pose that brings one point cloud onto another."""
+"""Find the pose that brings one point cloud onto another.
+
+Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ NOT_REGISTERED = 3
 
 _ERROR_VOXELS = 2.0  # top of the picture's scale
 
-HELP = "find the pose that brings one point cloud onto another"
-DESCRIPTION = "Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose."
 EPILOG = """\
 examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png

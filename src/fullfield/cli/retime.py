@@ -1,4 +1,8 @@
-"""Verb ``fullfield retime``: make a shot slower or faster."""
+"""Make a shot slower or faster, with frames in between from stored flow.
+
+Output frames are numbered from the first plate. A frame between two plates is interpolated from both along forward and
+backward flow; regions that only one of them shows come from that one.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,6 @@ if TYPE_CHECKING:
     from fullfield.io.raw import Raw
     from fullfield.sequences.changes import Small
 
-HELP = "make a shot slower or faster, with frames in between from stored flow"
-DESCRIPTION = (
-    "Output frames are numbered from the first plate. A frame between two plates is interpolated from both along "
-    "forward and backward flow; regions that only one of them shows come from that one."
-)
 EPILOG = """\
 examples:
   fullfield flow 'plate.%04d.exr' --direction both -o 'mv.%04d.exr' --device cuda

@@ -1,4 +1,7 @@
-"""Verb ``fullfield score``: compare flow with the truth."""
+"""Compare flow with the truth.
+
+Compare a flow with the truth: two files, or two folders whose files match by name.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,6 @@ from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
-HELP = "compare flow with the truth"
-DESCRIPTION = "Compare a flow with the truth: two files, or two folders whose files match by name."
 EPILOG = """\
 examples:
   fullfield score flow.flo truth.flo

@@ -1,4 +1,8 @@
-"""``fullfield train descriptor``: a descriptor of points, for ``fullfield register --weights``."""
+"""A descriptor of points, for fullfield register.
+
+Train a descriptor of points on pairs of partial clouds, cut from synthetic scenes and from your own clouds, rotated at
+random, thinned, with noise and occlusion.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,6 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.io.names import POINT_SUFFIXES
 
-HELP = "a descriptor of points, for fullfield register"
-DESCRIPTION = (
-    "Train a descriptor of points on pairs of partial clouds, cut from synthetic scenes and from your "
-    "own clouds, rotated at random, thinned, with noise and occlusion."
-)
 EPILOG = """\
 examples:
   fullfield train descriptor -o runs/descriptor --clouds scans/*.ply --device cuda --workers 12

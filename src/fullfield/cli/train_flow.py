@@ -1,4 +1,7 @@
-"""``fullfield train flow``: train a network of optical flow on synthetic pairs and data sets."""
+"""A network of optical flow, for fullfield flow.
+
+Train a network of optical flow on synthetic pairs, on data sets, or on mixtures of them.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,6 @@ _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
 _STEPS = 100_000
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
-HELP = "a network of optical flow, for fullfield flow"
-DESCRIPTION = "Train a network of optical flow on synthetic pairs, on data sets, or on mixtures of them."
 EPILOG = """\
 examples:
   fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda

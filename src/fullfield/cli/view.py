@@ -1,4 +1,8 @@
-"""Verb ``fullfield view``: show a shot's motion as one HTML page."""
+"""Write an HTML page to play a shot's motion and inspect its vectors.
+
+Write one self-contained page for any browser, usable offline: flow over the frames, arrows, occlusion, confidence, a
+wipe to the warped neighbour, the vector under the pointer.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-HELP = "write an HTML page to play a shot's motion and inspect its vectors"
-DESCRIPTION = (
-    "Write one self-contained page for any browser, usable offline: flow over the frames, arrows, "
-    "occlusion, confidence, a wipe to the warped neighbour, the vector under the pointer."
-)
 EPILOG = """\
 examples:
   fullfield view 'mv.%04d.exr'

@@ -1,4 +1,7 @@
-"""Verb ``fullfield viz``: draw a flow."""
+"""Draw a flow.
+
+Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,6 @@ from fullfield.io.windows import Box
 if TYPE_CHECKING:
     from torch import Tensor
 
-HELP = "draw a flow"
-DESCRIPTION = "Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all."
 EPILOG = """\
 examples:
   fullfield viz flow.flo -o flow.png --max-motion 20

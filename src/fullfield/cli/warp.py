@@ -1,4 +1,8 @@
-"""Verb ``fullfield warp``: warp pictures along stored flow."""
+"""Warp a plate, a matte or a paint-over along stored flow.
+
+With --reference, warp a picture of that frame onto every frame, along the flow in between. Without it, warp each
+frame's neighbour onto the frame. All channels are warped, in float; unknown pixels are 0.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,6 @@ if TYPE_CHECKING:
     from fullfield.io.raw import Raw
     from fullfield.sequences.outputs import Inputs
 
-HELP = "warp a plate, a matte or a paint-over along stored flow"
-DESCRIPTION = (
-    "With --reference, warp a picture of that frame onto every frame, along the flow in between. Without it, warp each "
-    "frame's neighbour onto the frame. All channels are warped, in float; unknown pixels are 0."
-)
 EPILOG = """\
 examples:
   fullfield warp paint.1001.exr --reference 1001 --flow 'mv.%04d.exr' --frames 1001-1040 -o 'paint_on.%04d.exr'

@@ -1,4 +1,8 @@
-"""``fullfield weights``: list and download published weights of networks."""
+"""List, download or locate published weights of networks.
+
+List and download published weights of networks. Files are kept in the folder 'weights' of fullfield's cache; files that
+you put there by hand are used too.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,6 @@ from fullfield.cli.methods import fetching
 from fullfield.cli.progress import ProgressBar
 from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, cached_weights, fetch_weights
 
-HELP = "list, download or locate published weights of networks"
-DESCRIPTION = (
-    "List and download published weights of networks. Files are kept in the folder 'weights' of fullfield's cache; "
-    "files that you put there by hand are used too."
-)
 EPILOG = """\
 examples:
   fullfield weights list
