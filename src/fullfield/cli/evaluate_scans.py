@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from fullfield.datasets import Criteria, ScanDataset
     from fullfield.evaluation import ScanRun
     from fullfield.evaluation.sharing import Share

@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +28,6 @@ from fullfield.estimators.registry import method_of
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from fullfield.estimators.live import FramePair, LiveStatistics, PairFlow, Slot

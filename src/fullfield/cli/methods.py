@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import types
 import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,6 @@ from fullfield.estimators.registry import (
 from fullfield.models.weights import Origin, origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from torch import Tensor
 
 

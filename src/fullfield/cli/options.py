@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,6 @@ from fullfield.io.windows import Box, common_window
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from torch import Tensor
 

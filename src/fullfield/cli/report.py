@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +20,6 @@ from fullfield import __version__
 from fullfield._check import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from fullfield.sequences.outputs import Plan

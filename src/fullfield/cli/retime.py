@@ -7,6 +7,7 @@ backward flow; regions that only one of them shows come from that one.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -20,8 +21,6 @@ from fullfield.sequences.names import choose
 from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fullfield.io.raw import Raw
     from fullfield.sequences.changes import Small
 

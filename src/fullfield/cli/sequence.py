@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from fullfield.sequences.outputs import Plan
 
 _MANY = 3  # missing plates that are reported in one line

@@ -7,6 +7,7 @@ wipe to the warped neighbour, the vector under the pointer.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from fullfield.io.names import FLOW_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from torch import Tensor
 
 EPILOG = """\

@@ -7,6 +7,7 @@ frame's neighbour onto the frame. All channels are warped, in float; unknown pix
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,6 @@ from fullfield.sequences.names import Found, choose, find_frames, format_frames,
 from fullfield.sequences.records import Checksums, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from torch import Tensor
 
     from fullfield.io.raw import Raw

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield import _check
+from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, Record
 from fullfield.datasets.layout import (
@@ -388,10 +388,8 @@ class KubricNK(FlowDataset):
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow from 16-bit colours, scaled by the range in the scene's JSON file."""
-        from fullfield.io import read_frame
-
         low, high = _range(path.parent)
-        image = read_frame(path, transfer="srgb")
+        image = io.read_frame(path, transfer="srgb")
         if image.shape[0] != 3:
             raise InputError(f"{path}: expected 16-bit red and green, got {image.shape[0]} channel")
         flow = image[[1, 0]].to(torch.float64).mul_(high - low).add_(low).to(torch.float32)

@@ -81,19 +81,14 @@ def read_ahead(
                 still = {path for other, *_ in waiting for path in dataset.records[other].inputs}
                 kept = still | {record.frame2}
                 shared = {path: image for path, image in shared.items() if path in kept}
-                ahead = _depth(pair, known) if overlapping else 1
+                size = sum(image.nbytes for image in pair) + (0 if known is None else known.flow.nbytes)
+                ahead = max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1))) if overlapping else 1
                 yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
         finally:
             for _, images, true in waiting:
                 for future in (*images, true):
                     if future is not None:
                         future.cancel()
-
-
-def _depth(pair: list[Tensor], truth: Truth | None) -> int:
-    """Return the number of pairs to hold ahead."""
-    size = sum(image.nbytes for image in pair) + (0 if truth is None else truth.flow.nbytes)
-    return max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))
 
 
 class OnDevice:

@@ -30,6 +30,7 @@ from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord,
 from fullfield.evaluation.predict import Setting
 from fullfield.evaluation.run import RESULT, ScanRun, described, runtime, source_of
 from fullfield.evaluation.sharing import wait_for_all
+from fullfield.io import PointCloud
 from fullfield.metrics import (
     feature_matching_recall,
     inlier_ratio,
@@ -41,7 +42,6 @@ from fullfield.metrics import (
 )
 
 if TYPE_CHECKING:
-    from fullfield.io import PointCloud
     from fullfield.registration import Registration
 
 

@@ -6,10 +6,11 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, describe
@@ -18,9 +19,6 @@ from fullfield.io.arrays import member_shape, opened_archive, read_member, read_
 from fullfield.io.files import PathLike, atomic_path, check_readable, complaining, one_line
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, as_coordinates, las, pcd, ply
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
