@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullfield import _check
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import add_fields
@@ -137,7 +138,6 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.workers <= 1024:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
-    from fullfield import _check
     from fullfield.training.flow import FlowRun, train_flow
     from fullfield.training.flow.ranks import own_device, ranks
     from fullfield.training.flow.stepping import default_precision
@@ -159,15 +159,9 @@ def run(args: argparse.Namespace) -> int:
         )
     generators = _Generators(args, device)
     model, source = _network(args, device), _source(args, device, generators)
-    settings = FlowRun(
-        every=args.every,
-        validate=args.validate_every,
-        pause=None if args.pause is None else 60 * args.pause,
-        after=args.after,
-        curves=args.curves,
-        tensorboard=args.tensorboard,
-        recipe=_recipe(args),
-    )
+    pause = None if args.pause is None else 60 * args.pause
+    same = report.picked(args, "every", "after", "curves", "tensorboard")
+    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_recipe(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _validation(args, generators, fixed)
     with ranks(device) as team:
@@ -192,8 +186,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
         torch.manual_seed(args.seed)
         model = build_model(args.network)
         if args.correlation is not None:
-            if args.correlation not in BACKENDS:
-                raise InputError(f"--correlation: expected one of {', '.join(BACKENDS)}, got {args.correlation!r}")
+            _check.choice(args.correlation, "backend", BACKENDS)
             model.correlation = args.correlation
     if args.init is not None:
         with naming(weights="--init", source="--init"):
@@ -211,11 +204,9 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
     weight = 1.0
     if match["weight"] is not None:
         try:
-            weight = float(match["weight"])
-        except ValueError:
-            weight = 0.0
-        if not 0 < weight < float("inf"):
-            raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}")
+            weight = argtypes.positive(match["weight"])
+        except argparse.ArgumentTypeError:
+            raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}") from None
     if match["folder"] is None and match["name"].partition("-")[0] not in (_SYNTHETIC, "made"):
         raise InputError(f"{option} {text}: a data set needs its folder, NAME:FOLDER")
     return match["name"], match["folder"], weight
@@ -286,18 +277,15 @@ class _Generators:
         self._pictures: PicturePack | PictureAtlas | None = None
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
-        from fullfield.training.flow.pairs import PairGenerator
+        from fullfield.training.flow import PairGenerator
+        from fullfield.training.flow.pictures import load_pictures
 
         if self._pictures is None:
-            from fullfield.training.flow.pictures import load_pictures, procedural_pictures
-
-            pack = self._args.pictures
-            if pack is None and not self._args.quiet:
+            if self._args.pictures is None and not self._args.quiet:
                 report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
-            self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        pairs = PairGenerator(
-            self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers
-        )
+            self._pictures = load_pictures(self._args.pictures)
+        how: dict[str, Any] = {"pictures": self._pictures, "style": style, "workers": workers}
+        pairs = PairGenerator(self._args.size, seed=seed, device=self._device, **how)
         self._pictures = pairs.atlas
         return pairs
 
