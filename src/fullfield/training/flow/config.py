@@ -29,16 +29,16 @@ class FlowTraining(Config):
         "one-cycle", "one-cycle: the rate rises and falls; stable: it rises, stays and falls at the end", metavar="NAME"
     )
     learning_rate: float = parameter(4e-4, "highest learning rate")
-    weight_decay: float = parameter(1e-5, "weight decay of AdamW")
-    clip: float = parameter(1.0, "highest norm of the gradient")
-    max_flow: float = parameter(400.0, "pixels with longer motion do not count")
     warmup: float = parameter(0.05, "share of the training in which the rate rises")
     decay: float = parameter(0.2, "of --schedule stable: share in which the rate falls; 0: none")
     last: float = parameter(1e-3, "share of the rate that is left at the end")
+    weight_decay: float = parameter(1e-5, "weight decay of AdamW")
+    clip: float = parameter(1.0, "highest norm of the gradient")
     average: float = parameter(0.999, "share of the weights' moving average, the result, that a step keeps")
-    gamma: float = parameter(0.85, "weight of a prediction, relative to the next one's")
-    visible: float = parameter(1 / 3, "share of the training in which occluded pixels do not count [0.333]")
     loss: str = parameter("auto", "sequence, or mixture for networks with an uncertainty", metavar="NAME")
+    gamma: float = parameter(0.85, "weight of a prediction, relative to the next one's")
+    max_flow: float = parameter(400.0, "pixels with longer motion do not count")
+    visible: float = parameter(1 / 3, "share of the training in which occluded pixels do not count [0.333]")
     updates: int | tuple[int, int] | None = None
     """Updates of the network; None: the network's own number. Two numbers: each step draws one from the first to the
     second, decided by ``seed`` and the step's number, so that all processes and resumed runs draw the same."""
