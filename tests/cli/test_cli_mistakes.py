@@ -273,7 +273,7 @@ MISTAKES = {
         ("--warmup 2", "--warmup: expected a number >= 0 and <= 1"),
         ("--updates -1", "--updates: expected an integer >= 0"),
         ("--compile fast", "--compile: expected one of default"),
-        ("--seed -1", "--seed: expected a whole number >= 0"),
+        ("--seed -1", "--seed: expected an integer >= 0"),
         ("--workers -1", "--workers: expected a number from 0"),
         ("--device tpu", "--device: expected a device"),
     ],
