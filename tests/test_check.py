@@ -31,13 +31,6 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
-def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
-    assert check.STEPS == ("lint", "spelling", "format", "types", "kernels", "site", "tests")
-    (site,) = check.commands("site", ["--quick"])
-    assert site == [str(ROOT / "scripts" / "site.py"), "--quick"]
-    assert check.commands("spelling", []) == [["-m", "codespell_lib"]]
-
-
 def test_kernels_are_compiled_before_the_site_and_the_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ROOT / "src" / "fullfield"
     made = [path for path in source.rglob("*.py") if 'Kernels(f"{__package__}.' in path.read_text("utf-8")]
