@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from fullfield.cli import main as fullfield
 from fullfield.integrations.handle import is_patched
 from fullfield.io import write_image
+from fullfield.training import flow as flow_training
 from tools import __main__ as tools
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,6 +199,9 @@ def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     for number, frame in enumerate(torch.rand(2, 3, 24, 32, generator=torch.Generator().manual_seed(1)), 1):
         write_image(f"frame_{number:04d}.png", frame)
+    # Exposures of two instants in place of twelve, which take most of the time.
+    style = flow_training.SceneStyle(instants=2)
+    monkeypatch.setattr(flow_training, "PairGenerator", partial(flow_training.PairGenerator, style=style))
     names: dict[str, Any] = {}
     torch.manual_seed(0)
     for block in (loop, *others):
