@@ -384,7 +384,7 @@ def _() -> Any:
 
 
 def _scans() -> tuple[Any, Any]:
-    scan = room_scan(1, 1500)
+    scan = room_scan(1, 1000)
     turned = pose(3).cpu().numpy()
     return scan, scan @ turned[:3, :3].T + turned[:3, 3]
 
@@ -392,7 +392,7 @@ def _scans() -> tuple[Any, Any]:
 @case("registration.register", "registration.choose_voxel", "registration.alignment_errors", "testing.room_scan")
 def _() -> Any:
     source, target = _scans()
-    found = register(source, target, iterations=2000, samples=500)
+    found = register(source, target, iterations=500, samples=200)
     assert found.transform is not None
     return found.transform, found.confidence, choose_voxel(source, target), alignment_errors(source, target)
 
@@ -400,7 +400,7 @@ def _() -> Any:
 @case("registration.register_by_ransac", "registration.alignment")
 def _() -> Any:
     source, target = _scans()
-    found = register_by_ransac(source, target, iterations=2000, samples=500)
+    found = register_by_ransac(source, target, iterations=500, samples=200)
     assert found.transform is not None
     return found.transform, alignment(source, target, found.transform, voxel=choose_voxel(source, target))
 
@@ -408,7 +408,7 @@ def _() -> Any:
 @case("registration.LearnedDescriptor")
 def _() -> Any:
     source, target = _scans()
-    found = register(source, target, iterations=2000, samples=500, descriptor=LearnedDescriptor.shipped())
+    found = register(source, target, iterations=500, samples=200, descriptor=LearnedDescriptor.shipped())
     return found.transform
 
 
@@ -611,7 +611,8 @@ def _() -> list[Tensor]:
     pictures = (255 * values(2, 16, 16, 3)).to(torch.uint8)
     shapes = (255 * values(1, 8, 8)).to(torch.uint8)
     pack = PicturePack(pictures, shapes, ("a", "b"))
-    return [*learning.PairGenerator((16, 24), pictures=pack, compressed=1.0).batch(0, 2)]
+    style = learning.SceneStyle(instants=2)
+    return [*learning.PairGenerator((16, 24), pictures=pack, compressed=1.0, style=style).batch(0, 2)]
 
 
 @case("sequences.estimate_sequence")
