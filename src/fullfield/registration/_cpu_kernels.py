@@ -53,9 +53,9 @@ def _listed(indices, begin, count, i, row):
 
 @_jit
 def _seen(surface, size, i, row, n):
-    """Return how 16 neighbours are seen: distances, directions, normals, and the dot products of :func:`_dots`.
+    """Return distances, directions and normals of 16 neighbours, ``row[n : n + 16]``, seen from point ``i``.
 
-    ``surface`` holds coordinates and normals, ``size`` numbers each.
+    ``surface`` holds coordinates and normals, ``size`` numbers for each of x, y and z.
     """
     dx = gather(surface[:size], row, n) - splat(surface[i])
     dy = gather(surface[size : 2 * size], row, n) - splat(surface[size + i])
@@ -79,12 +79,15 @@ def _own_normal(surface, size, i):
 
 
 @_jit
-def _bin(value, begin, angles):
-    """Return the bins of values from 0 to 1, from ``begin`` on; where there are no angles, the one behind all."""
-    inside = minimum(maximum(value * splat(np.float32(BINS)), splat(np.float32(0.0))), splat(np.float32(BINS - 1)))
-    return angles * (inside + splat(np.float32(begin))) + (splat(np.float32(1.0)) - angles) * splat(
-        np.float32(3 * BINS)
-    )
+def _bin(value):
+    """Return the bins of values from 0 to 1, with a fraction."""
+    return minimum(maximum(value * splat(np.float32(BINS)), splat(np.float32(0.0))), splat(np.float32(BINS - 1)))
+
+
+@_jit
+def _where(condition, number, otherwise):
+    """Return ``number`` where the condition is 1, else ``otherwise``."""
+    return condition * number + (splat(np.float32(1.0)) - condition) * splat(np.float32(otherwise))
 
 
 @_jit
@@ -94,14 +97,14 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
     ``surface`` holds coordinates and normals, six times N numbers. A row of ``histograms`` has :data:`ROW` numbers.
     """
     size, room = surface.size // 6, _room(offsets, first, last)
-    row, bins, counted = np.empty(room, np.int32), np.empty(3 * room, np.int32), np.empty(3 * BINS + 1, np.int32)
-    zero, half, one, two = (
-        splat(np.float32(0.0)),
-        splat(np.float32(0.5)),
-        splat(np.float32(1.0)),
-        splat(np.float32(2.0)),
-    )
-    least = splat(np.float32(1e-6))
+    row, bins, counted = (
+        np.empty(room, np.int32),
+        np.empty(3 * room, np.int32),
+        np.empty(3 * BINS + 1, np.int32),
+    )  # the last: no angles
+    zero, half = splat(np.float32(0.0)), splat(np.float32(0.5))
+    one, two, least = splat(np.float32(1.0)), splat(np.float32(2.0)), splat(np.float32(1e-6))
+    second, third = splat(np.float32(BINS)), splat(np.float32(2 * BINS))
     for i in range(first, last):
         count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         u = _own_normal(surface, size, i)
@@ -119,10 +122,9 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
             for k in range(BINS - 1):
                 theta = theta + one - above(along * splat(_TANGENTS[k]), aside)
             alpha = (_dot(v, normal) * side * scale + one) * half
-            store_int32(bins, 3 * n, _bin(alpha, 0, angles))
-            store_int32(bins, 3 * n + LANES, _bin(phi * mirrored, BINS, angles))
-            middle = (theta + half) * splat(np.float32(1 / BINS))
-            store_int32(bins, 3 * n + 2 * LANES, _bin(middle, 2 * BINS, angles))
+            store_int32(bins, 3 * n, _where(angles, _bin(alpha), 3 * BINS))
+            store_int32(bins, 3 * n + LANES, _where(angles, _bin(phi * mirrored) + second, 3 * BINS))
+            store_int32(bins, 3 * n + 2 * LANES, _where(angles, theta + third, 3 * BINS))
         counted[:] = 0
         for n in range(np.uintp(3 * count)):
             counted[np.uintp(bins[n])] += 1
