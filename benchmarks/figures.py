@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+DPI = 150
+
+
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure of ``size`` (width and height in inches) and its axes, row by row."""
     # Not through pyplot, which would look for a display.
@@ -23,5 +26,5 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figu
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG."""
     with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
+        figure.savefig(temporary, dpi=DPI, format="png")
     return path

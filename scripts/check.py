@@ -37,16 +37,11 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
 ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
 STEPS = ("lint", "spelling", "format", "types", "kernels", "site", "tests")
-# Modules with compiled kernels. Compiled before the site and the tests, whose processes would all do it otherwise.
+# Modules with compiled kernels, in two processes. Compiled before the site and the tests, whose processes would all do
+# it otherwise.
 KERNELS = (
-    "ops.correlation.cpu",
-    "ops.neighbors.cpu",
-    "ops.point_conv.cpu",
-    "ops.spatial_correlation.cpu",
-    "ops.splatting.cpu",
-    "ops.tvl1.cpu",
-    "ops.tvl1.guided_cpu",
-    "registration.descriptors",
+    ("ops.correlation.cpu", "ops.spatial_correlation.cpu", "ops.splatting.cpu", "registration.descriptors"),
+    ("ops.neighbors.cpu", "ops.point_conv.cpu", "ops.tvl1.cpu", "ops.tvl1.guided_cpu"),
 )
 COMPILE = """
 import importlib, sys
@@ -63,7 +58,7 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
     if step == "site":
         return [[os.fspath(ROOT / "scripts" / "site.py"), *further]]
     if step == "kernels":
-        return [["-c", COMPILE, *KERNELS, *further]]
+        return [["-c", COMPILE, *modules, *further] for modules in KERNELS]
     if step == "long":
         return [["-m", *TESTS, "-m", "long", *further]]
     if step == "tests":
@@ -78,6 +73,7 @@ def stages(steps: Sequence[str], further: list[str]) -> list[list[list[str]]]:
     """
     found = {step: commands(step, further) for step in steps}
     checks = [command for step in steps if step not in ("site", "tests") for command in found[step]]
+    checks.sort(key=lambda command: "mypy" not in command and COMPILE not in command)  # the longest first
     site, tests = found.get("site", []), found.get("tests", [])
     return [checks, site, *([test] for test in tests)] if GPU else [checks, site + tests]
 

@@ -1,18 +1,21 @@
 """Mutation check: put small faults into the code, one at a time, and count those that the tests find.
 
 python scripts/mutate.py --count 40 --seed 1
-python scripts/mutate.py --count 5 --only fullfield/io
+python scripts/mutate.py --count 5 --only fullfield/io --notes notes.json
 
 A fault is one changed operator, comparison, constant or condition on a line inside a function. Each is tried in a copy
-of the repository with the tests of its package, so the checkout stays as it is. Those tests first have to pass without
-a fault. Exits with 1 if more than --missed faults survive. Survivors are printed: some change nothing that can be seen,
-most ask for a test.
+of the repository, so the checkout stays as it is. The tests of the packages first run without a fault, and have to
+pass; it is noted which functions each of them enters. A fault is then shown to the tests that enter its function, the
+shortest first, until one fails; where none enters it, as with functions that numba compiles, to all tests of its
+package. ``--notes`` names a file that keeps these notes for the next call. Exits with 1 if more than --missed faults
+survive. Survivors are printed: some change nothing that can be seen, most ask for a test.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import random
 import shutil
@@ -20,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,12 +41,15 @@ TESTS = {  # package -> tests that have to find a fault in it; the longest match
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
 SECONDS = 600  # a mutant that runs longer hangs, which is a finding
+Notes = dict[str, tuple[float, frozenset[str]]]
+"""Tests -> their seconds, and the functions that they enter, as FILE:LINE of the first line."""
 
 
 class Fault(NamedTuple):
     """One changed expression of a file."""
 
     path: Path
+    function: str  # that it is in, as in Notes
     node: ast.expr
     text: str  # what the expression becomes
 
@@ -83,7 +89,9 @@ def faults(path: Path) -> Iterator[Fault]:
     tree = ast.parse(path.read_text("utf-8"))
     inside = [part for part in ast.walk(tree) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))]
     seen: set[tuple[int, int]] = set()
-    for function in inside:
+    for function in reversed(inside):  # inner ones first
+        first = min(part.lineno for part in (function, *function.decorator_list))
+        name = f"{path.relative_to(SOURCE).as_posix()}:{first}"
         for statement in function.body:
             notes = {id(part) for outer in ast.walk(statement) for part in not_run(outer)}
             for node in ast.walk(statement):
@@ -93,7 +101,7 @@ def faults(path: Path) -> Iterator[Fault]:
                 if place not in seen:
                     for text in changed(node):
                         seen.add(place)
-                        yield Fault(path, node, text)
+                        yield Fault(path, name, node, text)
 
 
 def not_run(node: ast.AST) -> Iterator[ast.AST]:
@@ -112,28 +120,72 @@ def tests_of(path: Path) -> list[str]:
     return TESTS[max(fits, key=len)]
 
 
-def exit_code(copy: Path, tests: list[str], workers: int) -> int:
+def run(copy: Path, tests: Sequence[str], workers: int, *options: str, **environment: str) -> int:
     """Run tests in the copy and return pytest's exit code; 1 if they do not end."""
-    environment = {**os.environ, "PYTHONPATH": os.fspath(copy / "src"), "OMP_NUM_THREADS": "1"}
-    environment.setdefault("FULLFIELD_DATA", os.fspath(ROOT.parent / "shared" / "data"))
-    command = ["-m", "pytest", "-q", "-x", f"--numprocesses={workers}", "-p", "no:cacheprovider", *tests]
+    path = os.pathsep.join((os.fspath(copy / "src"), os.fspath(copy / "scripts")))
+    given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
+    given.setdefault("FULLFIELD_DATA", os.fspath(ROOT.parent / "shared" / "data"))
+    chosen = copy / "tests.txt"
+    chosen.write_text("\n".join(tests), "utf-8")
+    command = ["-m", "pytest", "-q", "-x", "-m", "not long", f"--numprocesses={workers}", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [sys.executable, *command], cwd=copy, env=environment, capture_output=True, check=False, timeout=SECONDS
+            [sys.executable, *command, *options, f"@{chosen}"],
+            cwd=copy,
+            env=given,
+            capture_output=True,
+            check=False,
+            timeout=SECONDS,
         )
     except subprocess.TimeoutExpired:
         return 1
     return done.returncode
 
 
-def found(fault: Fault, copy: Path, workers: int) -> bool:
+def noted(copy: Path, tests: Sequence[str], workers: int) -> Notes:
+    """Run tests without a fault and return what they enter; ValueError if they do not pass."""
+    place = copy / "entered"
+    source = os.fspath(copy / "src" / "fullfield")
+    code = run(copy, tests, workers, "-p", "entered", ENTERED_SOURCE=source, ENTERED_FILE=os.fspath(place))
+    if code:
+        raise ValueError(f"without a fault {' '.join(tests)} ends with {code}")
+    notes: Notes = {}
+    for part in copy.glob("entered*"):
+        for line in part.read_text("utf-8").splitlines():
+            test, seconds, functions = json.loads(line)
+            notes[test] = seconds, frozenset(functions)
+        part.unlink()
+    return notes
+
+
+def those_that_enter(fault: Fault, notes: Notes) -> list[str]:
+    """Return the tests of a fault's package that enter its function, the shortest first.
+
+    Where none does, as numba compiles it: those that enter a module beside it that names its own, or else all.
+    """
+    places = tuple(tests_of(fault.path))
+    near = {test: note for test, note in notes.items() if test.startswith(places)}
+    found = [test for test, (_, functions) in near.items() if fault.function in functions]
+    if not found:
+        users = [path for path in fault.path.parent.glob("*.py") if fault.path.stem in path.read_text("utf-8")]
+        begins = tuple(f"{path.relative_to(SOURCE).as_posix()}:" for path in users if path != fault.path)
+        found = [test for test, (_, functions) in near.items() if any(name.startswith(begins) for name in functions)]
+    return sorted(found or near, key=lambda test: near[test][0])
+
+
+def found(fault: Fault, copy: Path, notes: Notes, workers: int) -> bool:
     """Return whether the tests fail with the fault, or can no longer be collected."""
     target = copy / fault.path.relative_to(ROOT)
     target.write_text(fault.applied(), "utf-8")
+    tests = those_that_enter(fault, notes)
+    few = sum(notes[test][0] for test in tests) < 20  # then further processes would take longer to start
     try:
-        return exit_code(copy, tests_of(fault.path), workers) in (1, 2)
+        code = run(copy, tests, 0 if few else workers)
     finally:
         shutil.copyfile(fault.path, target)
+    if code > 2:  # pytest's own error, such as a test of the notes that is gone
+        raise SystemExit(f"mutate: pytest ends with {code} on {len(tests)} tests, of {fault}")
+    return code != 0
 
 
 def main() -> int:
@@ -144,6 +196,7 @@ def main() -> int:
     made.add_argument("--missed", type=int, default=2, help="faults that may survive [2]")
     made.add_argument("--only", default="", help="part of the paths of files")
     made.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    made.add_argument("--notes", type=Path, help="file that keeps what each test enters")
     made.add_argument("--list", action="store_true", help="print the faults and end")
     args = made.parse_args()
     draw = random.Random(args.seed)
@@ -163,13 +216,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "fullfield"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "results"))
-        for tests in {tuple(tests_of(fault.path)) for fault in drawn}:
-            if code := exit_code(copy, list(tests), args.workers):
-                print(f"mutate: without a fault {' '.join(tests)} ends with {code}", file=sys.stderr)
-                return 2
+        notes: Notes = {}
+        if args.notes is not None and args.notes.exists():
+            held = json.loads(args.notes.read_text("utf-8"))
+            notes = {test: (seconds, frozenset(functions)) for test, (seconds, functions) in held.items()}
+        wanted = dict.fromkeys(test for fault in drawn for test in tests_of(fault.path))
+        missing = [test for test in wanted if not any(name.startswith(test) for name in notes)]
+        try:
+            notes |= noted(copy, missing, args.workers) if missing else {}
+        except ValueError as error:
+            print(f"mutate: {error}", file=sys.stderr)
+            return 2
+        if args.notes is not None:
+            kept = {test: (seconds, sorted(functions)) for test, (seconds, functions) in notes.items()}
+            args.notes.write_text(json.dumps(kept), "utf-8")
         for number, fault in enumerate(drawn, 1):
             start = time.perf_counter()
-            hit = found(fault, copy, args.workers)
+            hit = found(fault, copy, notes, args.workers)
             survivors += [] if hit else [fault]
             seconds = time.perf_counter() - start
             print(f"{number}/{len(drawn)} {'found' if hit else 'MISSED'} {seconds:.0f} s {fault}", flush=True)

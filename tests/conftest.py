@@ -39,8 +39,7 @@ def data_dir() -> Path:
 
 
 # Tests on one thread: with two, a busy machine stalls every one of PyTorch's many small parallel regions.
-_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv", "bench/test_bench_tvl1_schedules",
-               "cli/test_cli_train_flow")  # fmt: skip
+_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv", "cli/test_cli_train_flow")
 
 
 @pytest.fixture(autouse=True)

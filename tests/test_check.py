@@ -31,23 +31,18 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
-def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
-    assert check.STEPS == ("lint", "spelling", "format", "types", "kernels", "site", "tests")
-    (site,) = check.commands("site", ["--quick"])
-    assert site == [str(ROOT / "scripts" / "site.py"), "--quick"]
-    assert check.commands("spelling", []) == [["-m", "codespell_lib"]]
-
-
 def test_kernels_are_compiled_before_the_site_and_the_tests(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ROOT / "src" / "fullfield"
     made = [path for path in source.rglob("*.py") if 'Kernels(f"{__package__}.' in path.read_text("utf-8")]
-    assert sorted(check.KERNELS) == sorted(".".join(path.relative_to(source).with_suffix("").parts) for path in made)
+    assert sorted(sum(check.KERNELS, ())) == sorted(
+        ".".join(path.relative_to(source).with_suffix("").parts) for path in made
+    )
     monkeypatch.setattr(check, "GPU", False)
     checks, at_once = check.stages(check.STEPS, [])
-    assert [command[1] for command in checks] == ["ruff", "codespell_lib", "ruff", "mypy", check.COMPILE]
+    assert [command[1] for command in checks] == ["mypy", *[check.COMPILE] * 2, "ruff", "codespell_lib", "ruff"]
     assert [Path(command[0]).name for command in at_once] == ["site.py", "-m"]
     monkeypatch.setattr(check, "GPU", True)
-    assert [len(jobs) for jobs in check.stages(check.STEPS, [])] == [5, 1, 1, 1], "nothing runs beside measured tests"
+    assert [len(jobs) for jobs in check.stages(check.STEPS, [])] == [6, 1, 1, 1], "nothing runs beside measured tests"
 
 
 def test_the_steps_end_where_one_fails(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

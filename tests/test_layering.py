@@ -37,7 +37,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"datasets", "estimators", "ops", "metrics", "io", "_check", *THIRD},
         {"registration"},
     ),
-    "sequences": ({"estimators", "ops", "io", "_check", *THIRD}, {"viz", "ray"}),
+    "sequences": ({"estimators", "ops", "io", "viz", "_check", *THIRD}, {"ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": (
         {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", *THIRD},
@@ -74,7 +74,9 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
 LIGHT = {
     "fullfield.ops.tvl1.config",
     "fullfield.io",
+    "fullfield.io.files",
     "fullfield.io.names",
+    "fullfield.io.windows",
     "fullfield.estimators.network_config",
     "fullfield.estimators.registry",
     "fullfield.models.raft.config",
@@ -82,6 +84,7 @@ LIGHT = {
     "fullfield.models.weights",
     "fullfield.training.flow.config",
     "fullfield.sequences.names",
+    "fullfield.sequences.records",
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 

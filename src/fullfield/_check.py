@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -101,6 +102,15 @@ def device(value: Any, name: str = "device") -> torch.device:
         reason = reason if len(reason) <= 120 else reason[:117].rsplit(" ", 1)[0] + " ..."
         raise InputError(f"{name}: expected a device of this machine, got {value!r} ({reason})") from None
     return chosen
+
+
+def torchrun() -> tuple[int, int]:
+    """Return this process's rank and the number of processes, as ``torchrun`` sets them; 0 and 1 without it."""
+    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    fits = rank.isdecimal() and count.isdecimal() and int(rank) < int(count)
+    expected = "numbers as torchrun sets them, the first the smaller"
+    require(fits, "RANK, WORLD_SIZE", expected, f"{rank!r}, {count!r}")
+    return int(rank), int(count)
 
 
 def number(

@@ -22,6 +22,12 @@ def _kept() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _coarse_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of a figure's time goes into its pixels."""
+    monkeypatch.setattr("benchmarks.figures.DPI", 40)
+
+
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own folder, also the working directory, with a.png, b.png and truth.flo."""

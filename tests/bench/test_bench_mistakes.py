@@ -46,23 +46,19 @@ MISTAKES = [
     ("models --weights raft=missing.pth", "missing.pth"),
     ("models --alt-cuda-corr missing", "--alt-cuda-corr missing: no such folder"),
     ("models --alt-cuda-corr . --no-peers", "which --no-peers leaves out"),
-    ("models -o results.txt", "results.txt"),
     *((f"models --stored {STORED} {option}", "--stored measures nothing; leave it out")
       for option in ("--updates 3", "--device cpu", "--repeats 5", "-o r.json", "--no-peers")),
     ("points --resume", "--output is absent"),
     ("points --seconds 0", "expected a number above 0"),
     ("points --kernel 9", "--kernel: expected 1 to 8"),
     ("points --channels 64", "expected INxOUT"),
-    ("points --grid 0", "expected a number above 0"),
     ("points --clouds nowhere.ply", "nowhere.ply"),
     ("points --pointelligence nowhere", "no such folder"),
     ("points --markdown tables.txt", ".md"),
-    ("points --device tpu", "--device"),
     ("record raft-small --pair a.png b.png -o absent", "--output absent: expected an existing folder"),
     ("record raft-small --pair a.png c.png -o .", "c.png"),
     ("record fullfield-s --pair a.png b.png -o . --weights no.pth", "no.pth"),
     ("reproduce absent", "absent: expected a folder of runs"),
-    ("reproduce --only figure1", "--only figure1: is a picture"),
     ("reproduce --only 4", "invalid choice"),
     ("reproduce --stand-in mine", "--stand-in: expected SET=NAME with SET one of charge-8k"),
     ("reproduce --only 2 --lookups a.png", "--lookups: is for table 3"),
@@ -71,7 +67,6 @@ MISTAKES = [
     ("reproduce -o a.png", "a.png: is a file"),
     ("correlation --levels 9", "--levels"),
     ("correlation --radius 0", "--radius"),
-    ("correlation --sizes 12", "WxH"),
     ("correlation --updates 1 2", "--sweep updates"),
     ("correlation --channels 32 64 --sweep size", "--sweep channels"),
     ("correlation --sizes 8x8 9x9 --sweep updates", "--sizes"),
@@ -79,31 +74,20 @@ MISTAKES = [
     ("correlation --lookups five.npy --updates 6", "expected the 8 updates"),
     ("correlation --compare other.json", "--plots"),
     ("correlation --compare other.json --plots .", "expected results"),
-    ("correlation --compare broken.json --plots .", "got something else"),
-    ("correlation --plots none", "--plots"),
     ("correlation --alt-cuda-corr none", "--alt-cuda-corr"),
     ("correlation --alt-cuda-corr .", "correlation_kernel.cu"),
-    ("correlation --device abacus", "--device"),
-    ("correlation --device meta", "--device"),
-    ("correlation -o r.txt", ".json"),
     ("correlation --backends magic", "magic"),
     ("analyze flow.npy", "flow.npy: expected lookups [U, 2, H, W], got shape [2, 4, 5]"),
-    ("analyze three.npy", "got shape [8, 3, 4, 5]"),
     ("analyze whole.npy", "expected floating point lookups, got int32"),
     ("analyze objects.npy", "objects.npy: not a readable .npy array"),
-    ("analyze archive.npy", "archive.npy: not a .npy file"),
-    ("analyze broken.json", "broken.json: not a .npy file"),
-    ("analyze short.npy", "short.npy: not a readable .npy array"),
     ("analyze header.npy", "header.npy: not a readable .npy array"),
     ("analyze huge.npy", "huge.npy: not a readable .npy array"),
     ("analyze none.npy", "no such file"),
     ("analyze .", "is a folder"),
     ("analyze five.npy --updates 4", "--updates: interpolation needs"),
-    ("analyze good.npy --levels 9", "--levels"),
     ("analyze good.npy --blocks 0", "--blocks"),
     ("analyze good.npy --layouts spiral", "--layouts"),
     ("analyze good.npy --plot out.jpg", ".png"),
-    ("analyze good.npy --plot none/out.png", "none"),
     ("analyze", "FILE"),
 ]  # fmt: skip
 
@@ -115,16 +99,12 @@ def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, shape, kind in (
         ("good", (8, 2, 12, 20), "f4"),
         ("flow", (2, 4, 5), "f4"),
-        ("three", (8, 3, 4, 5), "f4"),
         ("whole", (8, 2, 4, 5), "i4"),
         ("five", (5, 2, 4, 5), "f4"),
     ):
         np.save(folder / f"{name}.npy", np.zeros(shape, kind))
     np.save(folder / "objects.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
-    np.savez(folder / "archive.npz", a=np.zeros(3))
-    (folder / "archive.npz").rename(folder / "archive.npy")
     whole = (folder / "good.npy").read_bytes()
-    (folder / "short.npy").write_bytes(whole[:200])
     (folder / "header.npy").write_bytes(whole[:40])
     (folder / "huge.npy").write_bytes(whole.replace(b"(8, 2, 12, 20)", b"(8, 2, 99999, 99999)"))
     (folder / "other.json").write_text('{"bench": "tvl1"}')

@@ -121,18 +121,13 @@ def test_bench_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     small = tvl1.synthetic_pair(64, 96)
     monkeypatch.setattr(tvl1, "synthetic_pair", lambda: small)
     monkeypatch.setattr(tvl1, "peers", list)
-    checked: list[str] = []
-    process = tvl1._flow_command
 
-    def once(frames: list[Path], preset: str, output: Path) -> dict[str, Any]:
-        """The timed call is a process; the one before it, whose flow is checked, need not be: see test_large_frames."""
-        if preset in checked:
-            return process(frames, preset, output)
-        checked.append(preset)
+    def command(frames: list[Path], preset: str, output: Path) -> dict[str, Any]:
+        """Write the flow as the command does, whose process test_large_frames starts."""
         write_flow(output, estimate(*frames, "tvl1", preset=preset).flow)
         return {}
 
-    monkeypatch.setattr(tvl1, "_flow_command", once)
+    monkeypatch.setattr(tvl1, "_flow_command", command)
     out = tmp_path / "r.json"
     assert main(["tvl1", "--repeats", "1", "-o", str(out), "--json", "-q"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -140,10 +135,9 @@ def test_bench_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert printed["cases"] == stored["cases"]
     fixed, own, whole = stored["cases"]
     assert {row["name"] for row in whole["rows"]} == {"fast", "default"}
-    assert all(row["median_s"] > 0.3 for row in whole["rows"]), "a whole process imports PyTorch"
+    assert all(row["median_s"] > 0 for row in whole["rows"])
     assert fixed["rows"][0]["rate"] == pytest.approx(fixed["rows"][0]["work"] / fixed["rows"][0]["median_s"])
     assert {row["name"] for row in own["rows"]} == {f"fullfield {name}" for name in PRESETS}
-    monkeypatch.setattr(tvl1, "whole_command", lambda *_: whole)  # its processes have been seen to run
     assert main(["tvl1", "--repeats", "1"]) == 0
     captured = capsys.readouterr()
     assert "pixel-iterations/s" in captured.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import re
@@ -17,6 +18,7 @@ import torch
 import fullfield.estimators.estimation
 import fullfield.io
 import fullfield.ops.tvl1
+from fullfield.cli import doctor
 from fullfield.cli.demo import FILES
 from fullfield.cli.doctor import install_command
 from fullfield.io import read_flow, read_frame
@@ -81,6 +83,17 @@ def test_the_demo_s_flow_is_that_of_its_frames(cli: Any, tmp_path: Path) -> None
     assert Path("again.flo").read_bytes() == (folder / "flow.flo").read_bytes()
 
 
+# Most of a call's time goes into these two, which only a few tests look at.
+MAIN_JOB, COLOURS = functools.cache(doctor._main_job), functools.cache(doctor._colour_management)
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main job and colour management are tried once in this process."""
+    monkeypatch.setattr(doctor, "_main_job", MAIN_JOB)
+    monkeypatch.setattr(doctor, "_colour_management", COLOURS)
+
+
 def test_doctor_on_a_machine_that_works(cli: Any) -> None:
     ran = cli("doctor", "--json")
     report = ran.json
@@ -94,6 +107,7 @@ def test_doctor_on_a_machine_that_works(cli: Any) -> None:
     assert "folder" in report["kernel_cache"]
 
 
+@pytest.mark.usefixtures("quickly")
 def test_doctor_says_why_a_backend_refuses(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.ops.tvl1.backends", lambda: [("cpu", "numba is ill"), ("reference", None)])
     ran = cli("doctor")
@@ -102,6 +116,7 @@ def test_doctor_says_why_a_backend_refuses(cli: Any, monkeypatch: pytest.MonkeyP
     assert "main job      works" in ran.out
 
 
+@pytest.mark.usefixtures("quickly")
 def test_doctor_says_what_packages_are_for(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     uses = {
         "av": "video files and streams",
@@ -117,6 +132,7 @@ def test_doctor_says_what_packages_are_for(cli: Any, monkeypatch: pytest.MonkeyP
     assert uses.keys() <= cli("doctor", "--json").json["packages"].keys()
 
 
+@pytest.mark.usefixtures("quickly")
 def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
@@ -159,6 +175,7 @@ def test_extras_are_installed_from_where_the_package_came(
     assert install_command("ray") == ("pip install 'fullfield[ray]'" if by_name else f"pip install {options}'.[ray]'")
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("operator", ["correlation", "tvl1", "spatial_correlation", "matching"])
 def test_doctor_says_what_operators_run_on(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
     own = import_module(f"fullfield.ops.{operator}").backends()
@@ -188,6 +205,7 @@ def test_doctor_says_what_operators_run_on(cli: Any, monkeypatch: pytest.MonkeyP
     assert [on_gpus[name]["backend"] for name in ("cuda:0", "cuda:1")] == ["cuda", "reference"]
 
 
+@pytest.mark.usefixtures("quickly")
 def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
     monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
@@ -200,6 +218,7 @@ def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.Monk
     assert "point_conv    on cuda:0: backend cpu\n              cuda: too old\n" in out
 
 
+@pytest.mark.usefixtures("quickly")
 def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.ops.correlation.backends", lambda *_: [("reference", None)])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

@@ -32,7 +32,7 @@ def rooms(scene: Path) -> str:
 
 
 def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., str], rooms: str) -> None:
-    few = ("--ransac", "2000")
+    few = ("--ransac", "500")
     ran = cli("evaluate", "fpfh", rooms, "--samples", "400,60", *few)
     assert ran.code == 0, ran.err
     assert ran.out.startswith("runs/3dmatch/fpfh: fpfh, 2 pairs, 1 of them count")
@@ -41,7 +41,7 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., s
     assert [row[:2] for row in rows[2:4]] == [["400", "100.0"], ["60", "100.0"]]
     assert "max_rmse 0.2, inlier_distance 0.1, inlier_ratio 0.05" in ran.out
     stored = json.loads(Path("runs/3dmatch/fpfh/samples-60/result.json").read_text())
-    assert stored["config"]["parameters"] == {"voxel": None, "seed": 0, "iterations": 2000, "samples": 60}
+    assert stored["config"]["parameters"] == {"voxel": None, "seed": 0, "iterations": 500, "samples": 60}
     assert not stored["pairs"]["room/0_1"]["accepted"]
     assert stored["pairs"]["room/0_2"]["matches"] <= 60
 
@@ -58,17 +58,17 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., s
 
 
 def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], rooms: str) -> None:
-    words = ("--samples", "300", "--voxel", "0.12", "--seed", "5", "--ransac", "2000", "-o", "mine")
+    words = ("--samples", "300", "--voxel", "0.12", "--seed", "5", "--ransac", "500", "-o", "mine")
     result = cli("evaluate", "fpfh", rooms, *words, "--json").json["runs"][0]
     assert result["run"] == "mine/samples-300"
-    assert result["config"]["parameters"] == {"voxel": 0.12, "seed": 5, "iterations": 2000, "samples": 300}
+    assert result["config"]["parameters"] == {"voxel": 0.12, "seed": 5, "iterations": 500, "samples": 300}
     told = refused("evaluate", "fpfh", rooms, "--samples", "300", "-o", "mine")
     assert "parameters.voxel was 0.12, is None" in told
-    assert "parameters.iterations was 2000, is 50000" in told
+    assert "parameters.iterations was 500, is 50000" in told
 
 
 def test_a_protocol_lists_ransac_beside_the_whole_pipeline(cli: Any, rooms: str) -> None:
-    few = ("--ransac", "2000", "--voxel", "0.12", "--protocol", "pointcnnpp", "--samples", "400,60")
+    few = ("--ransac", "500", "--voxel", "0.12", "--protocol", "pointcnnpp", "--samples", "400,60")
     ran = cli("evaluate", "fpfh", rooms, *few)
     assert ran.code == 0, ran.err
     rows = [line.split() for line in ran.out.splitlines()]
@@ -81,7 +81,7 @@ def test_a_protocol_lists_ransac_beside_the_whole_pipeline(cli: Any, rooms: str)
     assert "max_rmse 0.2, inlier_distance 0.1, inlier_ratio 0.05" in ran.out
     stored = json.loads(Path("runs/3dmatch/fpfh/ransac-samples-400/result.json").read_text())
     assert stored["config"]["parameters"] == {
-        "voxel": 0.12, "seed": 0, "iterations": 2000, "samples": 400, "ransac_only": True
+        "voxel": 0.12, "seed": 0, "iterations": 500, "samples": 400, "ransac_only": True
     }  # fmt: skip
     assert stored["pairs"]["room/0_1"]["accepted"]  # nothing judges it
     whole = json.loads(Path("runs/3dmatch/fpfh/samples-400/result.json").read_text())

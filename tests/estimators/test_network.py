@@ -350,7 +350,12 @@ WHOLE = slice(None), slice(None)
 
 
 @pytest.mark.parametrize(
-    ("pair", "part"), [("sequence_2", (slice(100, 400), slice(256, 640))), ("market_5", WHOLE), ("ambush_2", WHOLE)]
+    ("pair", "part"),
+    [
+        ("sequence_2", (slice(100, 400), slice(256, 640))),
+        ("market_5", WHOLE),
+        pytest.param("ambush_2", WHOLE, marks=pytest.mark.long),
+    ],
 )
 def test_double_finds_thin_things_and_keeps_long_motion(data_dir: Path, pair: str, part: tuple[slice, slice]) -> None:
     rows, columns = part

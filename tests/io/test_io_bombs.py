@@ -146,7 +146,7 @@ def test_ply_vertices_without_properties(tmp_path: Path, form: str) -> None:
         (npy("(1if 1else 2, 3)"), "not in NumPy's format"),
         (npy("(" * 4000 + ")" * 4000), "not in NumPy's format"),
         (npy("(2, 3)", r"<f8\d"), "real numbers|NumPy's format"),
-        (npy("(2, 3)", "<f3"), "real numbers, got '<f3'"),
+        (npy("(2, 3)", "<f3"), "not in NumPy's format"),
         (npy("(99999999999999999999, 3)"), "shape"),
         (npy("(2, 3)").replace(b"'shape'", b"'sharp'"), "not in NumPy's format"),
         (npy("(2, 3)").replace(b"False", b"Fals "), "not in NumPy's format"),
@@ -158,6 +158,7 @@ def test_npy_headers_that_are_no_plain_array(tmp_path: Path, header: bytes, matc
         refused(tmp_path / "a.npy", header + bytes(48), match)
 
 
+@pytest.mark.filterwarnings("ignore:Reading `.npy`:UserWarning")  # NumPy's note on a file of Python 2
 @pytest.mark.parametrize(
     "header",
     [

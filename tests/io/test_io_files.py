@@ -151,7 +151,7 @@ folder = Path(sys.argv[2])
 for name in WRITERS:
     write(folder / name, 120)
 whole = {name: (folder / name).read_bytes() for name in WRITERS}
-for short in (1, 40, 2000, 9000, 20000):
+for short in (1, 2000, 20000):
     for name in WRITERS:
         limit = max(len(whole[name]) - short, 0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -204,7 +204,7 @@ def test_a_killed_run_leaves_no_half_file(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.1)
-        for _ in range(20):
+        for _ in range(10):
             assert read_flow(target).flow.shape[1] in (5, 300, 301)
         process.kill()
     assert read_flow(target).flow.shape[1] in (5, 300, 301)

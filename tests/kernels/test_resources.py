@@ -34,6 +34,8 @@ from fullfield.ops.tvl1.cuda import fused as tvl1_fused
 from fullfield.ops.tvl1.cuda import passes as tvl1
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
+from fullfield.registration import cuda as describing
+from fullfield.registration.learned_network import INPUTS, KERNEL
 from fullfield.training.flow.convex_loss import cuda as loss
 from fullfield.training.flow.layered import cuda as layered
 
@@ -143,6 +145,7 @@ def of_point_convolutions(arch: str) -> Limits:
 def of_geometries(arch: str) -> Limits:
     sources = {neighbors.radius_source(): 64, neighbors.thin_source(): 56}
     sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
+    sources |= {describing.source(INPUTS, KERNEL): 80}
     sources |= {triplets.source(*where): 48 for where in product((False, True), repeat=2)}
     sources |= {pooling.source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
     sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}

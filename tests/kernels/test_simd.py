@@ -27,20 +27,33 @@ def _arithmetic(a, b, out):  # type: ignore[no-untyped-def]
     simd.store(out, 128, simd.within(x, simd.splat(np.float32(0.0)), simd.splat(np.float32(2.0))))
     simd.store(out, 144, simd.reciprocal_where(x, simd.splat(np.float32(1.0))))
     simd.store(out, 160, simd.lane_numbers())
+    simd.store(out, 176, simd.above(x, y))
 
 
 def test_lanes() -> None:
     a = RNG.uniform(-4, 4, 19).astype(np.float32)
     a[5] = 2.0
     b = RNG.uniform(0.5, 4, 16).astype(np.float32)
-    out = np.full(200, np.nan, np.float32)
+    out = np.full(216, np.nan, np.float32)
     _arithmetic(a, b, out)
     x = a[3:]
     with np.errstate(divide="ignore"):
         expected = [x + b, x - b, x * b, x / b, np.minimum(x, b), np.maximum(x, b), np.sqrt(b), np.floor(x)]
-    expected += [(x >= 0) & (x <= 2), np.where(x > 1, 1 / x, 0), np.arange(16)]
+    expected += [(x >= 0) & (x <= 2), np.where(x > 1, 1 / x, 0), np.arange(16), x > b]
     np.testing.assert_allclose(out[: 16 * len(expected)], np.concatenate(expected), rtol=3e-7)
     assert np.isnan(out[16 * len(expected) :]).all(), "nothing is written beyond the 16 lanes"
+
+
+@numba.njit
+def _gathered(a, indices, out):  # type: ignore[no-untyped-def]
+    simd.store(out, 0, simd.gather(a, indices, 3))
+
+
+def test_values_come_from_their_indices() -> None:
+    a, indices = RNG.uniform(-4, 4, 50).astype(np.float32), RNG.integers(0, 50, 19).astype(np.int32)
+    out = np.zeros(16, np.float32)
+    _gathered(a, indices, out)
+    np.testing.assert_array_equal(out, a[indices[3:]])
 
 
 @numba.njit

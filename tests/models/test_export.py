@@ -14,6 +14,7 @@ from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, export
 from fullfield.models.export import export_onnx, export_program
 from fullfield.models.framing import STRIDE
+from fullfield.ops.correlation.traceable import FORMS
 from refusals import refuses
 
 Network = RAFT | SEARAFT
@@ -59,17 +60,41 @@ def check(path: Path, model: Network, pictures: tuple[Tensor, Tensor], updates: 
         torch.testing.assert_close(run(path, pictures), expected, rtol=0, atol=1e-4)
 
 
-# Most of the time goes into PyTorch's exporter, so graphs are small: two levels. Three exports see every network, both
-# lookups, one size and any. Symbolic sizes of both lookups: tests/ops/correlation/test_traceable.py.
-def test_onnx_of_one_size(tmp_path: Path) -> None:
+def plainly_encoded(config: RAFTConfig | SEARAFTConfig, *encoders: str) -> Network:
+    """A network with one convolution in place of these encoders, whose operators take most of the exporter's time."""
+    model = network(config)
+    for name in encoders:
+        convolution = torch.nn.Conv2d(3, getattr(model, name).conv2.out_channels, STRIDE, STRIDE)
+        setattr(model, name, torch.nn.Sequential(OrderedDict(conv1=convolution)))
+    return model
+
+
+@pytest.mark.parametrize("lookup", FORMS)
+@pytest.mark.parametrize("config", [SEA_RAFT, SMALL, LARGE], ids=["sea-raft", "raft-small", "raft"])
+def test_the_parts_of_a_graph_are_the_network(config: Any, lookup: str) -> None:
+    """Called one after the other, without an exporter; frames of 65×86 are padded, those of 64×80 are not."""
+    model = network(config)
+    begin, step = export._Begin(model, lookup), export._Step(model, lookup)
+    for size in ((65, 86), (64, 80)):
+        pictures = frames(*size, batch=2)
+        with torch.no_grad():
+            net, coords, context, *state = begin(*pictures)
+            for _ in range(2):
+                net, coords = step(net, coords, context, state)
+            flow = export._Finish(model, size if size == (65, 86) else None)(net, coords)
+            torch.testing.assert_close(flow, model(*pictures, 2), rtol=0, atol=1e-4)
+
+
+# Most of the time goes into PyTorch's exporter, so graphs are small: two levels, and one network in the usual checks.
+# Symbolic sizes of both lookups: tests/ops/correlation/test_traceable.py.
+def test_onnx_of_any_size(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    model = network(SEA_RAFT.replace(levels=2, radius=2))
-    path = export_onnx(model, tmp_path / "flow.onnx", 65, 86, batch=2, lookup="linear")
+    model = plainly_encoded(SMALL.replace(levels=2, radius=1), "fnet", "cnet")
+    path = export_onnx(model, tmp_path / "flow.onnx", 64, 80, dynamic=True)
     assert [p.name for p in tmp_path.iterdir()] == ["flow.onnx"]
-    pictures = frames(65, 86, batch=2)
-    check(path, model, pictures)
-
+    for size in ((64, 80), (96, 56), (32, 32), (40, 200)):
+        check(path, model, frames(*size))
     stored = onnx.load(path)
     assert [(o.domain, o.version) for o in stored.opset_import] == [("", 18)]
     nodes = [*stored.graph.node]
@@ -81,30 +106,59 @@ def test_onnx_of_one_size(tmp_path: Path) -> None:
     assert loops[0].input[1] == ""
     assert not [n for n in body.node if body.input[1].name in n.input]
     updates = next(i for i in stored.graph.initializer if i.name == "updates")
-    for count in (0, 7):
-        updates.CopyFrom(onnx.helper.make_tensor("updates", onnx.TensorProto.INT64, [], [count]))
-        onnx.save(stored, path)
-        check(path, model, pictures, count)
+    updates.CopyFrom(onnx.helper.make_tensor("updates", onnx.TensorProto.INT64, [], [7]))
+    onnx.save(stored, path)
+    check(path, model, frames(64, 80), 7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("config", "lookup"),
+    ("config", "lookup", "encoders"),
     [
-        pytest.param(LARGE.replace(levels=2, radius=1), "linear", id="raft-linear"),
-        pytest.param(SMALL.replace(levels=2, radius=1), "dense", id="raft-small-dense", marks=pytest.mark.long),
+        pytest.param(LARGE.replace(levels=2, radius=1), "linear", ("cnet",), id="raft-linear"),
+        pytest.param(SMALL.replace(levels=2, radius=1), "dense", ("fnet", "cnet"), id="raft-small-dense"),
     ],
 )
-def test_onnx_of_any_size(config: Any, lookup: str, tmp_path: Path) -> None:
+def test_onnx_of_further_networks(config: Any, lookup: str, encoders: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    model = network(config)
-    # One encoder of three: the others have its operators, and would take half of the time.
-    for name in ("cnet",) if lookup == "linear" else ("fnet", "cnet"):
-        convolution = torch.nn.Conv2d(3, getattr(model, name).conv2.out_channels, STRIDE, STRIDE)
-        setattr(model, name, torch.nn.Sequential(OrderedDict(conv1=convolution)))
+    model = plainly_encoded(config, *encoders)
     path = export_onnx(model, tmp_path / "flow.onnx", 64, 80, lookup=lookup, dynamic=True, updates=2)
     for size in ((64, 80), (96, 56), (32, 32), (40, 200)):
         check(path, model, frames(*size), updates=2)
+
+
+@pytest.mark.long
+def test_onnx_of_one_size(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model = network(SEA_RAFT.replace(levels=2, radius=2))
+    path = export_onnx(model, tmp_path / "flow.onnx", 65, 86, batch=2, lookup="linear")
+    check(path, model, frames(65, 86, batch=2))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_file_states_the_sizes_of_its_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    values = [helper.make_tensor_value_info(name, kind, None) for name in ("frame1", "frame2", "flow")]
+    node = helper.make_node("Add", ["frame1", "frame2"], ["flow"])
+    counts: list[int] = []
+
+    def assembled(_: object, count: int) -> Any:
+        counts.append(count)
+        return helper.make_model(helper.make_graph([node], "quick", values[:2], values[2:]))
+
+    monkeypatch.setattr(export, "_parts", lambda *_: None)
+    monkeypatch.setattr(export, "_assembled", assembled)
+    path = export_onnx(network(SMALL), tmp_path / "flow.onnx", 128, 136, batch=2, dynamic=dynamic)
+    graph = onnx.load(path).graph
+    sizes = [[d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.output)]
+    size = ["height", "width"] if dynamic else [128, 136]
+    assert sizes == [[2, 3, *size], [2, 3, *size], [2, 2, *size]]
+    export_onnx(network(SMALL), path, 128, 136, updates=5)
+    assert counts == [SMALL.updates, 5]
 
 
 @pytest.mark.parametrize("config", [SEA_RAFT, LARGE], ids=["sea-raft", "raft"])
@@ -119,11 +173,14 @@ def test_torch_export(config: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [pytest.param(SEA_RAFT, id="sea-raft"), pytest.param(SMALL, id="raft-small", marks=pytest.mark.long)],
+    ("config", "encoders"),
+    [
+        pytest.param(SMALL, ("fnet", "cnet"), id="raft-small"),
+        pytest.param(SEA_RAFT, (), id="sea-raft", marks=pytest.mark.long),
+    ],
 )
-def test_torch_export_of_any_size(config: Any, tmp_path: Path) -> None:
-    model = network(config.replace(levels=2, radius=1))
+def test_torch_export_of_any_size(config: Any, encoders: tuple[str, ...], tmp_path: Path) -> None:
+    model = plainly_encoded(config.replace(levels=2, radius=1), *encoders)
     program = export_program(model, 64, 80, dynamic=True, updates=1)
     torch.export.save(program, tmp_path / "flow.pt2")
     loaded = torch.export.load(tmp_path / "flow.pt2").module()

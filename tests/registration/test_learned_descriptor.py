@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from emulator import FLAGS, Emulator
 from numpy.typing import NDArray
 from safetensors.torch import save
 
 from fullfield import InputError
+from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
-from fullfield.registration import DescriptorConfig, LearnedDescriptor, learned, register, tensor_inputs
-from fullfield.registration.descriptors import local_shapes
+from fullfield.ops.point_conv.cuda import triplets
+from fullfield.registration import DescriptorConfig, LearnedDescriptor, cuda, learned, register
+from fullfield.registration.descriptors import local_shapes, plane_normals
 from fullfield.registration.learned import MOST_BYTES, batched, levels_on_device, network_input, network_levels
 from fullfield.registration.learned_network import (
     CELLS,
@@ -25,8 +29,6 @@ from fullfield.registration.learned_network import (
     RINGS,
     WIDTH,
     DescriptorNetwork,
-    pair_cells,
-    sorted_cells,
     surroundings,
 )
 from fullfield.registration.scan import kept, prepare
@@ -72,21 +74,108 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
     assert np.isfinite(local_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 2.0)).all()
 
 
-def test_the_processors_cells_are_those_of_tensors(room: Floats) -> None:
-    points, normals, *_ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
-    draw = torch.Generator().manual_seed(0)
-    some = torch.randn(400, 3, generator=draw)
-    points = torch.cat([points, points[:3], 5 * some])  # three twice, some with any normal
-    normals = torch.cat([normals, -normals[:3], torch.nn.functional.normalize(some.flip(0), dim=1)])
-    offsets = torch.tensor([0, 700, len(points)])
+@pytest.mark.parametrize("scale", [(1, 1, 1), (3, 1, 0.1), (3, 2, 0), (2, 0, 0), (1e-3, 1e-3, 1e-7)])
+def test_normals_have_the_least_variance(scale: tuple[float, ...]) -> None:
+    cloud = np.random.default_rng(0).normal(size=(400, 3)) * scale @ turn().T
+    variances, axes = np.linalg.eigh(np.cov(cloud.T, bias=True))
+    normal, shape = plane_normals(cloud, cloud[:1], 100.0)[0], local_shapes(cloud, cloud[:1], 100.0)[0]
+    assert normal @ np.cov(cloud.T, bias=True) @ normal == pytest.approx(variances[0], abs=1e-9 * variances[2])
+    assert np.linalg.norm(normal) == pytest.approx(1.0)
+    least, middle, most = np.sqrt(variances.clip(0))
+    wanted = 3 * variances[0] / variances.sum(), (middle - least) / most, (most - middle) / most
+    assert shape[:3] == pytest.approx(wanted, abs=1e-6)
+    if variances[1] - variances[0] > 1e-9:
+        assert abs(normal @ axes[:, 0]) == pytest.approx(1.0)
+        assert shape[3] == pytest.approx(abs((cloud.mean(0) - cloud[0]) @ axes[:, 0]) / 100, rel=1e-6)
+
+
+def pair_cells(points: torch.Tensor, normals: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """Return the kernel cells [T] of the points ``j`` seen from the points ``i``, as the definition has it."""
+    away = points[j] - points[i]
+    distance = away.norm(dim=1)
+    away = away / distance.clamp(min=1e-6)[:, None]
+    own, other = normals[i], normals[j]
+    height = (own * away).sum(1)
+    own = torch.where(height[:, None] < 0, -own, own)
+    along = (own * other).sum(1)
+    other = torch.where(along[:, None] < 0, -other, other)
+    bend = torch.acos(along.abs().clamp(max=1))
+    # Where the normals are about perpendicular, the bend's direction is random: it follows their signs.
+    bend = torch.where(((other * away).sum(1) >= height.abs()) | (bend > 1.2), bend, -bend)
+    edges = [torch.tensor(e) for e in (RINGS[:-1], (0.15, 0.5), (-0.6, 0.0, 0.6, 1.2))]
+    ring, elevation, turn = (torch.bucketize(v, e) for v, e in zip((distance, height.abs(), bend), edges, strict=True))
+    return (ring * KERNEL[1] + elevation) * KERNEL[2] + turn
+
+
+def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tensor) -> None:
     around = surroundings(points, normals, offsets)
-    counts, j, k = sorted_cells(points, normals, radius_search(points, RINGS[-1], offsets=offsets))
     rows, found_j, found_k = around.geometry.triplets()
-    assert torch.equal(rows, torch.repeat_interleave(torch.arange(len(points)), counts.sum(1).long()))
-    assert torch.equal(around.cells.sum(1), counts.sum(1))
-    for found, wanted in ((found_k, k), (found_j, j)):
-        assert (found != wanted).double().mean() < 1e-3  # rounded otherwise, a value may cross an edge
-    assert (around.cells - counts).abs().sum() < 1e-3 * len(k)
+    found = radius_search(points, RINGS[-1], offsets=offsets)
+    i, j = torch.repeat_interleave(torch.arange(len(points)), found.offsets.diff()), found.indices.long()
+    i, j = i[i != j], j[i != j]
+    wanted = pair_cells(points, normals, i, j)
+    assert torch.equal(rows, i)
+    order = torch.argsort(found_j + rows * len(points))
+    assert torch.equal(found_j[order], j)
+    assert (found_k[order] != wanted).double().mean() < 1e-3  # rounded otherwise, a value may cross an edge
+    counts = torch.bincount(rows * CELLS + found_k, minlength=len(points) * CELLS).view(-1, CELLS)
+    assert torch.equal(around.cells, counts.float())
+
+
+def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return points, normals and offsets of two clouds; some points are three times there, some have any normal."""
+    points, normals, *_ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    points, normals = points[:count], normals[:count]
+    some = torch.randn(min(400, count), 3, generator=torch.Generator().manual_seed(0))
+    points = torch.cat([points, points[:3], 5 * some])
+    normals = torch.cat([normals, -normals[:3], torch.nn.functional.normalize(some.flip(0), dim=1)])
+    return points, normals, torch.tensor([0, len(points) // 3, len(points)])
+
+
+def test_the_processors_cells_are_those_of_the_definition(room: Floats) -> None:
+    check_cells(*some_surface(room))
+
+
+@pytest.fixture
+def emulated(emulate: Callable[..., Emulator]) -> Emulator:
+    # The emulator's header has no square root in float64.
+    return emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
+
+
+@pytest.mark.parametrize("schedule", [0, 1])
+def test_gpus_cells_are_those_of_the_definition(room: Floats, emulated: Emulator, schedule: int) -> None:
+    given = some_surface(room, 300)
+    emulated.schedule = schedule
+    check_cells(*given)
+    assert emulated.launched["look_at_pairs"] == 1
+
+
+def test_gpus_give_the_inputs_of_processors(room: Floats, emulate: Callable[..., Emulator]) -> None:
+    fine = room[kept(room, 0.5)]
+    fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
+    rows = kept(fine, 1.0)
+    wanted = network_levels(fine, rows, 2, around=True)
+    model = DescriptorNetwork(SMALL)
+    known = [model.known(one.features, one.around) for one in wanted.inputs]
+    machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
+    machine.schedule = 1
+    found = levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
+    for one, other, there in zip(found.inputs, wanted.inputs, known, strict=True):
+        assert torch.equal(one.points, other.points)
+        assert (one.normals * other.normals).sum(1).abs().min() > 0.9999
+        apart = (one.features - other.features).abs().amax(1)
+        assert apart.median() < 1e-5
+        assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
+        assert (one.around.cells - other.around.cells).abs().sum() < 1e-3 * other.around.cells.sum()
+        apart = (model.known(one.features, one.around) - there).abs().amax(1)
+        assert apart.median() < 1e-5
+        assert (apart > 1e-2).double().mean() < 1e-2
+        assert one.around.geometry.backward is None
+    for one, other in zip(found.links, wanted.links, strict=True):
+        assert torch.equal(one.kept, other.kept)
+        assert torch.equal(one.nearest, other.nearest)
+        assert torch.allclose(one.weights, other.weights)
+    assert machine.launched["known_properties"] == machine.launched["weigh_histograms"] == 2
 
 
 def test_cells_say_how_far_how_high_and_how_bent() -> None:
@@ -95,7 +184,7 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
 
     def cell(place: tuple[float, ...], normal: torch.Tensor, sign: float = 1.0) -> tuple[int, int, int]:
         points, normals = torch.tensor([(0.0, 0.0, 0.0), place]), torch.cat([own, sign * normal[None]])
-        (k,) = pair_cells(points, normals, torch.tensor([0]), torch.tensor([1])).tolist()
+        k = int(surroundings(points, normals).geometry.triplets()[2][0])
         return k // (KERNEL[1] * KERNEL[2]), k // KERNEL[2] % KERNEL[1], k % KERNEL[2]
 
     assert cell((2.0, 0.0, 0.0), level)[:2] == (0, 0)
@@ -194,34 +283,6 @@ def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
         together = model(*batched(levels, gradient=False))
         alone = torch.cat([model(*batched([one], gradient=False)) for one in levels])
     assert torch.allclose(together, alone, atol=1e-5)
-
-
-def test_tensors_give_the_inputs_of_compiled_kernels(room: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine = room[kept(room, 0.5)]
-    rows = kept(fine, 1.0)
-    wanted = network_levels(fine, rows, 3)
-    for most in (tensor_inputs._PAIRS, 3000):
-        monkeypatch.setattr(tensor_inputs, "_PAIRS", most)
-        found = levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 3)
-        for one, other in zip(found.inputs, wanted.inputs, strict=True):
-            assert torch.equal(one.points, other.points)
-            assert (one.normals * other.normals).sum(1).abs().min() > 0.9999
-            apart = (one.features - other.features).abs().amax(1)
-            assert apart.median() < 1e-6
-            assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
-        for one, other in zip(found.links, wanted.links, strict=True):
-            assert torch.equal(one.kept, other.kept)
-            assert torch.equal(one.nearest, other.nearest)
-            assert torch.allclose(one.weights, other.weights)
-
-
-@pytest.mark.parametrize("values", [(1, 0, 0), (2, 2, 1), (3, 1, 1), (0, 0, 0), (1, 1, 1), (5, 3, 0.1)])
-def test_eigenvalues_in_closed_form(values: tuple[float, ...]) -> None:
-    matrix = torch.from_numpy(turn() @ np.diag(values) @ turn().T)[None]
-    found, vector = tensor_inputs.eigen(matrix)
-    assert torch.allclose(found[0], torch.tensor(sorted(values), dtype=torch.float64), atol=1e-7)
-    assert vector.norm() == pytest.approx(1.0)
-    assert torch.allclose(matrix[0] @ vector[0], min(values) * vector[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,20 +173,21 @@ def test_cuts_are_not_seen_in_motion(seed: int) -> None:
 
 
 def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[np.ndarray] = []
+    made: list[torch.Tensor] = []
+    real = torch.empty
 
-    def new(shape: tuple[int, ...]) -> np.ndarray:
-        made.append(np.empty(shape, np.float32))
-        return made[-1]
+    def empty(*shape: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        made.extend([real(*shape, **more)] if pin_memory else [])
+        return made[-1] if pin_memory else real(*shape, **more)
 
-    monkeypatch.setattr("fullfield.sequences.plates.pinned_planes", new)
+    monkeypatch.setattr(torch, "empty", empty)
     plates = open_plates(f"{shot}/plate.%04d.png")
     Engine(plates, plates.numbers, quick(), Setting())
     plain = plates.read(11).frame
     assert not made, "the CPU wants no such memory"
     plates.pinned = True  # type: ignore[attr-defined]  # as an engine for a GPU says
     frame = plates.read(11).frame
-    assert [array.ctypes.data for array in made] == [frame.data_ptr()]
+    assert [memory.data_ptr() for memory in made] == [frame.data_ptr()]
     assert torch.equal(frame, plain)
 
 

@@ -188,9 +188,6 @@ def test_a_folder_of_another_run_is_refused(whole: Path, tmp_path: Path, room: n
 def test_a_run_begun_by_an_earlier_version_is_refused(whole: Path, tmp_path: Path) -> None:
     shutil.copy(whole / "weights.safetensors", tmp_path)
     refuses(r"holds a run without recipe\.json; use another folder$", train_descriptor, tmp_path, TINY)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="holds a run begun by an earlier version, which does not continue; use ano"):
-        train_descriptor(tmp_path, TINY)
     assert not (tmp_path / "recipe.json").exists()
 
 

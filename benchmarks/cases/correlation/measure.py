@@ -34,7 +34,7 @@ from benchmarks.harness import (
 )
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation.protocol import Precision
-from fullfield.testing.correlation import budget, error
+from tests.oracles.correlation import budget, error
 
 # Source pixels that are compared with the reference.
 CHECKED = 500

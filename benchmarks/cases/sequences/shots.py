@@ -28,13 +28,14 @@ from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
-from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.estimation import build
+from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import canonical, method_of
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_picture
 from fullfield.sequences import Outcome, Output, Setting, Work, run_on_devices
-from fullfield.sequences.run import prepare, run
+from fullfield.sequences.run import run
 from fullfield.testing import textured_scene
 
 ALONE, SHOT = "estimation alone", "files to files"
@@ -117,9 +118,9 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
         method_of(method).presets()[preset],
         setting=Setting(plan.direction, device=str(plan.device)),
     )
-    estimator = work.estimator()
+    estimator = build(work.method, config=work.config, backend=work.backend)
     note(f"preparing {method} {preset}")
-    prepare(work, estimator, size)
+    prepare_estimator(estimator, torch.device(work.setting.device), size)
     plates = work.open(None)
     kept = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
     runs: list[Outcome] = []

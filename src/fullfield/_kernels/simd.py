@@ -121,6 +121,25 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def gather(typingctx: Any, array: Any, indices: Any, index: Any) -> Any:
+    """Return ``array[indices[index : index + 16]]`` of int32 indices as a vector."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        start = place(context, builder, sig, args, 0, number(0))
+        at = put_load(builder, place(context, builder, sig, args, 1), kind=INTEGERS)
+        wide, mask = ir.VectorType(INDEX, LANES), ir.VectorType(ir.IntType(1), LANES)
+        bytes_ = builder.shl(builder.sext(at, wide), ir.Constant(wide, [2] * LANES))
+        addresses = builder.add(put_splat(builder, builder.ptrtoint(start, INDEX)), bytes_)
+        pointers = ir.VectorType(ir.PointerType(FLOAT), LANES)
+        kind = ir.FunctionType(VECTOR, [pointers, ir.IntType(32), mask, VECTOR])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.gather.v16f32.v16p0")
+        given = builder.inttoptr(addresses, pointers), ir.Constant(ir.IntType(32), 4), ir.Constant(mask, [1] * LANES)
+        return builder.call(function, [*given, ir.Constant(VECTOR, ir.Undefined)])
+
+    return float32x16(array, indices, types.intp), codegen
+
+
+@intrinsic
 def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Execute ``array[index : index + 16] = value``."""
 
@@ -238,6 +257,16 @@ def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
         return builder.select(inside, constant(1.0), constant(0.0))
 
     return float32x16(*[float32x16] * 3), _made(put)
+
+
+@intrinsic
+def above(typingctx: Any, x: Any, y: Any) -> Any:
+    """Return 1 where ``x > y``, else 0."""
+
+    def put(builder: Any, x: Any, y: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", x, y), constant(1.0), constant(0.0))
+
+    return float32x16(float32x16, float32x16), _made(put)
 
 
 @intrinsic

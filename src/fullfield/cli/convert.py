@@ -1,4 +1,7 @@
-"""Verb ``fullfield convert``: convert flow to another format and report what is lost."""
+"""Convert flow to another format or to an ST map.
+
+Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.options import add_packing_options, packing_arguments
@@ -15,10 +19,6 @@ from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fullfield.io import FrameWindow
-
-HELP = "convert flow to another format or to an ST map"
-DESCRIPTION = "Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr."
 EPILOG = """\
 examples:
   fullfield convert flow.flo flow.exr --half --compression dwaa
@@ -47,26 +47,23 @@ def run(args: argparse.Namespace) -> int:
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
 
-    from fullfield.io import read_flow, write_flow, write_st_map
-
-    window = _window(args)
-    shown: Any = {} if window is None else {"window": "data"}
-    flow, valid = read_flow(args.input, layer=args.layer, part=args.part, **shown)
+    keeps = is_exr(args.input) and is_exr(args.output)  # both windows; else only the display window is converted
+    window = io.flow_window(args.input, layer=args.layer, part=args.part) if keeps else None
+    shown: Any = {"window": "data"} if keeps else {}
+    flow, valid = io.read_flow(args.input, layer=args.layer, part=args.part, **shown)
     unknown = int((~valid).sum())
     backward = _backward(args)
     with naming(flow=args.output, backward=args.output):
         if args.st_map:
-            write_st_map(args.output, flow, window=window)
+            io.write_st_map(args.output, flow, window=window)
             loss = _Loss(0.0, 0.0, unknown)
         else:
-            write_flow(args.output, flow, valid, backward=backward, window=window, **packing)
-            loss = _compare(flow, valid, *read_flow(args.output, **shown))
+            io.write_flow(args.output, flow, valid, backward=backward, window=window, **packing)
+            loss = _compare(flow, valid, *io.read_flow(args.output, **shown))
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
     facts = {
-        "input": args.input,
-        "output": args.output,
-        "st_map": args.st_map,
+        **report.picked(args, "input", "output", "st_map"),
         "backward": backward is not None,
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
         "unknown": unknown,
@@ -100,18 +97,8 @@ def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _L
     return _Loss(largest, mean, int((~valid & marked).sum()))
 
 
-def _window(args: argparse.Namespace) -> FrameWindow | None:
-    """Return the windows to keep, from one EXR to another; None if only the display window is converted."""
-    from fullfield.io import flow_window
-
-    if not all(is_exr(path) for path in (args.input, args.output)):
-        return None
-    return flow_window(args.input, layer=args.layer, part=args.part)
-
-
 def _backward(args: argparse.Namespace) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
-    from fullfield.io import read_flow
     from fullfield.io.oiio import layers, opened
 
     if args.layer is not None or not is_exr(args.input):
@@ -124,5 +111,5 @@ def _backward(args: argparse.Namespace) -> Tensor | None:
     if args.st_map or not is_exr(args.output):
         report.note(f"{args.output}: holds only the forward layer; use --layer backward to convert the other")
         return None
-    flow, valid = read_flow(args.input, layer="backward", part=args.part, window="data")
+    flow, valid = io.read_flow(args.input, layer="backward", part=args.part, window="data")
     return flow.masked_fill(~valid, float("nan"))

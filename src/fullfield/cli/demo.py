@@ -1,4 +1,8 @@
-"""Verb ``fullfield demo``: estimate, score and draw a synthetic scene with known motion."""
+"""Estimate, score and draw a synthetic scene.
+
+Generate a textured scene with known motion, estimate its flow, score it against the truth and write the frames, the
+flow and the pictures into a folder.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
@@ -19,12 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
-
-HELP = "estimate, score and draw a synthetic scene"
-DESCRIPTION = (
-    "Generate a textured scene with known motion, estimate its flow, score it against the truth and write "
-    "the frames, the flow and the pictures into a folder."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         paths.check_folder(folder.parent, f"--output {folder}")
 
-    from fullfield.io import write_flow, write_image
     from fullfield.metrics import FlowMetrics
     from fullfield.testing import textured_scene
 
@@ -103,10 +101,10 @@ def run(args: argparse.Namespace) -> int:
         scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, made.flow, made.valid)
         drawn = {kind: scene.draw(kind) for kind in ("flow", "error", "sheet")}
         with _all_or_nothing(folder) as hidden:
-            write_flow(hidden / "truth.flo", made.flow, made.valid)
-            write_flow(hidden / "flow.flo", flow.flow, flow.valid)
+            io.write_flow(hidden / "truth.flo", made.flow, made.valid)
+            io.write_flow(hidden / "flow.flo", flow.flow, flow.valid)
             for name, picture in {"frame1": frame1, "frame2": frame2, **drawn}.items():
-                write_image(hidden / f"{name}.png", picture)
+                io.write_image(hidden / f"{name}.png", picture)
         watch.lap("write")
     seconds = watch.seconds()
     facts = {

@@ -1,4 +1,8 @@
-"""``fullfield doctor``: list what works on this machine and what to install for the rest."""
+"""List what works on this machine, and what to install for the rest.
+
+List versions and devices, the backend of each operator and the reasons why others do not run, and estimate a tiny
+scene. Exits with 2 if that fails.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield.cli import report
+from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
 
 _PACKAGES = {
     "torch": "everything",
@@ -47,12 +52,6 @@ _ELSEWHERE = {"refinement": ("tvl1", "refinement_backends")}
 _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
 """Operators whose backends on GPUs are listed after those of correlation."""
-
-HELP = "list what works on this machine, and what to install for the rest"
-DESCRIPTION = (
-    "List versions and devices, the backend of each operator and the reasons why others do not run, and estimate a "
-    "tiny scene. Exits with 2 if that fails."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -201,13 +200,8 @@ def _fast_networks_on_cpu() -> str:
 
 def _networks() -> dict[str, dict[str, str | None]]:
     """Return the default weights of each network and their paths."""
-    from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
-
-    found = {}
-    for method, name in DEFAULTS.items():
-        path = cached_weights(WEIGHTS[name])
-        found[method] = {"weights": name, "path": None if path is None else str(path)}
-    return found
+    paths = {method: (name, cached_weights(WEIGHTS[name])) for method, name in DEFAULTS.items()}
+    return {method: {"weights": name, "path": str(path) if path else None} for method, (name, path) in paths.items()}
 
 
 def _ptlflow() -> dict[str, str | None] | None:
@@ -216,14 +210,10 @@ def _ptlflow() -> dict[str, str | None] | None:
         version = metadata.version("ptlflow")
     except metadata.PackageNotFoundError:
         return None
-    problem = _attempt(_import_ptlflow)[1]
-    return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
-
-
-def _import_ptlflow() -> None:
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    import_ptlflow()
+    problem = _attempt(import_ptlflow)[1]
+    return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
 
 def _kernel_cache() -> dict[str, object]:

@@ -1,4 +1,8 @@
-"""Verb ``fullfield evaluate``: run a method on a data set, store its predictions and score them."""
+"""Run a method on a data set and score it.
+
+Estimate the flow of every pair of a data set (with MODEL fpfh or learned: the pose of every pair of point clouds),
+store the results and score them. Stored results are not estimated again. A run with another configuration is refused.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,6 @@ if TYPE_CHECKING:
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 1.0)
 
-HELP = "run a method on a data set and score it"
-DESCRIPTION = (
-    "Estimate the flow of every pair of a data set (with MODEL fpfh or learned: the pose of every pair of point "
-    "clouds), store the results and score them. Stored results are not estimated again. A run with another "
-    "configuration is refused."
-)
 EPILOG = """\
 examples:
   fullfield evaluate tvl1 sintel-final:/data/sintel
@@ -53,30 +51,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "kitti-odometry:/data/kitti",
     )
     running = parser.add_argument_group("run")
-    running.add_argument(
-        "-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL, and -1of4 with --scale 1/4]"
-    )
-    running.add_argument(
-        "--scale", default="1", metavar="1/N", help="first reduce the sides of the frames to this fraction"
-    )
-    running.add_argument(
-        "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the previous pair"
-    )
-    running.add_argument(
-        "--alone",
-        action="store_true",
-        help="run nothing alongside the estimation, to measure undisturbed times",
-    )
+    running.add_argument("-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL]")
+    running.add_argument("--scale", default="1", metavar="1/N", help="reduce the frames to this fraction first")
+    running.add_argument("--warm-start", action="store_true", help="start each pair from the flow of the previous one")
+    running.add_argument("--alone", action="store_true", help="run nothing alongside, to measure undisturbed times")
     running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
     scoring = parser.add_argument_group("scoring")
     scoring.add_argument(
-        "--averaging", choices=("pooled", "per_image"), default="pooled", help="mean over all pixels, or over images"
+        "--averaging", choices=("pooled", "per_image"), default="pooled", help="mean over pixels or images"
     )
     scoring.add_argument("--max-epe", type=argtypes.positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     scoring.add_argument(
-        "--submission",
-        metavar="FOLDER",
-        help="write the predictions in the format that the sites of Sintel, KITTI and Spring require",
+        "--submission", metavar="FOLDER", help="also write the layout of Sintel's, KITTI's or Spring's site"
     )
     evaluate_scans.add_options(parser)
     report.add_report_options(parser, progress=True)
@@ -98,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, share: Share) -> int:
     if args.method in evaluate_scans.METHODS:
-        weights = methods.text(args, "--weights") if args.method == "learned" else None
+        weights = methods.value(args, "--weights") if args.method == "learned" else None
         others = (option for option in _flow_options(args) if weights is None or option != "--weights")
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, share, weights)
@@ -160,17 +146,10 @@ def _run(args: argparse.Namespace, share: Share) -> int:
 
 def _flow_options(args: argparse.Namespace) -> list[str]:
     """Return the options on the command line that only flow has."""
-    used = {
-        "--preset": args.preset != DEFAULT_PRESET,
-        "--backend": args.backend is not None,
-        "--scale": args.scale != "1",
-        "--warm-start": args.warm_start,
-        "--alone": args.alone,
-        "--averaging": args.averaging != "pooled",
-        "--max-epe": args.max_epe is not None,
-        "--submission": args.submission is not None,
-    }
-    return [*methods.given(args), *(option for option, is_used in used.items() if is_used)]
+    usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "alone": False}
+    usual |= {"averaging": "pooled", "max_epe": None, "submission": None}
+    names = report.option_names(args)
+    return [*methods.given(args), *(names[name] for name, value in usual.items() if getattr(args, name) != value)]
 
 
 def opened(word: str, option: str) -> FlowDataset:

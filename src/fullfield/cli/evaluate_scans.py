@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from fullfield.datasets import Criteria, ScanDataset
     from fullfield.evaluation import ScanRun
     from fullfield.evaluation.sharing import Share
@@ -28,46 +27,6 @@ _SETTINGS = {"samples": "samples", "voxel": "voxel", "seed": "seed", "ransac": "
 _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of registration; without one on the command line its name is not in the result."""
-    search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
-
-    def add(option: str, **more: Any) -> None:
-        dest = _DEST + option.removeprefix("--").replace("-", "_")
-        search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
-
-    add(
-        "--protocol",
-        choices=PROTOCOLS,
-        help="a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline",
-    )
-    add(
-        "--samples",
-        type=_counts,
-        metavar="N,...",
-        help=f"largest number of matches; one run for each number [{_SAMPLES}]",
-    )
-    add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.natural, help="seed of the random draws [0]")
-    add("--ransac", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
-    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error limit of a registered pair [KITTI: 5]")
-    add(
-        "--max-rte", type=argtypes.positive, metavar="M", help="translation error limit of a registered pair [KITTI: 2]"
-    )
-    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE limit of a registered pair [3DMatch: 0.2]")
-    add(
-        "--inlier-distance",
-        type=argtypes.positive,
-        metavar="M",
-        help="largest error of a good match [3DMatch 0.1, KITTI 0.6]",
-    )
-    add(
-        "--inlier-ratio",
-        type=argtypes.positive,
-        help="share of good matches above which the features of a pair match [0.05]",
-    )
-
-
 def _counts(text: str) -> tuple[int, ...]:
     counts = tuple(argtypes.count(word) for word in text.split(","))
     if min(counts) < 3:
@@ -75,6 +34,29 @@ def _counts(text: str) -> tuple[int, ...]:
     if len(set(counts)) < len(counts):
         raise argparse.ArgumentTypeError(f"expected different numbers, got {text!r}")
     return counts
+
+
+_OPTIONS: tuple[tuple[str, Any, str, str], ...] = (
+    ("--samples", _counts, "N,...", f"largest number of matches; one run for each number [{_SAMPLES}]"),
+    ("--voxel", argtypes.positive, "X", "edge of a voxel, in the clouds' units [auto]"),
+    ("--seed", argtypes.natural, "N", "seed of the random draws [0]"),
+    ("--ransac", argtypes.count, "N", "number of triples that RANSAC draws [50000]"),
+    ("--max-rre", argtypes.positive, "DEG", "rotation error limit of a registered pair [KITTI: 5]"),
+    ("--max-rte", argtypes.positive, "M", "translation error limit of a registered pair [KITTI: 2]"),
+    ("--max-rmse", argtypes.positive, "M", "RMSE limit of a registered pair [3DMatch: 0.2]"),
+    ("--inlier-distance", argtypes.positive, "M", "largest error of a good match [3DMatch 0.1, KITTI 0.6]"),
+    ("--inlier-ratio", argtypes.positive, "X", "share of good matches above which the features of a pair match [0.05]"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of registration; without one on the command line its name is not in the result."""
+    search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
+    for option, kind, metavar, words in _OPTIONS:
+        dest = _DEST + option[2:].replace("-", "_")
+        search.add_argument(option, dest=dest, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=words)
+    words = "a paper's numbers of matches and limits; the table lists RANSAC alone and the whole pipeline"
+    search.add_argument("--protocol", dest=f"{_DEST}protocol", choices=PROTOCOLS, default=argparse.SUPPRESS, help=words)
 
 
 def given(args: argparse.Namespace) -> list[str]:

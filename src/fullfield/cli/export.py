@@ -1,4 +1,8 @@
-"""Verb ``fullfield export``: write a network as a graph for other runtimes."""
+"""Write a network as ONNX, or as a program of torch.export.
+
+Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, output flow [B, 2, H,
+W] in pixels. ONNX needs fullfield[export].
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ if TYPE_CHECKING:
 
 LOOKUPS = ("linear", "dense")
 SUFFIXES = (".onnx", ".pt2")
-HELP = "write a network as ONNX, or as a program of torch.export"
-DESCRIPTION = (
-    "Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
-    "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export]."
-)
 EPILOG = """\
 examples:
   fullfield export -o flow.onnx --size 1024x440
@@ -44,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=argtypes.count, default=1, help="pairs at a time")
     parser.add_argument("--updates", type=argtypes.integer, help="flow updates [the method's]")
     parser.add_argument(
-        "--lookup",
-        choices=LOOKUPS,
-        help="ONNX lookup: features gathered per update, or the volume of all pairs [linear]",
+        "--lookup", choices=LOOKUPS, help="ONNX: gathered features, or the volume of all pairs [linear]"
     )
     report.add_report_options(parser, progress=True)
 
@@ -91,13 +88,10 @@ def run(args: argparse.Namespace) -> int:
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
     facts = {
-        "output": args.output,
-        "method": args.method,
+        **report.picked(args, "output", "method", "dynamic", "batch"),
         "weights": weights,
         "updates": updates,
         "size": {"width": width, "height": height},
-        "dynamic": args.dynamic,
-        "batch": args.batch,
         "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
         "bytes": written,
         "seconds": watch.seconds(),

@@ -1,10 +1,14 @@
-"""Verb ``fullfield flow``: estimate the flow of a pair of frames, or of a whole shot."""
+"""Estimate the flow between two frames, or of a whole shot.
+
+Estimate the flow from frame A to frame B, or of every frame of a shot. The suffix of OUT selects the format.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import estimators, io, viz
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, pictures, report, sequence
 from fullfield.cli.options import (
@@ -23,9 +27,6 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fullfield.estimators import Flow
-    from fullfield.io import FrameWindow
-
 MAPS = ("occlusion", "confidence")
 """Maps that can be written with the flow."""
 
@@ -38,10 +39,6 @@ KINDS = ("sheet", "flow", "overlay", "warped")
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 0.95)  # part of the progress bar
 
-HELP = "estimate the flow between two frames, or of a whole shot"
-DESCRIPTION = (
-    "Estimate the flow from frame A to frame B, or of every frame of a shot. The suffix of OUT selects the format."
-)
 EPILOG = """\
 examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
@@ -54,13 +51,9 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield flow``."""
     parser.add_argument(
-        "frame1",
-        metavar="A",
-        help="first frame, the flow belongs to its pixels; or a shot: plate.%%04d.exr, a video, ...",
+        "frame1", metavar="A", help="first frame, whose pixels move; or a shot: plate.%%04d.exr, a video, ..."
     )
-    parser.add_argument(
-        "frame2", metavar="B", nargs="?", help="second frame, of the same size; leave it out for a shot"
-    )
+    parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size; absent for a shot")
 
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -71,9 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI); for a shot a pattern such as mv.%%04d.exr",
     )
     output.add_argument(
-        "--previous",
-        metavar="FRAME",
-        help="frame before A: also estimate the flow from A to FRAME, as the layer backward; OUT must be .exr",
+        "--previous", metavar="FRAME", help="frame before A: write the flow to it as layer backward (.exr)"
     )
     output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
     add_packing_options(output)
@@ -97,16 +88,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sequence.add_options(parser)
     parser.add_argument("--live", action=_Live, help=argparse.SUPPRESS)
     estimation = methods.add_method_options(parser)
-    estimation.add_argument(
-        "--initial-flow",
-        metavar="FILE",
-        help="start from this flow of the frames' size; a cascade starts its smallest size from it",
-    )
+    estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
     estimation.add_argument(
-        "--refine",
-        action="store_true",
-        help="refine the flow to sub-pixel accuracy with TV-L1; estimates the backward flow too",
+        "--refine", action="store_true", help="refine to sub-pixel accuracy with TV-L1, in both directions"
     )
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)
@@ -196,14 +181,12 @@ def _check_files(args: argparse.Namespace) -> None:
         )
 
 
-def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
+def _initial_flow(args: argparse.Namespace, frame: Tensor, window: io.FrameWindow | None) -> Tensor:
     """Return the initial flow; unknown vectors start from zero."""
-    from fullfield.io import read_flow
-
     choice: dict[str, Any] = flow_choice(args, "initial")
     if window is not None and args.window == "data" and is_exr(args.initial_flow):
         choice["window"] = window.data
-    flow, valid = read_flow(args.initial_flow, **choice)
+    flow, valid = io.read_flow(args.initial_flow, **choice)
     same_size(frame, args.frame1, flow, args.initial_flow)
     unknown = int((~valid).sum())
     if unknown and not args.quiet:
@@ -232,49 +215,45 @@ class _Outcome(NamedTuple):
 
 
 def _write(
-    args: argparse.Namespace, scene: pictures.Scene, layers: dict[str, Any], window: FrameWindow | None
+    args: argparse.Namespace, scene: pictures.Scene, layers: dict[str, Any], window: io.FrameWindow | None
 ) -> _Outcome:
-    from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
-
     kept: dict[str, Any] = {"window": window, **layers} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
         with paths.noting(args.output):
-            write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
-    except FlowRangeError as error:  # keep the work
+            io.write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
+    except io.FlowRangeError as error:  # keep the work
         rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
         with paths.noting(rescue):
-            write_flow(rescue, scene.flow, scene.valid, **kept)
+            io.write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
         with paths.noting(args.st_map):
-            write_st_map(args.st_map, scene.flow, window=window)
+            io.write_st_map(args.st_map, scene.flow, window=window)
     for name, plane in layers["planes"].items():
         if getattr(args, name):
             with paths.noting(getattr(args, name)):
-                write_image(getattr(args, name), plane)
+                io.write_image(getattr(args, name), plane)
     if args.viz is not None:
         picture = scene.light(args.viz_kind or KINDS[0], args.viz)
         with paths.noting(args.viz):
-            write_image(args.viz, picture)
+            io.write_image(args.viz, picture)
     return outcome
 
 
 def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
-    flows: list[Flow],  # and the one to the frame before
+    flows: list[estimators.Flow],  # and the one to the frame before
     scene: pictures.Scene,
     outcome: _Outcome,
     seconds: dict[str, float],
 ) -> None:
-    from fullfield.viz import flow_scale
-
     kind = args.viz_kind or KINDS[0]
     flow = flows[0]
-    longest = max(flow_scale(part.flow, part.valid) for part in flows)
+    longest = max(viz.flow_scale(part.flow, part.valid) for part in flows)
     refined = flow.parameters.get("refinement") is not None
     made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
     text = (
@@ -291,16 +270,11 @@ def _report(
         "st_map": args.st_map,
         "picture": picture,
         **{name: getattr(args, name) or None for name in MAPS},
-        "method": flow.method,
-        "requested_method": chosen.method,
-        "asked_method": chosen.method,  # the key of earlier versions
+        **chosen.facts(flow),
         "refined": refined,
-        "preset": chosen.preset,
-        "parameters": dict(flow.parameters),
-        "backend": flow.backend,
         "device": chosen.device,
         "previous": args.previous,
-        "size": {"width": flow.width, "height": flow.height},
+        "size": report.picked(flow, "width", "height"),
         "longest_motion": longest,
         "seconds": seconds,
         "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},

@@ -1,4 +1,8 @@
-"""Verb ``fullfield live``: estimate the flow of a camera, a stream or a video while its frames arrive."""
+"""Estimate the flow of a camera, a stream or a video while its frames arrive.
+
+Estimate the flow of the newest pair of frames until SOURCE ends or Ctrl-C. Pairs that arrive too fast are dropped and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check as check
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.report import naming, say
@@ -22,24 +28,16 @@ from fullfield.estimators.registry import method_of
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from fullfield.estimators.live import FramePair, LiveStatistics, PairFlow, Slot
     from fullfield.io.video import VideoSource, VideoWriter
     from fullfield.ops.tvl1 import PersistentSolver
-    from fullfield.viz import FlowColors
 
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two lines, on a terminal and elsewhere
 _PATIENCE = 5.0
 _QUIT_KEYS = (ord("q"), 27)  # and Escape
 
-HELP = "estimate the flow of a camera, a stream or a video while its frames arrive"
-DESCRIPTION = (
-    "Estimate the flow of the newest pair of frames until SOURCE ends or Ctrl-C. Pairs that arrive too fast are "
-    "dropped and counted."
-)
 EPILOG = """\
 examples:
   fullfield live clip.mp4 --preset fast --viz flow.mp4
@@ -50,14 +48,9 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield live``."""
+    parser.add_argument("source", metavar="SOURCE", help=f"video file, {CAMERA}0 or the address of a stream")
     parser.add_argument(
-        "source", metavar="SOURCE", help=f"video file at its own rate, {CAMERA}0 or the address of a stream"
-    )
-    parser.add_argument(
-        "--rate",
-        type=_rate,
-        metavar="RATE",
-        help="rate of a file: source, max (drop nothing) or frames a second [source]",
+        "--rate", type=_rate, metavar="RATE", help="source, max (drop nothing) or frames a second [source]"
     )
     parser.add_argument("--flows", type=argtypes.count, help="stop after N flows [at the end of SOURCE or Ctrl-C]")
     picture = parser.add_argument_group("picture")
@@ -93,12 +86,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
 
     from fullfield.estimators.live import LiveStatistics
-    from fullfield.io import open_video
 
     methods.use_threads(args.threads)
     statistics = LiveStatistics()
     with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
-        source = open_video(args.source)
+        source = io.open_video(args.source)
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
@@ -228,24 +220,21 @@ class _Window:
 class _Screen:
     """Outputs of the pictures: a file, a window, both or none."""
 
-    colors: FlowColors | None
+    colors: viz.FlowColors | None
     writer: VideoWriter | None
     window: _Window | None
     shown: int = 0
 
     @classmethod
     def of(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
-        from fullfield.io import VideoWriter
-        from fullfield.viz import FlowColors
-
         window = writer = None
         if args.preview:
             window = _Window(f"fullfield {args.source}")
             stack.callback(window.close)
         if args.viz is not None:
-            writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
+            writer = io.VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
             stack.callback(writer.close)  # keeps what was recorded however the run ends
-        return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
+        return cls(viz.FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
     def show(self, done: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""
@@ -383,21 +372,16 @@ def _report(
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
         text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, there was no flow'}"
     requested = "source" if args.rate is None else args.rate
+    rates = {"source": source.rate, "requested": requested, "asked": requested}  # asked: the key of earlier versions
     facts = {
         "source": args.source,
-        "size": {"width": source.width, "height": source.height},
-        "rate": {
-            "source": source.rate,
-            "requested": requested,
-            "asked": requested,
-        },  # asked: the key of earlier versions
+        "size": report.picked(source, "width", "height"),
+        "rate": rates,
         **counts,
         "interrupted": interrupted,
         "picture": picture,
-        "method": chosen.method,
-        "preset": chosen.preset,
+        **report.picked(chosen, "method", "preset", "device"),
         "parameters": dict(chosen.estimator.parameters),
         "backend": backend,
-        "device": chosen.device,
     }
     report.tell(args, facts, text, memory=True)

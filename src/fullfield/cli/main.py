@@ -27,23 +27,9 @@ from fullfield.cli.options import add_verb
 from fullfield.cli.report import note, printable
 
 VERBS = (
-    "flow",
-    "live",
-    "warp",
-    "retime",
-    "view",
-    "score",
-    "convert",
-    "viz",
-    "demo",
-    "evaluate",
-    "register",
-    "train",
-    "pairs",
-    "weights",
-    "export",
-    "doctor",
-)
+    "flow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate", "register", "train",
+    "pairs", "weights", "export", "doctor",
+)  # fmt: skip
 """Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_verb`."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
@@ -200,15 +186,15 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
             if error.filename == _STDOUT:
                 _forget_stdout()
             return _fail(_explain_os_error(error))
-        except MemoryError as error:
-            return _fail(_explain_memory(error))
         except ImportError as error:
             package = _PACKAGES.get((error.name or "").partition(".")[0])
             if package is None:
                 raise
             return _fail(f"cannot load {package} ({error}); pip install {package}, or see fullfield doctor")
-        except RuntimeError as error:
-            if not _is_out_of_memory(error):
+        except (MemoryError, RuntimeError) as error:
+            short = ("DefaultCPUAllocator", "CUDA out of memory")
+            named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            if not named and not any(word in str(error) for word in short):
                 raise
             return _fail(_explain_memory(error))
     return code
@@ -244,16 +230,14 @@ def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
 @contextlib.contextmanager
 def _quiet_kernels(quiet: bool) -> Iterator[None]:
     """Silence messages about compilation too while ``--quiet`` is in effect."""
-    before = os.environ.get(_QUIET)
-    if quiet:
+    sets = quiet and not os.environ.get(_QUIET)
+    if sets:
         os.environ[_QUIET] = "1"
     try:
         yield
     finally:
-        if quiet and before is None:
+        if sets:
             del os.environ[_QUIET]
-        elif quiet and before is not None:
-            os.environ[_QUIET] = before
 
 
 def _prepare_streams() -> None:
@@ -274,11 +258,6 @@ def _fail(message: str, code: int = 2) -> int:
 def _explain_os_error(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    text = str(error)
-    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in text or "CUDA out of memory" in text
 
 
 def _explain_memory(error: BaseException) -> str:

@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import types
 import typing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fullfield import _check
+from fullfield import _check, estimators
 from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import naming, note
@@ -24,14 +25,10 @@ from fullfield.estimators.registry import (
     canonical,
     method_of,
 )
+from fullfield.models.weights import Origin, origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from torch import Tensor
-
-    from fullfield.estimators import Flow
-    from fullfield.models.weights import Origin
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,13 @@ class Chosen:
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} {self.preset}" + (", random weights" if random else "")
 
+    def facts(self, made: Any = None) -> dict[str, Any]:
+        """Return the method and its settings for a report, as the flow ``made`` has them, else the estimator."""
+        made = made or self.estimator
+        requested = {"requested_method": self.method, "asked_method": self.method}  # the second is of earlier versions
+        found = {"method": made.method, "parameters": dict(made.parameters), "backend": made.backend}
+        return {**found, **requested, "preset": self.preset}
+
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
         device = _check.device(self.device, "--device")
@@ -70,7 +74,7 @@ class Chosen:
             note(f"downloading the weights {self.origin.name}")
         estimator.prepare(device, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
-    def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
+    def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> estimators.Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
         from fullfield.estimators.estimation import estimate_tensors
 
@@ -99,8 +103,7 @@ class Parameter:
     annotation: object
     help: str
     choices: tuple[object, ...] | None
-    named: str | None = None
-    """Placeholder of the value in the help."""
+    metavar: str | None = None
 
     @property
     def option(self) -> str:
@@ -113,18 +116,18 @@ class Parameter:
         return self.annotation in (bool, bool | None)
 
     @property
-    def metavar(self) -> str:
-        """Placeholder of the value."""
+    def placeholder(self) -> str:
+        """Placeholder of the value in the help."""
         if self.choices is not None:
             return "{" + ",".join(str(choice) for choice in self.choices) + "}"
-        return self.named or _metavar(self.annotation)
+        return self.metavar or _metavar(self.annotation)
 
     def read(self, text: str) -> object:
         """Parse ``text``; InputError names the option."""
         try:
             value = _read(self.annotation, text)
         except ValueError:
-            raise InputError(f"{self.option}: expected {self.metavar}, got {text!r}") from None
+            raise InputError(f"{self.option}: expected {self.placeholder}, got {text!r}") from None
         if self.choices is not None and value not in self.choices:
             raise InputError(f"{self.option}: expected one of {', '.join(map(str, self.choices))}, got {text!r}")
         return value
@@ -140,17 +143,10 @@ def _parameters_of(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
     found = {}
     for field in dataclasses.fields(config):
-        annotation = annotations[field.name]
-        choices = field.metadata.get("choices")
-        if choices is None and typing.get_origin(annotation) is typing.Literal:
-            choices = typing.get_args(annotation)
-        parameter = Parameter(
-            field.name,
-            annotation,
-            str(field.metadata.get("help", "")),
-            None if choices is None else tuple(choices),
-            field.metadata.get("metavar"),
-        )
+        annotation, described = annotations[field.name], {"help": "", "choices": None, **field.metadata}
+        if described["choices"] is None and typing.get_origin(annotation) is typing.Literal:
+            described["choices"] = typing.get_args(annotation)
+        parameter = Parameter(field.name, annotation, **described)
         found[parameter.option] = parameter
     return types.MappingProxyType(found)
 
@@ -162,21 +158,17 @@ def add_method_options(
     others: Sequence[str] = (),
     default: str = DEFAULT_METHOD,
 ) -> Any:
-    """Add ``--method``, or MODEL in its place, and the options of every method; return the group.
+    """Add ``--method``, or MODEL in its place, and the options that all methods have; return the group.
 
-    Args:
-        parser: parser to extend.
-        positional: whether to add MODEL.
-        others: further names of MODEL, which are no methods of flow.
-        default: method without ``--method``.
+    ``others`` are further names of MODEL, which are no methods of flow.
     """
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.presets())
     group = parser.add_argument_group("estimation")
+    names = ", ".join((*METHODS, *others))
     if positional:
-        known = partial(_method, others=others)
-        parser.add_argument("method", type=known, metavar="MODEL", help=", ".join((*METHODS, *others)))
+        parser.add_argument("method", type=partial(_method, others=others), metavar="MODEL", help=names)
     else:
-        group.add_argument("--method", type=_method, metavar="NAME", default=default, help=f"{', '.join(METHODS)}")
+        group.add_argument("--method", type=_method, metavar="NAME", default=default, help=names)
     group.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
     group.add_argument("--backend", metavar="NAME", help="use this backend or fail; see fullfield doctor [the best]")
     group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ...")
@@ -204,24 +196,15 @@ def use_threads(count: int | None) -> None:
 
 def chosen(args: argparse.Namespace) -> Chosen:
     """Return the method and its settings; InputError names the option that does not fit."""
-    presets = method_of(args.method).presets()
+    method = method_of(args.method)
+    presets = method.presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
     changes = _changes(args, args.method)
     with naming(**words(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
-        origin = _origin(args.method, config)
+        origin = None if method.network is None else origin_of(method.network, config.weights)
     return Chosen(args.method, args.preset, config, args.backend, args.device, origin)
-
-
-def _origin(method: str, config: Any) -> Origin | None:
-    """Return the origin of a network's weights; InputError names ``weights`` if they do not exist."""
-    network = method_of(method).network
-    if network is None:
-        return None
-    from fullfield.models.weights import origin_of
-
-    return origin_of(network, config.weights)
 
 
 def words(method: str) -> dict[str, str]:
@@ -253,16 +236,11 @@ def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
     texts = [f"{help}{_values(tuple(names), parameter)}" for help, names in alike.items()]
     if len(alike) > 1:
         texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, alike.values(), strict=True)]
-    common = {
-        "dest": _DEST + parameter.option,
-        "default": argparse.SUPPRESS,
-        "help": "; ".join(texts).replace("%", "%%"),
-    }
+    how: dict[str, Any] = {"metavar": "|".join(dict.fromkeys(meaning.placeholder for meaning in meanings.values()))}
     if parameter.is_switch:
-        group.add_argument(parameter.option, action=argparse.BooleanOptionalAction, **common)
-    else:
-        metavar = "|".join(dict.fromkeys(meaning.metavar for meaning in meanings.values()))
-        group.add_argument(parameter.option, metavar=metavar, **common)
+        how = {"action": argparse.BooleanOptionalAction}
+    how |= {"dest": _DEST + parameter.option, "default": argparse.SUPPRESS}
+    group.add_argument(parameter.option, help="; ".join(texts).replace("%", "%%"), **how)
 
 
 def _owners(option: str) -> tuple[str, ...]:
@@ -275,24 +253,20 @@ def given(args: argparse.Namespace) -> list[str]:
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
 
-def text(args: argparse.Namespace, option: str) -> str | None:
-    """Return the text of a parameter option on the command line; None if it is absent."""
-    found: str | None = getattr(args, _DEST + option, None)
-    return found
+def value(args: argparse.Namespace, option: str) -> Any:
+    """Return the text (of a switch the value) of a parameter option on the command line; None if it is absent."""
+    return getattr(args, _DEST + option, None)
 
 
 def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
     """Return the parameters on the command line by field; an option of another method is refused."""
-    own = parameters(method)
-    chosen = {}
-    for dest, value in vars(args).items():
-        if not dest.startswith(_DEST):
-            continue
-        option = dest.removeprefix(_DEST)
+    own, chosen = parameters(method), {}
+    for option in given(args):
         if option not in own:
             owners = ", ".join(_owners(option))
             raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
-        chosen[own[option].field] = value if isinstance(value, bool) else own[option].read(value)
+        found = value(args, option)
+        chosen[own[option].field] = found if isinstance(found, bool) else own[option].read(found)
     return chosen
 
 
@@ -354,12 +328,8 @@ def _read(annotation: object, text: str) -> object:
     if origin is typing.Literal:
         return next((choice for choice in inner if str(choice) == text), text)
     words: dict[object, dict[str, object]] = {type(None): {"auto": None}, bool: {"true": True, "false": False}}
-    if annotation in words:
-        if text.lower() not in words[annotation]:
-            raise ValueError(text)
-        return words[annotation][text.lower()]
     readers: dict[object, typing.Callable[[str], object]] = {int: argtypes.integer, float: argtypes.number, str: str}
     try:
-        return readers[annotation](text)
-    except argparse.ArgumentTypeError as error:
+        return words[annotation][text.lower()] if annotation in words else readers[annotation](text)
+    except (KeyError, argparse.ArgumentTypeError) as error:
         raise ValueError(text) from error

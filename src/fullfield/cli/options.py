@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from fullfield import io
 from fullfield._check import InputError
+from fullfield._config import Config
+from fullfield.cli import argtypes
 from fullfield.cli.report import same_size, size
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
+from fullfield.io.windows import Box, common_window
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
     from torch import Tensor
-
-    from fullfield.io import FrameWindow
-    from fullfield.io.windows import Box
 
 
 def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
     """Add the verb that a module defines.
 
-    The module has ``HELP``, ``DESCRIPTION``, perhaps ``EPILOG`` with examples, ``add_options(parser)``, and
-    ``run(args) -> int`` unless it only has verbs of its own, which define it.
+    Its docstring is the help: a line for the list of verbs, and the description. It has ``add_options(parser)``,
+    perhaps ``EPILOG`` with examples, and ``run(args) -> int`` unless it only has verbs of its own, which define it.
     """
+    summary, _, description = (module.__doc__ or "").partition("\n\n")
+    line = summary[:1].lower() + summary[1:].removesuffix(".")
     epilog = getattr(module, "EPILOG", None)
-    parser = verbs.add_parser(name, help=module.HELP, description=module.DESCRIPTION, epilog=epilog)
+    parser = verbs.add_parser(name, help=line, description=" ".join(description.split()), epilog=epilog)
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_options(parser)
+
+
+def add_fields(group: Any, config: type[Config]) -> list[str]:
+    """Add an option for each described field of a configuration, and return the names of these fields."""
+    described = [field for field in dataclasses.fields(config) if "help" in field.metadata]
+    for field in described:
+        option, kind = f"--{field.name.replace('_', '-')}", type(field.default)
+        if kind is bool:
+            group.add_argument(option, action="store_true", help=field.metadata["help"])
+        else:
+            form = {int: argtypes.integer, float: argtypes.number}.get(kind)
+            shown = {name: field.metadata[name] for name in ("help", "metavar")}
+            group.add_argument(option, type=form, default=field.default, **shown)
+    return [field.name for field in described]
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +90,7 @@ def unused_reading_options(args: argparse.Namespace) -> list[str]:
 def add_flow_choice(group: Any, prefix: str, what: str) -> None:
     """Add ``--PREFIX-layer`` and ``--PREFIX-part``, for a flow that is read."""
     group.add_argument(f"--{prefix}-layer", metavar="NAME", help=f"EXR layer of {what} [forward]")
-    group.add_argument(
-        f"--{prefix}-part", metavar="PART", help=f"EXR part of {what}, by name or number [the first with flow]"
-    )
+    group.add_argument(f"--{prefix}-part", metavar="PART", help=f"EXR part of {what}: name or number [first with flow]")
 
 
 def flow_choice(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
@@ -97,7 +113,7 @@ def add_packing_options(group: Any) -> None:
     names = dict.fromkeys(name for found in _COMPRESSIONS.values() for name in found)
     group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     group.add_argument(
-        "--compression", choices=names, help="compression of .exr [zip, or none if zip saves little] or .flo5 [gzip]"
+        "--compression", choices=names, help="of .exr [zip, or none if zip saves little] or .flo5 [gzip]"
     )
 
 
@@ -120,29 +136,27 @@ def packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 def read_frames(
     args: argparse.Namespace, frames: Sequence[str], area: Box | None = None
-) -> tuple[list[Tensor], FrameWindow | None]:
+) -> tuple[list[Tensor], io.FrameWindow | None]:
     """Read frames of one size; return them and the window of the first, with the data window that was read.
 
     With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
     same position in all frames. Otherwise the window is None unless the first frame is an EXR.
     """
     from fullfield.estimators.frames import warn_of_range
-    from fullfield.io import frame_window, read_frame
     from fullfield.io.oiio import sniff
-    from fullfield.io.windows import common_window
 
     reading = reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = common_window({frame: frame_window(frame, **channels) for frame in frames})
+        window = common_window({frame: io.frame_window(frame, **channels) for frame in frames})
         if area is not None:
             window = window._replace(data=area)
         reading["window"] = window.data
     elif sniff(Path(frames[0]))[0] == "openexr":
-        window = frame_window(frames[0], **channels)
+        window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
-    read = [read_frame(frame, **reading) for frame in frames]
+    read = [io.read_frame(frame, **reading) for frame in frames]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
@@ -153,9 +167,7 @@ def read_frames(
 def add_four_values(group: Any) -> None:
     """Add ``--four-values``, for truth of twice the frame's size."""
     group.add_argument(
-        "--four-values",
-        action="store_true",
-        help="truth of twice the size holds four values a pixel; implied for .flo5 (Spring)",
+        "--four-values", action="store_true", help="truth of twice the size has four values a pixel; .flo5: always"
     )
 
 
@@ -173,10 +185,9 @@ def read_truth(
     The truth is ``[2, H, W]``, or ``[4, 2, H, W]`` if the file has twice the size and is a .flo5 or ``four`` is set.
     ``choice`` goes to ``read_flow``. InputError names both files if their sizes do not fit.
     """
-    from fullfield.io import read_flow
     from fullfield.metrics import four_values
 
-    truth, known = read_flow(path, **choice)
+    truth, known = io.read_flow(path, **choice)
     if scale != 1:
         truth = truth * scale
     height, width = pred.shape[-2:]

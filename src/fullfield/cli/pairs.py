@@ -1,4 +1,9 @@
-"""``fullfield pairs -o FOLDER``: write synthetic pairs with exact flow as a data set."""
+"""Write synthetic pairs with exact flow.
+
+Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, with exact
+flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A CPU needs seconds for each pair and
+more for large frames; a GPU draws them much faster.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,8 @@ from pathlib import Path
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
+from fullfield.training.flow.config import SceneStyle
 
-HELP = "write synthetic pairs with exact flow"
-DESCRIPTION = (
-    "Write synthetic pairs of frames, drawn from a seed: objects that hide each other before a moving camera, "
-    "with exact flow, occlusions and a mask of known flow. The folder is the data set 'synthetic'. A CPU needs seconds "
-    "for each pair and more for large frames; a GPU draws them much faster."
-)
 EPILOG = """\
 examples:
   fullfield pairs -o synthetic --count 10 --size 320x240
@@ -32,20 +32,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=argtypes.count, default=20, help="number of pairs")
     parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
     parser.add_argument(
-        "--seed",
-        type=argtypes.natural,
-        default=0,
-        help="seed of everything; training starts at 0 too, so use another one for validation",
+        "--seed", type=argtypes.natural, default=0, help="seed; training starts at 0 too, so validate with another"
     )
     parser.add_argument(
-        "--textures", metavar="PACK", help="picture pack, from python -m tools textures [procedural pictures]"
+        "--textures", metavar="PACK", help="picture pack (python -m tools textures) [procedural pictures]"
     )
-    parser.add_argument(
-        "--style",
-        default="usual",
-        metavar="NAME",
-        help="usual, small (motion), figures (with limbs) or bodies (of ellipsoids)",
-    )
+    parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures or bodies")
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="device that renders")
     parser.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
@@ -58,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
         paths.check_input(args.textures, "--textures")
     paths.check_new_folder(args.output, "--output")
 
-    from fullfield.training.flow.config import SceneStyle
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairGenerator
     from fullfield.training.flow.pictures import load_pictures
@@ -71,26 +62,14 @@ def run(args: argparse.Namespace) -> int:
         pictures = load_pictures(args.textures)
         watch.lap("pictures")
         pairs = PairGenerator(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
-        written = write_pairs(
-            args.output,
-            pairs,
-            args.count,
-            textures=args.textures,
-            flow_format=args.flow_format,
-            progress=progress,
-        )
+        how = {"textures": args.textures, "flow_format": args.flow_format, "progress": progress}
+        written = write_pairs(args.output, pairs, args.count, **how)
     watch.lap("pairs")
     seconds = watch.seconds()
     facts = {
-        "output": args.output,
-        "made": written.made,
-        "kept": written.kept,
+        **report.picked(args, "output", "seed", "flow_format", "device", "style", "textures"),
+        **report.picked(written, "made", "kept"),
         "size": {"width": args.size[1], "height": args.size[0]},
-        "seed": args.seed,
-        "flow_format": args.flow_format,
-        "device": args.device,
-        "style": args.style,
-        "textures": args.textures,
         "seconds": seconds,
     }
     kept = f", {written.kept} existed" if written.kept else ""

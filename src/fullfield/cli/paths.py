@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from fullfield._check import InputError
+from fullfield.io.files import remove_abandoned
 from fullfield.sequences.names import Pattern, is_pattern
+from fullfield.sequences.records import Journal
 
 
 def check_input(path: str, what: str) -> None:
@@ -58,7 +60,6 @@ def check_folder(folder: Path, what: str) -> None:
     """Check that ``folder`` exists and is writable, and remove the temporary files of killed runs from it."""
     if not folder.is_dir():
         raise InputError(f"{what}: folder {folder} does not exist; make it first")
-    from fullfield.io.files import remove_abandoned
 
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -107,7 +108,6 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
 def noting(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
-    from fullfield.sequences.records import Journal
 
     return Journal(_notes(path), "pairs").noting(os.path.realpath(path), {"version": __version__})
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from fullfield import viz
 from fullfield._check import InputError
 from fullfield.cli.argtypes import positive
 from fullfield.io.names import is_exr
@@ -27,9 +28,7 @@ _GAIN = 4
 
 def add_max_motion(group: Any) -> None:
     """Add ``--max-motion``, the end of the colour scale."""
-    group.add_argument(
-        "--max-motion", type=positive, metavar="PX", help="motion at the end of the colour scale [the longest]"
-    )
+    group.add_argument("--max-motion", type=positive, metavar="PX", help="end of the colour scale [the longest]")
 
 
 @dataclass
@@ -48,9 +47,7 @@ class Scene:
     @cached_property
     def scale(self) -> float:
         """Motion at the end of the colour scale, px."""
-        from fullfield.viz import flow_scale
-
-        return flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
+        return viz.flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
 
     def scales(self, kind: str) -> dict[str, float | None]:
         """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
@@ -75,74 +72,53 @@ class Scene:
 
     def draw(self, kind: str) -> Tensor:
         """Return the picture of that kind, uint8 ``[3, H', W']``."""
-        drawn: Tensor = {
-            "flow": self._flow,
-            "overlay": self._overlay,
-            "warped": self._warped,
-            "error": self._error,
-            "sheet": self._sheet,
-        }[kind]()
+        drawn: Tensor = getattr(self, f"_{kind}")()
         return drawn
 
     def _required(self, name: str) -> Tensor:
-        value = getattr(self, name)
+        value: Tensor | None = getattr(self, name)
         if value is None:
             raise InputError(f"{name}: required for this picture")
-        found: Tensor = value
-        return found
+        return value
 
     def _flow(self) -> Tensor:
-        from fullfield.viz import flow_to_image
-
-        return flow_to_image(self.flow, self.valid, max_motion=self.scale or None)
+        return viz.flow_to_image(self.flow, self.valid, max_motion=self.scale or None)
 
     def _overlay(self) -> Tensor:
-        from fullfield.viz import overlay
-
-        return overlay(self.flow, self._required("frame1"), valid=self.valid, max_motion=self.scale or None)
+        return viz.overlay(self.flow, self._required("frame1"), valid=self.valid, max_motion=self.scale or None)
 
     def _warped_frame(self) -> tuple[Tensor, Tensor]:
-        from fullfield.viz import warp
-
-        return warp(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
+        return viz.warp(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
     def light(self, kind: str, path: str) -> Tensor:
         """Return :meth:`draw`, or the frame's own floats for the kind ``warped`` in an EXR."""
         return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
 
     def _warped(self) -> Tensor:
-        from fullfield.viz import frame_to_image
-
-        return frame_to_image(self._warped_frame()[0])
+        return viz.frame_to_image(self._warped_frame()[0])
 
     def _difference(self) -> Tensor:
         """Return |first frame - warped second frame|, brightened; black where the motion leaves the frame."""
-        from fullfield.viz import frame_to_image
-
         warped, inside = self._warped_frame()
-        return frame_to_image((self._required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
+        return viz.frame_to_image((self._required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
 
     def _error(self) -> Tensor:
-        from fullfield.viz import error_map
-
         known = self.valid if self.known is None else self.valid & self.known
-        return error_map(self.flow, self._required("truth"), known, max_error=self.max_error)
+        return viz.error_map(self.flow, self._required("truth"), known, max_error=self.max_error)
 
     def _sheet(self) -> Tensor:
-        from fullfield.viz import error_legend, frame_to_image, sheet, wheel_legend
-
-        key = wheel_legend(256, self.scale)
+        key = viz.wheel_legend(256, self.scale)
         panels: list[Any] = []
         if self.frame1 is not None:
-            panels.append(("first frame", frame_to_image(self.frame1)))
+            panels.append(("first frame", viz.frame_to_image(self.frame1)))
         panels.append(("flow", self._flow(), key))
         if self.frame1 is not None:
             panels.append(("flow over first frame", self._overlay(), key))
         if self.frame2 is not None:
-            panels.append(("second frame", frame_to_image(self.frame2)))
+            panels.append(("second frame", viz.frame_to_image(self.frame2)))
             panels.append(("second frame, warped back", self._warped()))
         if self.frame1 is not None and self.frame2 is not None:
             panels.append((f"difference to first frame, times {_GAIN}", self._difference()))
         if self.truth is not None:
-            panels.append(("end-point error", self._error(), error_legend(512, max_error=self.max_error)))
-        return sheet(panels)
+            panels.append(("end-point error", self._error(), viz.error_legend(512, max_error=self.max_error)))
+        return viz.sheet(panels)

@@ -1,23 +1,25 @@
-"""Command ``fullfield register SRC DST``: find the pose that brings one point cloud onto another."""
+"""Find the pose that brings one point cloud onto another.
+
+Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 
-    from fullfield.io import PointCloud
     from fullfield.registration import Registration
 
 NOT_REGISTERED = 3
@@ -25,8 +27,6 @@ NOT_REGISTERED = 3
 
 _ERROR_VOXELS = 2.0  # top of the picture's scale
 
-HELP = "find the pose that brings one point cloud onto another"
-DESCRIPTION = "Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose."
 EPILOG = """\
 examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
@@ -44,30 +44,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="DST", help="cloud that stays")
     search = parser.add_argument_group("search")
     search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
-    search.add_argument(
-        "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
-    )
-    search.add_argument(
-        "--descriptor", choices=("fpfh", "learned"), help="features to match [fpfh; learned with --weights]"
-    )
-    search.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="weights of a learned descriptor, written by fullfield train descriptor [those in the package]",
-    )
+    search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
+    search.add_argument("--descriptor", choices=("fpfh", "learned"), help="features [fpfh; learned with --weights]")
+    search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [those in the package]")
     search.add_argument("--seed", type=argtypes.natural, default=0, help="seed of the random draws")
     search.add_argument("--iterations", type=argtypes.count, default=50_000, help="number of triples that RANSAC draws")
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
     output.add_argument(
-        "--viz",
-        metavar="FILE",
-        help="write a picture of both clouds before and after, coloured by alignment error; a refused pose is marked",
+        "--viz", metavar="FILE", help="write a picture of both clouds before and after, coloured by error"
     )
-    output.add_argument(
-        "--max-error", type=argtypes.positive, help="error at the end of the picture's scale [2 voxels]"
-    )
+    output.add_argument("--max-error", type=argtypes.positive, help="end of the picture's error scale [2 voxels]")
     report.add_report_options(output, progress=True)
 
 
@@ -78,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.weights is not None and args.descriptor == "fpfh":
         raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
-    from fullfield.io import read_point_cloud, transformed, write_point_cloud
+    import numpy as np
+
     from fullfield.io.pointcloud import check_kept
     from fullfield.registration import LearnedDescriptor, read_pose
     from fullfield.registration.register import Settings, registered
@@ -88,9 +77,10 @@ def run(args: argparse.Namespace) -> int:
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
     with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
-        clouds = [read_point_cloud(path) for path in (args.source, args.target)]
+        clouds = [io.read_point_cloud(path) for path in (args.source, args.target)]
         for path, cloud in zip((args.source, args.target), clouds, strict=True):
-            _check_points(path, cloud)
+            if not np.isfinite(cloud.points).all(1).any():
+                raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_kept(args.output, clouds[0])
         watch.lap("load")
@@ -99,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         watch.lap("register")
         if found.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
-            write_point_cloud(args.output, transformed(clouds[0], found.transform))
+            io.write_point_cloud(args.output, io.transformed(clouds[0], found.transform))
         shown = found.transform if found.success else found.candidate
         drawn = False
         if args.viz is not None and shown is not None:
@@ -120,17 +110,9 @@ def _check_files(args: argparse.Namespace) -> None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
 
 
-def _check_points(path: str, cloud: PointCloud) -> None:
-    import numpy as np
-
-    finite = int(np.isfinite(cloud.points).all(1).sum())
-    if not finite:
-        raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
-
-
 def _draw(
     args: argparse.Namespace,
-    clouds: list[PointCloud],
+    clouds: list[io.PointCloud],
     found: Registration,
     pose: NDArray[np.float64],  # the best one, accepted or not
     progress: Callable[[float, str], None],
@@ -139,9 +121,7 @@ def _draw(
     import numpy as np
     import torch
 
-    from fullfield.io import transformed, write_image
     from fullfield.registration import Alignment, alignment, alignment_errors
-    from fullfield.viz import alignment_legend, alignment_view, sheet
 
     source, target = clouds
     top = args.max_error or _ERROR_VOXELS * found.voxel
@@ -153,12 +133,12 @@ def _draw(
     for at, (name, transform, fit) in enumerate(stages):
         progress(at / 2, f"drawing {name}")
         errors = alignment_errors(source, target, transform, most=top)
-        moved = transformed(source, transform).points
+        moved = io.transformed(source, transform).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
         title = f"{name}: {fit.fitness:.1%} within {found.voxel:.4g}{rmse}"
-        panels.append((title, alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
-    write_image(args.viz, sheet(panels, columns=2))
+        panels.append((title, viz.alignment_view(*tensors, max_error=top), viz.alignment_legend(max_error=top)))
+    io.write_image(args.viz, viz.sheet(panels, columns=2))
 
 
 def _advice(args: argparse.Namespace, found: Registration) -> str:
@@ -185,24 +165,13 @@ def _report(
         return
     pose, candidate = (None if one is None else one.tolist() for one in (found.transform, found.candidate))
     facts = {
-        "source": args.source,
-        "target": args.target,
+        **report.picked(args, "source", "target", "seed", "init", "weights"),
+        **report.picked(found, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
         "points": points,
-        "success": found.success,
-        "reason": found.reason,
         "untried": list(found.untried),
         "transform": pose,
         "candidate": candidate,
-        "confidence": found.confidence,
-        "matches": found.matches,
-        "inliers": found.inliers,
-        "fitness": found.fitness,
-        "rmse": found.rmse,
-        "voxel": found.voxel,
-        "seed": args.seed,
-        "init": args.init,
         "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
-        "weights": args.weights,
         "output": args.output if found.success else None,
         "picture": args.viz if drawn else None,
         "seconds": seconds,

@@ -10,7 +10,7 @@ import platform
 import sys
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -20,8 +20,6 @@ from fullfield import __version__
 from fullfield._check import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from fullfield.sequences.outputs import Plan
@@ -38,6 +36,16 @@ def naming(**words: str) -> Iterator[None]:
         if not word:
             raise
         raise type(error)(f"{word}{colon}{rest}") from error
+
+
+def option_names(args: argparse.Namespace) -> dict[str, str]:
+    """Return the option of each argument of a command, for :func:`naming`."""
+    return {name: f"--{name.replace('_', '-')}" for name in vars(args)}
+
+
+def picked(source: object, *names: str) -> dict[str, Any]:
+    """Return attributes by name, for a report: of the arguments of a command, or of a result."""
+    return {name: getattr(source, name) for name in names}
 
 
 def size(image: Tensor) -> str:
@@ -82,13 +90,11 @@ def printable(text: object, kept: str = "") -> str:
 
     Names and contents of files may have such characters. Those in ``kept`` stay.
     """
-    return "".join(ascii(c)[1:-1] if _is_control(c) and c not in kept else c for c in str(text))
 
+    def control(c: str) -> bool:
+        return unicodedata.category(c) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(c) in _BIDIRECTIONAL
 
-def _is_control(character: str) -> bool:
-    return (
-        unicodedata.category(character) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(character) in _BIDIRECTIONAL
-    )
+    return "".join(ascii(c)[1:-1] if c not in kept and control(c) else c for c in str(text))
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -163,13 +169,8 @@ def processor_name() -> str:
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of text with aligned columns, the first one to the left."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    ]
+    first, *widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join((row[0].ljust(first), *map(str.rjust, row[1:], widths))) for row in table]
 
 
 class Stopwatch:

@@ -1,31 +1,29 @@
-"""Verb ``fullfield retime``: make a shot slower or faster."""
+"""Make a shot slower or faster, with frames in between from stored flow.
+
+Output frames are numbered from the first plate. A frame between two plates is interpolated from both along forward and
+backward flow; regions that only one of them shows come from that one.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
 from fullfield.sequences.names import choose
+from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
     from fullfield.io.raw import Raw
     from fullfield.sequences.changes import Small
-    from fullfield.sequences.records import Checksums
 
-HELP = "make a shot slower or faster, with frames in between from stored flow"
-DESCRIPTION = (
-    "Output frames are numbered from the first plate. A frame between two plates is interpolated from both along "
-    "forward and backward flow; regions that only one of them shows come from that one."
-)
 EPILOG = """\
 examples:
   fullfield flow 'plate.%04d.exr' --direction both -o 'mv.%04d.exr' --device cuda
@@ -43,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=argtypes.positive,
         metavar="F",
         required=True,
-        help="number of output frames per plate; 2: half the speed, 0.5: twice the speed",
+        help="output frames per plate; 2: half the speed",
     )
     vectors.add_options(parser)
 
@@ -90,25 +88,24 @@ def run(args: argparse.Namespace) -> int:
     return vectors.finish(args, written, problems, factor=float(factor), **more)
 
 
+def _cached(read: Callable[[int], Any], path: Callable[[int], str]) -> Callable[[int], Any]:
+    """Return ``read`` that keeps its last two results; a file that is replaced is read again."""
+    kept = lru_cache(maxsize=2)(lambda number, _stamp: read(number))
+    return lambda number: kept(number, stamp_of(path(number)))
+
+
 class _Reader:
     """Pictures by time; keeps the plates and flows of the last one."""
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
-        from fullfield.io import read_frame
         from fullfield.io.raw import read_raw
         from fullfield.sequences.changes import small
-        from fullfield.sequences.records import stamp_of
 
-        fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
-        # A file that is replaced is read again: its stamp is part of the key.
-        plate = lru_cache(maxsize=2)(lambda number, _: read_raw(path(number)))
-        field = lru_cache(maxsize=2)(lambda direction, number, _: fields[direction](number))
-        picture = lru_cache(maxsize=2)(lambda number, _: small(read_frame(path(number))))
-        self._plate: Callable[[int], Raw] = lambda number: plate(number, stamp_of(path(number)))
-        self._small: Callable[[int], Small] = lambda number: picture(number, stamp_of(path(number)))
-        self._flow: Callable[[str, int], Tensor] = lambda direction, number: field(
-            direction, number, stamp_of(flow.path(number) or "")
+        self._plate: Callable[[int], Raw] = _cached(lambda number: read_raw(path(number)), path)
+        self._small: Callable[[int], Small] = _cached(lambda number: small(io.read_frame(path(number))), path)
+        self._forward, self._backward = (
+            _cached(flow.field(name), lambda number: flow.path(number) or "") for name in ("forward", "backward")
         )
         self._checked: dict[tuple[object, ...], bool] = {}
         self.cuts: list[tuple[int, int]] = []
@@ -127,7 +124,7 @@ class _Reader:
         first, second = self._plate(number), self._plate(number + 1)
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             raise InputError(f"{self._path(number + 1)}: has another size or other channels than {self._path(number)}")
-        forward, backward = self._flow("forward", number), self._flow("backward", number + 1)
+        forward, backward = self._forward(number), self._backward(number + 1)
         if forward.shape[-2:] != first.pixels.shape[-2:] or backward.shape != forward.shape:
             raise InputError(f"{self._path(number)}: its flow has another size")
         picture = between(first.pixels, second.pixels, forward, backward, part).picture
@@ -137,15 +134,13 @@ class _Reader:
     def _is_cut(self, number: int) -> bool:
         """Return whether a cut follows that frame; it is detected on display-referred pictures, as in ``flow``."""
         from fullfield.sequences.changes import is_cut
-        from fullfield.sequences.records import stamp_of
 
         pair = (number, number + 1)
         key = (*pair, *(stamp_of(self._path(n)) for n in pair))
         if key not in self._checked:
-            try:
+            self._checked[key] = False
+            with suppress(InputError):  # not a picture in colour: depth, masks
                 self._checked[key] = is_cut(self._small(number), self._small(number + 1))
-            except InputError:  # not a picture in colour: depth, masks
-                self._checked[key] = False
             if self._checked[key] and pair not in self.cuts:
                 self.cuts.append(pair)
         return self._checked[key]

@@ -1,4 +1,7 @@
-"""Verb ``fullfield score``: compare flow with the truth."""
+"""Compare flow with the truth.
+
+Compare a flow with the truth: two files, or two folders whose files match by name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import positive
@@ -17,8 +21,6 @@ from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
-HELP = "compare flow with the truth"
-DESCRIPTION = "Compare a flow with the truth: two files, or two folders whose files match by name."
 EPILOG = """\
 examples:
   fullfield score flow.flo truth.flo
@@ -67,15 +69,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     masks.add_argument("--occlusion", metavar="MAP", help="not black where a pixel has no match in the second frame")
     masks.add_argument("--valid", metavar="MASK", help="score only pixels that are not black here")
     masks.add_argument("--invalid", metavar="MASK", help="score only pixels that are black here (Sintel's maps)")
-    parser.add_argument(
-        "--skip-missing", action="store_true", help="leave out pixels without a prediction instead of refusing them"
-    )
+    parser.add_argument("--skip-missing", action="store_true", help="leave out pixels without a prediction")
     scoring = parser.add_argument_group("scoring")
     scoring.add_argument("--truth-scale", type=positive, default=1.0, help="multiply the true vectors by X")
     add_four_values(scoring)
-    scoring.add_argument(
-        "--averaging", choices=("pooled", "per_image"), help="folders: mean over all pixels, or over images [pooled]"
-    )
+    scoring.add_argument("--averaging", choices=("pooled", "per_image"), help="mean over pixels or images [pooled]")
     scoring.add_argument("--max-epe", type=positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     output = parser.add_argument_group("report")
     output.add_argument("--error-map", metavar="FILE", help="write a picture of the end-point error (two files only)")
@@ -104,21 +102,14 @@ def run(args: argparse.Namespace) -> int:
         with naming(pred=files.pred, truth=files.truth, occluded=files.occlusion or ""):
             metrics.update(pred, truth, valid, occluded)
         if args.error_map is not None:
-            _write_error_map(args, pred, truth, valid)
+            io.write_image(args.error_map, viz.error_map(pred, truth, valid, max_error=args.max_error))
     values = metrics.compute()
     if not values["pixels"]:
         report.note(
             "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
         )
-    facts = {
-        "pred": args.pred,
-        "truth": args.truth,
-        "averaging": metrics.averaging,
-        **values,
-        "missing": missing,
-        "truth_values": values_each,
-        "classes": metrics.breakdown(),
-    }
+    facts = {**report.picked(args, "pred", "truth"), "averaging": metrics.averaging, **values, "missing": missing}
+    facts |= {"truth_values": values_each, "classes": metrics.breakdown()}
     report.tell(args, facts, "\n".join(table(values, metrics.averaging, missing)))
     return gate(values["epe"], args.max_epe)
 
@@ -160,14 +151,12 @@ def _images(args: argparse.Namespace) -> list[ImageFiles]:
         more = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
         path = (predicted | true)[stray[0]]
         raise InputError(f"{path}: has no counterpart in {other}{more}; both folders must hold the same names")
-    found = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
-    return [
-        ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found))
-        for stem in sorted(predicted)
-    ]
+    found = [predicted, true, *(_mask_files(option, folder, sorted(predicted)) for option, folder in masks)]
+    each = ((str(files[stem]) if stem in files else None for files in found) for stem in sorted(predicted))
+    return [ImageFiles(*paths) for paths in each]  # type: ignore[arg-type]  # the first two are never None
 
 
-def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
+def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, Path]:
     if folder is None:
         return {}
     if not Path(folder).is_dir():
@@ -176,7 +165,7 @@ def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, 
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise InputError(f"{option} {folder}: has no mask for {missing[0]}")
-    return {stem: str(files[stem]) for stem in stems}
+    return files
 
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
@@ -192,10 +181,8 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
 
 def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
     """Return prediction, truth, pixels to score, occluded pixels, and the number of known pixels without prediction."""
-    from fullfield.io import read_flow
-
     choice: dict[str, Any] = flow_choice(args, "pred")
-    pred, predicted = read_flow(files.pred, **choice)
+    pred, predicted = io.read_flow(files.pred, **choice)
     choice = {"scale": args.truth_scale, "four": args.four_values, **flow_choice(args, "truth")}
     truth, known = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, wanted in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
@@ -218,19 +205,10 @@ def _swapped(predicted: bool, known: bool) -> str:
 
 def _read_mask(option: str, path: str, flow: Tensor) -> Tensor:
     """Return where the picture is not black, bool ``[H, W]``."""
-    from fullfield.io import read_frame
-
-    mask = read_frame(path, transfer="srgb")
+    mask = io.read_frame(path, transfer="srgb")
     if mask.shape[-2:] != flow.shape[-2:]:
         raise InputError(f"{option} {path}: is {size(mask)}, but the flow is {size(flow)}")
     return (mask > 0).any(0)
-
-
-def _write_error_map(args: argparse.Namespace, pred: Tensor, truth: Tensor, valid: Tensor) -> None:
-    from fullfield.io import write_image
-    from fullfield.viz import error_map
-
-    write_image(args.error_map, error_map(pred, truth, valid, max_error=args.max_error))
 
 
 def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[str]:

@@ -7,10 +7,13 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullfield import _check as check
+from fullfield import sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
@@ -20,9 +23,6 @@ from fullfield.io.names import FLOW_WRITE_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fullfield.sequences import Outcome, Plates, Work
     from fullfield.sequences.outputs import Plan
 
 _MANY = 3  # missing plates that are reported in one line
@@ -37,18 +37,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
     group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     group.add_argument(
-        "--direction", choices=_DIRECTIONS, help="flow to the next frame, the previous one, or both (.exr) [forward]"
+        "--direction", choices=_DIRECTIONS, help="to the next frame, the previous one, or both (.exr) [forward]"
     )
     group.add_argument("--step", type=argtypes.count, metavar="K", help="distance between the frames of a pair [1]")
     group.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
     group.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
-    group.add_argument(
-        "--overwrite", action="store_true", help="recompute existing files; for one pair: replace any file"
-    )
+    group.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
-    group.add_argument(
-        "--ray", metavar="ADDRESS", help="Ray cluster; one actor for each GPU (pip install 'fullfield[ray]')"
-    )
+    group.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
     group.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
 
 
@@ -68,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
     chosen = methods.chosen(args)
     found, output = _check(args)
 
-    from fullfield.sequences import Problem, Work, run_on_devices
     from fullfield.sequences.run import run as run_here
 
     methods.use_threads(args.threads)
@@ -76,16 +71,11 @@ def run(args: argparse.Namespace) -> int:
     reading = reading_arguments(args)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
     with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
-        work = Work(
-            args.frame1,
-            output,
-            chosen.method,
-            chosen.config,
-            chosen.backend,
-            _setting(args, devices[0]),
-            reading,
-            args.threads,
-        )
+        maps: dict[str, Any] = {name: getattr(args, name) is not None for name in ("occlusion", "confidence")}
+        how = {"direction": args.direction or "forward", "step": args.step or 1, "warm_start": args.warm_start}
+        setting = sequences.Setting(**how, **maps, device=devices[0], refine=args.refine)
+        how = {"backend": chosen.backend, "setting": setting, "reading": reading, "threads": args.threads}
+        work = sequences.Work(args.frame1, output, chosen.method, chosen.config, **how)
         plates = work.open(choose(found, args.frames) if found.video is None else args.frames)
         numbers = list(plates.numbers)
         progress(0.0, "preparing")
@@ -94,23 +84,25 @@ def run(args: argparse.Namespace) -> int:
         settings = work.settings(chosen.estimator)
         plan = work.settle(settings, plates, overwrite=args.overwrite)
         work = replace(work, made_by=output.made_by(settings))
-        missing = _missing(args, plates, plan)
+        absent, missing = _missing(args, plates, plan)
         left = sorted(set(plan.left).difference(missing))
-        tell = _teller(args, progress, numbers, left, plan)
+        if not args.quiet:
+            report.note_plan(numbers, plan)
+        tell = _teller(args, progress, left)
         if args.ray is not None and left:
             plates.close()
             outcome = _on_cluster(args, work, left, numbers, tell)
         elif len(devices) > 1 and left:
             plates.close()
-            outcome = run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
+            outcome = sequences.run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
         else:
             outcome = run_here(work, left, estimator=chosen.estimator, plates=plates, tell=tell)
     missing_paths = {plates.path(number) for number in missing}
     outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
-    if missing:
-        outcome.problems.insert(0, Problem(args.frame1, _missing_words(missing)))
+    if absent is not None:
+        outcome.problems.insert(0, absent)
     _report(args, chosen, work, devices, numbers, plan, outcome)
     return 0 if outcome.is_good else 2
 
@@ -184,14 +176,6 @@ def _output_pattern(text: str, found: Found) -> str:
     return f"{folder}/{before}%0{found.pattern.digits}d{after}.exr"
 
 
-def _setting(args: argparse.Namespace, device: str) -> Any:
-    from fullfield.sequences import Setting
-
-    direction = args.direction or "forward"
-    occlusion, confidence = (value is not None for value in (args.occlusion, args.confidence))
-    return Setting(direction, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine)
-
-
 def _devices(args: argparse.Namespace) -> list[str]:
     if args.devices is None:
         return [args.device]
@@ -202,8 +186,6 @@ def _devices(args: argparse.Namespace) -> list[str]:
         if count == 0:
             raise InputError("--devices all: expected GPUs, PyTorch finds none")
         return [f"cuda:{index}" for index in range(count)]
-    from fullfield import _check as check
-
     devices = [name.strip() for name in args.devices.split(",")]
     for name in devices:
         check.device(name, "--devices")
@@ -211,8 +193,12 @@ def _devices(args: argparse.Namespace) -> list[str]:
 
 
 def _on_cluster(
-    args: argparse.Namespace, work: Work, left: Sequence[int], numbers: Sequence[int], tell: Callable[[int], None]
-) -> Outcome:
+    args: argparse.Namespace,
+    work: sequences.Work,
+    left: Sequence[int],
+    numbers: Sequence[int],
+    tell: Callable[[int], None],
+) -> sequences.Outcome:
     from fullfield.sequences.cluster import run_on_cluster
 
     patterns = {"pattern": work.output.pattern, "st_map": work.output.st_map}
@@ -222,33 +208,28 @@ def _on_cluster(
         return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)
 
 
-def _size(plates: Plates) -> tuple[int, int] | None:
+def _size(plates: sequences.Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
-        try:
+        with contextlib.suppress(InputError, OSError):
             height, width = plates.read(number).frame.shape[-2:]
-        except (InputError, OSError):
-            continue
-        return height, width
+            return height, width
     return None
 
 
-def _missing(args: argparse.Namespace, plates: Plates, plan: Plan) -> list[int]:
-    """Return the frames whose plates are missing and report them in one line, if there are more than a few."""
+def _missing(
+    args: argparse.Namespace, plates: sequences.Plates, plan: Plan
+) -> tuple[sequences.Problem | None, list[int]]:
+    """Return the frames whose plates are missing, reported as one problem, if there are more than a few."""
     missing = [number for number in plan.left if plates.has(number) is False]
     if len(missing) < _MANY:
-        return []
-    report.note(f"{args.frame1}: {_missing_words(missing)}", kind="error")
-    return missing
+        return None, []
+    problem = sequences.Problem(args.frame1, f"{len(missing)} plates are missing: {format_frames(missing)}")
+    report.note(str(problem), kind="error")
+    return problem, missing
 
 
-def _missing_words(missing: Sequence[int]) -> str:
-    return f"{len(missing)} plates are missing: {format_frames(missing)}"
-
-
-def _teller(
-    args: argparse.Namespace, progress: ProgressBar, numbers: Sequence[int], left: Sequence[int], plan: Plan
-) -> Callable[[int], None]:
+def _teller(args: argparse.Namespace, progress: ProgressBar, left: Sequence[int]) -> Callable[[int], None]:
     """Return a callback that counts finished frames, from any thread."""
     lock, count, stdout = threading.Lock(), [0], sys.stdout
 
@@ -259,19 +240,17 @@ def _teller(
             if args.farm == "openjd":
                 print(f"openjd_progress: {100 * count[0] / len(left):.1f}", file=stdout, flush=True)
 
-    if not args.quiet:
-        report.note_plan(numbers, plan)
     return tell
 
 
 def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
-    work: Work,
+    work: sequences.Work,
     devices: Sequence[str],
     numbers: Sequence[int],
     plan: Plan,
-    outcome: Outcome,
+    outcome: sequences.Outcome,
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
@@ -291,18 +270,10 @@ def _report(
         "not_made": format_frames(unmade),
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],
-        "stopped": outcome.stopped,
-        "cuts": outcome.cuts,
-        "held": outcome.held,
-        "direction": work.setting.direction,
-        "step": work.setting.step,
-        "method": chosen.estimator.method,
-        "requested_method": chosen.method,
-        "asked_method": chosen.method,  # the key of earlier versions
+        **report.picked(outcome, "stopped", "cuts", "held"),
+        **report.picked(work.setting, "direction", "step"),
+        **chosen.facts(),
         "refined": refined,
-        "preset": chosen.preset,
-        "parameters": dict(chosen.estimator.parameters),
-        "backend": chosen.estimator.backend,
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
     }

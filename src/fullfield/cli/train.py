@@ -1,4 +1,8 @@
-"""``fullfield train``: a descriptor of points, or a network of flow."""
+"""Train a descriptor of points, or a network of flow.
+
+Train a descriptor of points (see fullfield train descriptor --help), or a network of flow (see fullfield train flow
+--help).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,6 @@ from fullfield.cli import train_descriptor, train_flow
 from fullfield.cli.options import add_verb
 
 _KINDS = {"descriptor": train_descriptor, "flow": train_flow}
-
-HELP = "train a descriptor of points, or a network of flow"
-DESCRIPTION = (
-    "Train a descriptor of points (see fullfield train descriptor --help), or a network of flow (see "
-    "fullfield train flow --help)."
-)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""``fullfield train descriptor``: a descriptor of points, for ``fullfield register --weights``."""
+"""A descriptor of points, for fullfield register.
+
+Train a descriptor of points on pairs of partial clouds, cut from synthetic scenes and from your own clouds, rotated at
+random, thinned, with noise and occlusion.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,6 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.io.names import POINT_SUFFIXES
 
-HELP = "a descriptor of points, for fullfield register"
-DESCRIPTION = (
-    "Train a descriptor of points on pairs of partial clouds, cut from synthetic scenes and from your "
-    "own clouds, rotated at random, thinned, with noise and occlusion."
-)
 EPILOG = """\
 examples:
   fullfield train descriptor -o runs/descriptor --clouds scans/*.ply --device cuda --workers 12
@@ -27,9 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train descriptor``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     data = parser.add_argument_group("data")
-    data.add_argument(
-        "--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds to cut from: {' '.join(POINT_SUFFIXES)}"
-    )
+    data.add_argument("--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds: {' '.join(POINT_SUFFIXES)}")
     data.add_argument(
         "--scans",
         nargs=3,
@@ -42,29 +39,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--cells", type=argtypes.count, default=5000, help="approximate number of voxels of a cloud")
     network = parser.add_argument_group("network")
     network.add_argument("--channels", type=argtypes.count, default=64, help="channels of the layers")
+    network.add_argument("--layers", type=argtypes.integer, default=3, help="layers of the finest resolution")
     network.add_argument(
-        "--layers", type=argtypes.integer, default=3, help="layers of the finest resolution [%(default)s]"
+        "--scales", type=argtypes.count, default=1, help="resolutions, each with cells twice as wide, 1 to 4"
     )
-    network.add_argument(
-        "--scales",
-        type=argtypes.count,
-        default=1,
-        help="resolutions, 1 to 4, each with cells twice as wide as the one before [%(default)s]",
-    )
-    network.add_argument(
-        "--start", metavar="FILE", help="weights to begin with, or learned for the descriptor of the package"
-    )
+    network.add_argument("--start", metavar="FILE", help="initial weights, or learned: those of the package")
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=argtypes.count, default=20_000, help="number of steps")
-    loop.add_argument(
-        "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
-    )
+    loop.add_argument("--minutes", type=argtypes.positive, help="end after that time, with a complete schedule")
     loop.add_argument("--pairs", type=argtypes.count, default=4, help="pairs a step")
     loop.add_argument("--block", type=argtypes.count, default=256, help="pairs that are cut together")
     loop.add_argument("--reuse", type=argtypes.count, default=4, help="times each pair is shown")
-    loop.add_argument(
-        "--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate [%(default)s]"
-    )
+    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, help="highest learning rate")
     loop.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
     loop.add_argument("--every", type=argtypes.count, default=500, help="steps between checkpoints")
     loop.add_argument("--device", default="cpu", metavar="NAME", help="device of the network")
@@ -89,51 +75,23 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    options = (
-        "channels",
-        "layers",
-        "scales",
-        "start",
-        "steps",
-        "pairs",
-        "block",
-        "reuse",
-        "cells",
-        "synthetic",
-        "device",
-    )
-    with (
-        ProgressBar("train", quiet=args.quiet) as progress,
-        naming(learning_rate="--learning-rate", **{name: f"--{name}" for name in options}),
-    ):
-        numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
+    with ProgressBar("train", quiet=args.quiet) as progress, naming(**report.option_names(args)):
+        fields = ("start", "steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
             descriptor=DescriptorConfig(channels=args.channels, layers=args.layers, scales=args.scales),
-            start=args.start,
             seconds=None if args.minutes is None else 60 * args.minutes,
-            **{name: getattr(args, name) for name in numbers},
+            **{name: getattr(args, name) for name in fields},
         )
-        trained = train_descriptor(
-            args.output,
-            training,
-            args.clouds,
-            args.scans,
-            device=args.device,
-            workers=args.workers,
-            every=args.every,
-            progress=progress,
-        )
+        more = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
+        trained = train_descriptor(args.output, training, args.clouds, args.scans, **more)
     watch.lap("train")
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     facts = {
-        "output": args.output,
+        **report.picked(args, "output", "clouds", "scans", "device"),
         "weights": weights,
         "training": training.as_dict(),
-        "clouds": args.clouds,
-        "scans": args.scans,
         "history": [row._asdict() for row in trained.history],
-        "device": args.device,
         "seconds": watch.seconds(),
     }
     told = (

@@ -1,23 +1,30 @@
-"""``fullfield train flow``: train a network of optical flow on synthetic pairs and data sets."""
+"""A network of optical flow, for fullfield flow.
+
+Train a network of optical flow on synthetic pairs, on data sets, or on mixtures of them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullfield import _check
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli.options import add_fields
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
+from fullfield.models.weights import build_model, load_weights
+from fullfield.training.flow.config import MIXTURE, FlowTraining, SceneStyle
 
 if TYPE_CHECKING:
     import torch
 
     from fullfield.models import RAFT, SEARAFT
     from fullfield.training.flow import FlowValidation, PairSource
-    from fullfield.training.flow.config import SceneStyle
     from fullfield.training.flow.layered import PictureAtlas
     from fullfield.training.flow.pictures import PicturePack
 
@@ -26,16 +33,8 @@ _AUGMENTATIONS = ("usual", "colour", "none")
 _HELD_OUT = 1_000_003  # added to the seed of pairs that validate
 _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
 _STEPS = 100_000
-# Fields of FlowTraining and their options.
-_TRAINING = (
-    "batch", "schedule", "learning_rate", "warmup", "decay", "last", "weight_decay", "clip", "average", "loss", "gamma",
-    "max_flow", "visible", "updates", "channels_last", "compile", "graph", "freeze_norms", "seed",
-)  # fmt: skip
-_WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", "precision", "every", "after")}
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
-HELP = "a network of optical flow, for fullfield flow"
-DESCRIPTION = "Train a network of optical flow on synthetic pairs, on data sets, or on mixtures of them."
 EPILOG = """\
 examples:
   fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda
@@ -52,9 +51,7 @@ The same command continues a run that was stopped.
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield train flow``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
-    parser.add_argument(
-        "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
-    )
+    parser.add_argument("--network", metavar="NAME", required=True, help="fullfield-s, raft, sea-raft-s ...")
     _add_start_options(parser.add_argument_group("start"))
     _add_data_options(parser.add_argument_group("data"))
     _add_training_options(parser.add_argument_group("training"))
@@ -63,20 +60,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_start_options(group: Any) -> None:
-    group.add_argument(
-        "--init", metavar="WEIGHTS", help="initial weights: a file, or the name of published ones [random]"
-    )
-    group.add_argument(
-        "--after",
-        metavar="FOLDER",
-        help="continue from another run: its weights, averages and moments, with a new schedule",
-    )
+    group.add_argument("--init", metavar="WEIGHTS", help="initial weights: a file or a published name [random]")
+    group.add_argument("--after", metavar="FOLDER", help="continue from another run, with a new schedule")
     group.add_argument("--correlation", metavar="BACKEND", help="backend of the correlation lookup [automatic]")
 
 
 def _add_data_options(group: Any) -> None:
-    from fullfield.training.flow.config import MIXTURE
-
     mixture = [f"{_SYNTHETIC}-{style}={share:g}" for style, share in MIXTURE.items()]
     group.add_argument(
         "--data",
@@ -92,51 +81,27 @@ def _add_data_options(group: Any) -> None:
         "--augment",
         choices=_AUGMENTATIONS,
         default="usual",
-        help="augmentation of data sets' pairs: place, scale, colour and eraser; colours alone; none",
+        help="of data sets: place, scale, colour and eraser; colours; none",
     )
     group.add_argument(
         "--validate",
         nargs="+",
         default=[],
         metavar="NAME[:FOLDER]",
-        help="validation: synthetic or synthetic-STYLE (with another seed), or data sets and their folders",
+        help="synthetic pairs of another seed, or data sets",
     )
     group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="highest number of pairs of each")
 
 
 def _add_training_options(group: Any) -> None:
     group.add_argument("--steps", type=argtypes.count, help=f"number of steps [{_STEPS}, or as --minutes allow]")
-    group.add_argument(
-        "--minutes", type=argtypes.positive, help="end after that time, with the learning rate of the end [--steps]"
-    )
-    group.add_argument("--batch", type=argtypes.count, default=8, help="pairs a step")
-    group.add_argument(
-        "--schedule",
-        default="one-cycle",
-        metavar="NAME",
-        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at the end",
-    )
-    for option, default, words in (
-        ("--learning-rate", 4e-4, "highest learning rate"),
-        ("--weight-decay", 1e-5, "weight decay of AdamW"),
-        ("--clip", 1.0, "highest norm of the gradient"),
-        ("--max-flow", 400.0, "pixels with longer motion do not count"),
-        ("--warmup", 0.05, "share of the training in which the rate rises"),
-        ("--decay", 0.2, "of --schedule stable: share in which the rate falls; 0: none"),
-        ("--last", 0.001, "share of the rate that is left at the end"),
-        ("--average", 0.999, "share of the weights' moving average that a step keeps"),
-        ("--gamma", 0.85, "weight of a prediction, relative to the next one's"),
-        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count [0.333]"),
-    ):
-        group.add_argument(option, type=argtypes.number, default=default, help=words)
-    group.add_argument(
-        "--loss", default="auto", metavar="NAME", help="sequence, or mixture for networks with an uncertainty [auto]"
-    )
+    group.add_argument("--minutes", type=argtypes.positive, help="end after that time, with a complete schedule")
+    add_fields(group, FlowTraining)
     group.add_argument(
         "--updates",
         type=argtypes.updates,
         metavar="N|LOW-HIGH",
-        help="updates of the network; 4-12: each step draws 4 to 12 [12 for RAFT, else the network's own]",
+        help="updates, or the range that each step draws from [12 for RAFT, else the network's own]",
     )
     group.add_argument(
         "--precision",
@@ -144,36 +109,19 @@ def _add_training_options(group: Any) -> None:
         metavar="NAME",
         help="float32, bfloat16, float16 [bfloat16 on a GPU, float16 on one older than Ampere, float32 on the CPU]",
     )
-    group.add_argument("--channels-last", action="store_true", help="keep frames and weights in this memory order")
-    group.add_argument(
-        "--compile",
-        metavar="MODE",
-        help="mode of torch.compile: default, reduce-overhead, max-autotune ... [not compiled]",
-    )
-    group.add_argument(
-        "--graph", action="store_true", help="record the step as a CUDA graph, which saves the host's work"
-    )
-    group.add_argument("--freeze-norms", action="store_true", help="keep the statistics of batch norms")
-    group.add_argument("--seed", type=argtypes.natural, default=0, help="seed of everything")
 
 
 def _add_run_options(group: Any) -> None:
     group.add_argument("--every", type=argtypes.count, default=1000, help="steps between checkpoints")
     group.add_argument("--validate-every", type=argtypes.count, default=1, help="checkpoints between validations")
     group.add_argument(
-        "--pause",
-        type=argtypes.positive,
-        metavar="MINUTES",
-        help="leave the run after that time; the same command continues it",
+        "--pause", type=argtypes.positive, metavar="MINUTES", help="leave the run after that time, to continue it later"
     )
     group.add_argument("--curves", action="store_true", help="draw FOLDER/curves.png at every checkpoint")
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
     group.add_argument("--device", default="cpu", metavar="NAME", help="device [%(default)s]")
     group.add_argument(
-        "--workers",
-        type=argtypes.integer,
-        default=0,
-        help="processes that read data sets and draw scenes, for each part of --data [this process]",
+        "--workers", type=argtypes.integer, default=0, help="processes for each part of --data [this one]"
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
 
@@ -190,38 +138,30 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.workers <= 1024:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
-    from fullfield import _check
-    from fullfield.training.flow import FlowRun, FlowTraining, train_flow
+    from fullfield.training.flow import FlowRun, train_flow
     from fullfield.training.flow.ranks import own_device, ranks
     from fullfield.training.flow.stepping import default_precision
 
     methods.use_threads(args.threads)
-    words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
-    words |= {"tensorboard": "--tensorboard", "curves": "--curves"}
+    words = report.option_names(args) | {"seconds": "--minutes"}
     watch = report.Stopwatch()
     with naming(**words):
         device = own_device(_check.device(args.device))
         precision = default_precision(device) if args.precision == "auto" else args.precision
-        given = {name: getattr(args, name) for name in _TRAINING}
-        if args.updates is None and args.network.startswith("raft"):
-            given["updates"] = 12
+        updates = 12 if args.updates is None and args.network.startswith("raft") else args.updates
+        fields = {field.name for field in dataclasses.fields(FlowTraining)} - {"steps", "precision", "updates"}
         training = FlowTraining(
             steps=args.steps or (_STEPS if args.minutes is None else _ENDLESS),
             seconds=None if args.minutes is None else 60 * args.minutes,
             precision=precision,
-            **given,
+            updates=updates,
+            **{name: value for name, value in vars(args).items() if name in fields},
         )
     generators = _Generators(args, device)
     model, source = _network(args, device), _source(args, device, generators)
-    settings = FlowRun(
-        every=args.every,
-        validate=args.validate_every,
-        pause=None if args.pause is None else 60 * args.pause,
-        after=args.after,
-        curves=args.curves,
-        tensorboard=args.tensorboard,
-        recipe=_recipe(args),
-    )
+    pause = None if args.pause is None else 60 * args.pause
+    same = report.picked(args, "every", "after", "curves", "tensorboard")
+    settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_recipe(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _validation(args, generators, fixed)
     with ranks(device) as team:
@@ -239,7 +179,6 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
     """Return the network with the weights that training starts from."""
     import torch
 
-    from fullfield.models.weights import build_model, load_weights
     from fullfield.ops.correlation import BACKENDS
     from fullfield.training.checkpoint import check_finite
 
@@ -247,8 +186,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
         torch.manual_seed(args.seed)
         model = build_model(args.network)
         if args.correlation is not None:
-            if args.correlation not in BACKENDS:
-                raise InputError(f"--correlation: expected one of {', '.join(BACKENDS)}, got {args.correlation!r}")
+            _check.choice(args.correlation, "backend", BACKENDS)
             model.correlation = args.correlation
     if args.init is not None:
         with naming(weights="--init", source="--init"):
@@ -266,11 +204,9 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
     weight = 1.0
     if match["weight"] is not None:
         try:
-            weight = float(match["weight"])
-        except ValueError:
-            weight = 0.0
-        if not 0 < weight < float("inf"):
-            raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}")
+            weight = argtypes.positive(match["weight"])
+        except argparse.ArgumentTypeError:
+            raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}") from None
     if match["folder"] is None and match["name"].partition("-")[0] not in (_SYNTHETIC, "made"):
         raise InputError(f"{option} {text}: a data set needs its folder, NAME:FOLDER")
     return match["name"], match["folder"], weight
@@ -284,7 +220,6 @@ def _style_name(name: str) -> str:
 def _style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
     from fullfield.datasets import present_name
-    from fullfield.training.flow.config import SceneStyle
 
     with naming(style=f"{option} {name}"):
         style = SceneStyle.preset(_style_name(name))
@@ -342,18 +277,15 @@ class _Generators:
         self._pictures: PicturePack | PictureAtlas | None = None
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
-        from fullfield.training.flow.pairs import PairGenerator
+        from fullfield.training.flow import PairGenerator
+        from fullfield.training.flow.pictures import load_pictures
 
         if self._pictures is None:
-            from fullfield.training.flow.pictures import load_pictures, procedural_pictures
-
-            pack = self._args.pictures
-            if pack is None and not self._args.quiet:
+            if self._args.pictures is None and not self._args.quiet:
                 report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
-            self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        pairs = PairGenerator(
-            self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers
-        )
+            self._pictures = load_pictures(self._args.pictures)
+        how: dict[str, Any] = {"pictures": self._pictures, "style": style, "workers": workers}
+        pairs = PairGenerator(self._args.size, seed=seed, device=self._device, **how)
         self._pictures = pairs.atlas
         return pairs
 
@@ -376,8 +308,6 @@ def _validation(args: argparse.Namespace, generators: _Generators, updates: int 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    from fullfield.training.flow.config import SceneStyle
-
     parts = [_split(text, "--data", weighted=True) for text in args.data]
     scenes = {_style_name(name) for name, folder, _ in parts if folder is None}
     recipe: dict[str, Any] = {

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
 from fullfield.sequences.names import Found, find_frames, format_frames, is_pattern
+from fullfield.sequences.records import Checksums, Journal, stamp_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
     from fullfield.sequences.outputs import Inputs, Plan
-    from fullfield.sequences.records import Journal
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
@@ -63,8 +65,6 @@ class Vectors:
 
     def check_unchanged(self) -> None:
         """Raise InputError if a file was replaced since it was read; each is checked once."""
-        from fullfield.sequences.records import stamp_of
-
         while self._stamps:
             number, stamp = self._stamps.popitem()
             if stamp_of(self._path(number)) != stamp:
@@ -72,9 +72,7 @@ class Vectors:
 
     def field(self, direction: str, *, hide: bool = False) -> Callable[[int], Tensor]:
         """Return a reader of flow in that direction; unknown vectors, and with ``hide`` hidden ones, are NaN."""
-        from fullfield.io import read_flow, read_vectors
         from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
-        from fullfield.sequences.records import stamp_of
 
         def read(number: int) -> Tensor:
             path = self._path(number)
@@ -89,9 +87,9 @@ class Vectors:
                     raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
             if not hide:
                 layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
-                flow, valid = read_flow(path, **layer)
+                flow, valid = io.read_flow(path, **layer)
                 return flow.masked_fill(~valid, float("nan"))
-            parts = read_vectors(path)
+            parts = io.read_vectors(path)
             if direction not in parts or f"occlusion.{direction}" not in parts:
                 raise InputError(
                     f"{path}: has no layers {direction} and occlusion.{direction}; it has {', '.join(parts)}"
@@ -118,18 +116,9 @@ def check_output(
     settings: dict[str, Any],
     inputs: Inputs,
 ) -> Job:
-    """Return the pictures of ``numbers`` that have to be made.
+    """Return the pictures of ``numbers`` that have to be made; none of the files ``read`` may be written.
 
-    Args:
-        args: arguments of the command line.
-        numbers: the frames.
-        read: all files that may be read; none of them is written.
-        settings: settings that decide the contents of the pictures.
-        inputs: callback for the inputs of a picture.
-
-    Raises:
-        InputError: existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is
-            absent; or an output is an input.
+    InputError if existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is absent.
     """
     from fullfield.sequences.outputs import Output, Plan
 
@@ -172,7 +161,6 @@ def write_all(
     The run ends when no further file can be written, such as on a full disk.
     """
     from fullfield.io.raw import write_raw
-    from fullfield.sequences.records import Checksums
     from fullfield.sequences.run import ends_writing
 
     written: list[int] = []
@@ -186,13 +174,13 @@ def write_all(
                 made = picture()
                 if inputs(number, checksums) != before:
                     raise InputError(f"frame {number}: an input was replaced during the run")
-                if job.journal is None:
-                    write_raw(job.name(number), made)
-                else:
+                noting: AbstractContextManager[None] = nullcontext()
+                if job.journal is not None:
                     for path, identity in checksums.take_new():
                         job.journal.add_input(path, identity)
-                    with job.journal.noting(job.name(number), {**job.made_by, "inputs": before, "start": None}):
-                        write_raw(job.name(number), made)
+                    noting = job.journal.noting(job.name(number), {**job.made_by, "inputs": before, "start": None})
+                with noting:
+                    write_raw(job.name(number), made)
                 written.append(number)
             except OSError as error:
                 problems[str(error)] = None

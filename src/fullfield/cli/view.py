@@ -1,11 +1,18 @@
-"""Verb ``fullfield view``: show a shot's motion as one HTML page."""
+"""Write an HTML page to play a shot's motion and inspect its vectors.
+
+Write one self-contained page for any browser, usable offline: flow over the frames, arrows, occlusion, confidence, a
+wipe to the warped neighbour, the vector under the pointer.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fullfield import io, sequences, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
@@ -13,18 +20,8 @@ from fullfield.io.names import FLOW_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from torch import Tensor
 
-    from fullfield.sequences import Plates
-    from fullfield.viz import Shown
-
-HELP = "write an HTML page to play a shot's motion and inspect its vectors"
-DESCRIPTION = (
-    "Write one self-contained page for any browser, usable offline: flow over the frames, arrows, "
-    "occlusion, confidence, a wipe to the warped neighbour, the vector under the pointer."
-)
 EPILOG = """\
 examples:
   fullfield view 'mv.%04d.exr'
@@ -55,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
     paths.check_suffix(page, "--output", (".html", ".htm"))
     paths.check_output(page, "--output")
 
-    from fullfield.io import atomic_path
-    from fullfield.viz import view_page
-
     plates, why = _plates(args)
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")
@@ -65,10 +59,10 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
         shot = _shown(found, numbers, plates, problems, progress)
-        text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
+        text = viz.view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
     if plates is not None:
         plates.close()
-    with atomic_path(page) as temporary:
+    with io.atomic_path(page) as temporary:
         temporary.write_text(text, "utf-8")
     for problem in problems:
         report.note(problem, kind="error")
@@ -79,15 +73,13 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
+def _plates(args: argparse.Namespace) -> tuple[sequences.Plates | None, str]:
     """Return the plates, or None and why there are none."""
-    from fullfield.sequences import Output, open_plates
-
-    source = args.plates or Output(str(Pattern.parse(args.flow))).source()
+    source = args.plates or sequences.Output(str(Pattern.parse(args.flow))).source()
     if source is None:
         return None, "no records next to the flow name them"
     try:
-        return open_plates(source), ""
+        return sequences.open_plates(source), ""
     except (InputError, OSError) as error:
         if args.plates:
             raise
@@ -96,30 +88,21 @@ def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
 
 def _scale(found: Found, numbers: Sequence[int]) -> float:
     """Return the length of the longest vector in about twenty frames."""
-    from fullfield.io import read_flow
-    from fullfield.viz import flow_scale
-
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // 20)]:
-        try:
-            flow, valid = read_flow(found.path(number))
-        except (InputError, OSError):
-            continue
-        longest = max(longest, flow_scale(flow, valid))
+        with suppress(InputError, OSError):
+            longest = max(longest, viz.flow_scale(*io.read_flow(found.path(number))))
     return longest
 
 
 def _shown(
-    found: Found, numbers: Sequence[int], plates: Plates | None, problems: list[str], progress: ProgressBar
-) -> Iterator[Shown]:
+    found: Found, numbers: Sequence[int], plates: sequences.Plates | None, problems: list[str], progress: ProgressBar
+) -> Iterator[viz.Shown]:
     """Yield the readable frames; append a message to ``problems`` for each file that is not."""
-    from fullfield.io import read_vectors
-    from fullfield.viz import Shown
-
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
-            parts = read_vectors(found.path(number))
+            parts = io.read_vectors(found.path(number))
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue
@@ -129,4 +112,4 @@ def _shown(
                 frame = plates.read(number).frame
             except (InputError, OSError) as error:
                 problems.append(str(error))
-        yield Shown(number, frame, parts)
+        yield viz.Shown(number, frame, parts)

@@ -1,10 +1,14 @@
-"""Verb ``fullfield viz``: draw a flow."""
+"""Draw a flow.
+
+Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import paths, pictures, report
 from fullfield.cli.argtypes import positive
@@ -22,14 +26,11 @@ from fullfield.cli.options import (
 )
 from fullfield.cli.report import naming, same_size
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
+from fullfield.io.windows import Box
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fullfield.io.windows import Box
-
-HELP = "draw a flow"
-DESCRIPTION = "Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all."
 EPILOG = """\
 examples:
   fullfield viz flow.flo -o flow.png --max-motion 20
@@ -64,21 +65,17 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, read the flow and draw it."""
     _check(args)
 
-    from fullfield.io import flow_window, read_flow, write_image
-
     choice: dict[str, Any] = flow_choice(args, "flow")
     if args.window == "data" and is_exr(args.flow):
-        choice["window"] = flow_window(args.flow, **choice).data
-    flow, valid = read_flow(args.flow, **choice)
+        choice["window"] = io.flow_window(args.flow, **choice).data
+    flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
     truth, known = _truth(args, flow, area)
     frame1, frame2 = _frames(args, flow, area)
     scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
-    write_image(args.output, scene.light(args.kind, args.output))
+    io.write_image(args.output, scene.light(args.kind, args.output))
     facts = {
-        "output": args.output,
-        "flow": args.flow,
-        "kind": args.kind,
+        **report.picked(args, "output", "flow", "kind"),
         **scene.scales(args.kind),
         "truth_values": None if truth is None else truth_values(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},

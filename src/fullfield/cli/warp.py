@@ -1,32 +1,31 @@
-"""Verb ``fullfield warp``: warp pictures along stored flow."""
+"""Warp a plate, a matte or a paint-over along stored flow.
+
+With --reference, warp a picture of that frame onto every frame, along the flow in between. Without it, warp each
+frame's neighbour onto the frame. All channels are warped, in float; unknown pixels are 0.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from fullfield import viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
 from fullfield.cli.report import size
 from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_sequence
+from fullfield.sequences.records import Checksums, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from torch import Tensor
 
     from fullfield.io.raw import Raw
     from fullfield.sequences.outputs import Inputs
-    from fullfield.sequences.records import Checksums
 
-HELP = "warp a plate, a matte or a paint-over along stored flow"
-DESCRIPTION = (
-    "With --reference, warp a picture of that frame onto every frame, along the flow in between. Without it, warp each "
-    "frame's neighbour onto the frame. All channels are warped, in float; unknown pixels are 0."
-)
 EPILOG = """\
 examples:
   fullfield warp paint.1001.exr --reference 1001 --flow 'mv.%04d.exr' --frames 1001-1040 -o 'paint_on.%04d.exr'
@@ -37,16 +36,10 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warp``."""
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
+    parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="frame that IMAGE belongs to")
+    parser.add_argument("--direction", choices=("forward", "backward"), help="neighbour, without --reference [forward]")
     parser.add_argument(
-        "--reference", type=argtypes.integer, metavar="FRAME", help="number of the frame that IMAGE belongs to"
-    )
-    parser.add_argument(
-        "--direction",
-        choices=("forward", "backward"),
-        help="neighbour to warp, without --reference [forward: the next frame]",
-    )
-    parser.add_argument(
-        "--hide-occluded", action="store_true", help="0 where the flow's occlusion layers mark a pixel as hidden"
+        "--hide-occluded", action="store_true", help="0 where an occlusion layer marks a pixel as hidden"
     )
     vectors.add_options(parser)
 
@@ -88,8 +81,6 @@ def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None)
 
     def along(number: int, checksums: Checksums) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
-        from fullfield.sequences.records import digest
-
         totals = known.setdefault(checksums, {args.reference: ""})
         step = 1 if number > args.reference else -1
         at = number
@@ -149,7 +140,6 @@ def _fields(
 
 def _warped(number: int, field: Tensor | InputError | None, path: str, flow: vectors.Vectors) -> Raw:
     from fullfield.io.raw import read_raw
-    from fullfield.sequences.motion import pull
 
     if isinstance(field, InputError):
         raise InputError(f"frame {number}: {field}")
@@ -159,4 +149,4 @@ def _warped(number: int, field: Tensor | InputError | None, path: str, flow: vec
         return raw
     if field.shape[-2:] != raw.pixels.shape[-2:]:
         raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow.pattern} is {size(field)}")
-    return raw._replace(pixels=pull(raw.pixels, field))
+    return raw._replace(pixels=viz.warp(raw.pixels, field)[0])

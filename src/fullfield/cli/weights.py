@@ -1,24 +1,20 @@
-"""``fullfield weights``: list and download published weights of networks."""
+"""List, download or locate published weights of networks.
+
+List and download published weights of networks. Files are kept in the folder 'weights' of fullfield's cache; files that
+you put there by hand are used too.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import report
 from fullfield.cli.methods import fetching
 from fullfield.cli.progress import ProgressBar
+from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, cached_weights, fetch_weights
 
-if TYPE_CHECKING:
-    from fullfield.models import WeightsEntry
-
-HELP = "list, download or locate published weights of networks"
-DESCRIPTION = (
-    "List and download published weights of networks. Files are kept in the folder 'weights' of fullfield's cache; "
-    "files that you put there by hand are used too."
-)
 EPILOG = """\
 examples:
   fullfield weights list
@@ -45,8 +41,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
-
     here = {entry.name: cached_weights(entry) for entry in WEIGHTS.values()}
     if args.json:
         entries = [
@@ -59,12 +53,14 @@ def _list(args: argparse.Namespace) -> int:
         ]
         report.print_json({"weights": entries, "defaults": dict(DEFAULTS)})
         return 0
-    names = max(map(len, WEIGHTS))
-    methods = max(len(_methods(entry)) for entry in WEIGHTS.values())
+    rows = []
     for entry in WEIGHTS.values():
         default = "*" if entry.name in DEFAULTS.values() else " "
         place = "here" if here[entry.name] is not None else "" if entry.url is not None else "by hand"
-        print(f"{default} {entry.name:<{names}}  {place:<7}  {_methods(entry):<{methods}}  {entry.training}")
+        rows.append((f"{default} {entry.name}", place, ", ".join(entry.models), entry.training))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1, 2)]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True)))
     print(
         "* default of a method; by hand: 'fetch' only prints the address. Sources, checksums, licences and metrics: "
         "--json"
@@ -72,13 +68,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _methods(entry: WeightsEntry) -> str:
-    return ", ".join(entry.models)
-
-
 def _fetch(args: argparse.Namespace) -> int:
-    from fullfield.models.weights import fetch_weights
-
     entries = [_entry(name) for name in args.names]
     found = {}
     with ProgressBar("weights", quiet=args.quiet) as progress:
@@ -94,8 +84,6 @@ def _fetch(args: argparse.Namespace) -> int:
 
 
 def _path(args: argparse.Namespace) -> int:
-    from fullfield.models.weights import cached_weights
-
     entry = _entry(args.name)
     path = cached_weights(entry)
     if path is None:
@@ -108,8 +96,6 @@ def _path(args: argparse.Namespace) -> int:
 
 
 def _entry(name: str) -> WeightsEntry:
-    from fullfield.models.weights import WEIGHTS
-
     if name not in WEIGHTS:
         raise InputError(f"{name}: no such entry; see fullfield weights list")
     return WEIGHTS[name]

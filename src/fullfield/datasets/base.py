@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from fullfield import _check
+from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield.metrics import four_values
 
@@ -197,22 +197,16 @@ class FlowDataset(Listed[Record, FlowSample]):
 
     def read_frame(self, path: Path) -> Tensor:
         """Read a frame as [3, H, W]."""
-        from fullfield.io import read_frame
-
-        frame = read_frame(path)
+        frame = io.read_frame(path)
         return frame if frame.shape[0] == 3 else frame.expand(3, -1, -1)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow [2, H', W'] in pixels of the frame, and where it is known [H', W']."""
-        from fullfield.io import read_flow
-
-        flow, valid = read_flow(path)
+        flow, valid = io.read_flow(path)
         return flow, valid
 
     def _is_doubled(self, flow: Tensor, frame: Path) -> bool:
-        from fullfield.io import frame_window
-
-        _, _, width, height = frame_window(frame).display
+        _, _, width, height = io.frame_window(frame).display
         return flow.shape[-2:] == (2 * height, 2 * width)
 
     def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
@@ -221,9 +215,7 @@ class FlowDataset(Listed[Record, FlowSample]):
 
     def _mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
         """Return where the picture is not black in ``channels``; at twice the size, where one of four pixels is not."""
-        from fullfield.io import read_frame
-
-        mask = (read_frame(path, transfer="srgb")[channels] > 0).any(0)
+        mask = (io.read_frame(path, transfer="srgb")[channels] > 0).any(0)
         if mask.shape == (2 * valid.shape[0], 2 * valid.shape[1]):
             mask = torch.stack([mask[row::2, column::2] for row in (0, 1) for column in (0, 1)]).any(0)
         if mask.shape != valid.shape:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield import _check
+from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset, Record
 from fullfield.datasets.layout import (
@@ -41,12 +41,9 @@ class Sintel(FlowDataset):
           test/
             clean/ final/           SCENE/frame_0001.png ...
 
-    Args:
-        root: the folder that holds ``training`` and ``test``.
-        split: ``"training"`` or ``"test"`` (no truth).
-        render: ``"clean"``, ``"final"`` or, in training, ``"albedo"``.
-
-    Pixels of the ``invalid`` maps are left out, as Sintel's own evaluation does; without the folder all are scored.
+    ``split`` is ``"training"`` or ``"test"`` (no truth), ``render`` is ``"clean"``, ``"final"`` or, in training,
+    ``"albedo"``. Pixels of the ``invalid`` maps are left out, as Sintel's own evaluation does; without the folder all
+    are scored.
     """
 
     SPLITS = ("training", "test")
@@ -111,9 +108,7 @@ class KITTI2015(_KITTI):
           testing/
             image_2/    ...
 
-    Args:
-        root: the folder that holds ``training`` and ``testing``.
-        split: ``"training"`` or ``"testing"`` (no truth).
+    ``split`` is ``"training"`` or ``"testing"`` (no truth).
     """
 
     year = "2015"
@@ -133,9 +128,7 @@ class KITTI2012(_KITTI):
           testing/
             colored_0/  ...
 
-    Args:
-        root: the folder that holds ``training`` and ``testing``.
-        split: ``"training"`` or ``"testing"`` (no truth).
+    ``split`` is ``"training"`` or ``"testing"`` (no truth).
     """
 
     year = "2012"
@@ -157,14 +150,10 @@ class Spring(FlowDataset):
           test/0003/
             frame_left/ ...
 
-    Args:
-        root: the folder that holds ``train`` and ``test``.
-        split: ``"train"`` or ``"test"`` (no truth).
-        camera: ``"left"`` or ``"right"``.
-        direction: ``"FW"``, to the next frame, or ``"BW"``, to the one before.
-
-    Vectors are in pixels of the frame. Of a match map blue says nothing, as in Spring's own evaluation; in a map of
-    twice the frame's size one of four values makes a pixel unmatched.
+    ``split`` is ``"train"`` or ``"test"`` (no truth), ``camera`` is ``"left"`` or ``"right"``, ``direction`` is
+    ``"FW"``, to the next frame, or ``"BW"``, to the one before. Vectors are in pixels of the frame. Of a match map blue
+    says nothing, as in Spring's own evaluation; in a map of twice the frame's size one of four values makes a pixel
+    unmatched.
     """
 
     doubled = True
@@ -208,9 +197,6 @@ class HD1K(FlowDataset):
           hd1k_input/image_2/       000000_0000.png 000000_0001.png ...    sequence, frame
           hd1k_flow_gt/flow_occ/    000000_0000.png ...
 
-    Args:
-        root: the folder that holds ``hd1k_input`` and ``hd1k_flow_gt``.
-
     Pairs without a file of truth are left out.
     """
 
@@ -239,9 +225,7 @@ class FlyingChairs(FlowDataset):
             00001_img1.ppm 00001_img2.ppm 00001_flow.flo ...
           FlyingChairs_train_val.txt    a 1 (training) or 2 (validation) a line; needed for a split
 
-    Args:
-        root: the folder.
-        split: ``"all"``, ``"train"`` or ``"val"``, by the lines of ``FlyingChairs_train_val.txt``.
+    ``split`` is ``"all"``, ``"train"`` or ``"val"``, by the lines of ``FlyingChairs_train_val.txt``.
     """
 
     SPLITS = ("all", "train", "val")
@@ -286,12 +270,8 @@ class FlyingThings3D(FlowDataset):
           optical_flow/TRAIN/A/0000/into_future/left/OpticalFlowIntoFuture_0006_L.pfm ...
                                     into_past/left/OpticalFlowIntoPast_0006_L.pfm ...
 
-    Args:
-        root: the folder that holds ``frames_cleanpass`` and ``optical_flow``.
-        split: ``"TRAIN"`` or ``"TEST"``; both have truth.
-        render: ``"clean"`` or ``"final"``.
-        camera: ``"left"`` or ``"right"``.
-        direction: ``"future"``, to the next frame, or ``"past"``, to the one before.
+    ``split`` is ``"TRAIN"`` or ``"TEST"``, which both have truth, ``render`` is ``"clean"`` or ``"final"``, ``camera``
+    is ``"left"`` or ``"right"``, ``direction`` is ``"future"``, to the next frame, or ``"past"``, to the one before.
     """
 
     SPLITS = ("TRAIN", "TEST")
@@ -330,13 +310,8 @@ class FlyingThings3D(FlowDataset):
         super().__init__(f"things-{render}" + "".join(word for word, said in words if said), root, records)
 
 
-_FRAMES = (
-    "other-color-allframes",
-    "other-color-twoframes",
-    "other-data",
-    "other-gray-allframes",
-    "other-gray-twoframes",
-)
+_COLOURS = ("color-allframes", "color-twoframes", "data", "gray-allframes", "gray-twoframes")
+_FRAMES = tuple(f"other-{name}" for name in _COLOURS)
 
 
 class Middlebury(FlowDataset):
@@ -355,8 +330,7 @@ class Middlebury(FlowDataset):
         ROOT/
           Dimetrodon/      frame10.png frame11.png flow10.flo
 
-    Args:
-        root: the folder. Scenes without truth are left out.
+    Scenes without truth are left out.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -394,9 +368,7 @@ class KubricNK(FlowDataset):
               data_ranges.json              {"forward_flow": {"min": ..., "max": ...}}, or config.json with the same
             001/ ...
 
-    Args:
-        root: the folder that holds ``8k``.
-        resolution: ``"1k"``, ``"2k"``, ``"4k"`` or ``"8k"``.
+    ``resolution`` is ``"1k"``, ``"2k"``, ``"4k"`` or ``"8k"``.
     """
 
     RESOLUTIONS = ("1k", "2k", "4k", "8k")
@@ -416,10 +388,8 @@ class KubricNK(FlowDataset):
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow from 16-bit colours, scaled by the range in the scene's JSON file."""
-        from fullfield.io import read_frame
-
         low, high = _range(path.parent)
-        image = read_frame(path, transfer="srgb")
+        image = io.read_frame(path, transfer="srgb")
         if image.shape[0] != 3:
             raise InputError(f"{path}: expected 16-bit red and green, got {image.shape[0]} channel")
         flow = image[[1, 0]].to(torch.float64).mul_(high - low).add_(low).to(torch.float32)

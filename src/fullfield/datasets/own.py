@@ -46,11 +46,8 @@ class Pairs(FlowDataset):
           occlusions/    shot_0001.png ...                  optional: not black where a pixel has no match
           invalid/       shot_0001.png ...                  optional: not black where a pixel is not scored
 
-    Args:
-        root: the folder.
-        name: what the set is called in results; by default the folder's name.
-
-    Flow of twice the frame's size holds four true values for each pixel.
+    ``name`` is what the set is called in results, by default the folder's name. Flow of twice the frame's size holds
+    four true values for each pixel.
     """
 
     doubled = None
@@ -124,9 +121,6 @@ class SyntheticPairs(FlowDataset):
           flow/                 00000.flo ...      or KITTI's .png
           occlusions/           00000.png ...      not black where the second frame does not show the pixel
           invalid/              00000.png ...      not black where the flow is not known
-
-    Args:
-        root: the folder.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -175,11 +169,8 @@ class Rendered(FlowDataset):
             invalid/       invalid_0101.png ...          optional: pixels that are not scored; once or twice the size
             occlusions/    occlusion_0101.png ...        optional: not black where the next frame hides the pixel
 
-    Args:
-        root: the folder that holds the shots.
-        name: what the set is called in results.
-
-    A frame without truth (the last of a shot) ends a pair, and begins none.
+    ``name`` is what the set is called in results. A frame without truth (the last of a shot) ends a pair, and begins
+    none.
     """
 
     doubled = True

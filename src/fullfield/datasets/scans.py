@@ -121,9 +121,6 @@ class ScanPairs(ScanDataset):
 
     POSE brings the source onto the target: a text file or ``.npy`` of 4×4 or 3×4 numbers. Lengths are taken for metres:
     the usual limits are 3DMatch's, :class:`Criteria` has others.
-
-    Args:
-        root: the folder.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -131,15 +128,14 @@ class ScanPairs(ScanDataset):
         listing = base / LIST
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
-        records = [_record(listing, line, words) for line, words in layout.listed(listing)]
+        records = []
+        for line, words in layout.listed(listing):
+            if len(words) != 3:
+                raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
+            source, target, pose = (layout.named(base, word, line) for word in words)
+            name = "_".join(map(layout.plain, words[:2]))
+            records.append(ScanRecord(name, source, target, torch.from_numpy(read_pose(pose))))
         super().__init__(base.resolve().name or "pairs", base, records)
-
-
-def _record(listing: Path, line: str, words: list[str]) -> ScanRecord:
-    if len(words) != 3:
-        raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
-    source, target, pose = (layout.named(listing.parent, word, line) for word in words)
-    return ScanRecord("_".join(map(layout.plain, words[:2])), source, target, torch.from_numpy(read_pose(pose)))
 
 
 SEQUENCES = {"train": range(6), "val": range(6, 8), "test": range(8, 11)}
@@ -163,10 +159,8 @@ class KITTIOdometry(ScanDataset):
     search continues after that pair. A scan without any so far away among the hundred is skipped. With all scans of 08
     to 10 this is the usual test list.
 
-    The poses come from GPS and inertia; evaluation refines them on the scans first (:attr:`coarse`).
-
-    Args:
-        split: ``"train"`` (00 to 05), ``"val"`` (06, 07) or ``"test"`` (08 to 10).
+    The poses come from GPS and inertia; evaluation refines them on the scans first (:attr:`coarse`). ``split`` is
+    ``"train"`` (00 to 05), ``"val"`` (06, 07) or ``"test"`` (08 to 10).
     """
 
     criteria = Criteria(max_rre=5.0, max_rte=2.0, inlier_distance=0.6)

@@ -20,12 +20,7 @@ from fullfield.metrics import FlowMetrics
 
 
 class Scorer:
-    """Scorer of a data set's pairs, which keeps each contribution to the totals in the run's folder.
-
-    Args:
-        averaging: as of :class:`fullfield.metrics.FlowMetrics`.
-        device: where to compare.
-    """
+    """Scorer of a data set's pairs on a device, which keeps each contribution to the totals in the run's folder."""
 
     def __init__(self, dataset: FlowDataset, run: Run, averaging: str, device: torch.device) -> None:
         self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
@@ -99,10 +94,8 @@ def overlaps(device: torch.device) -> bool:
 class Finisher:
     """Queue of a few finished flows; an error in the background is raised by a later call or at the end.
 
-    Args:
-        scorer: scorer of the pairs; None where nothing is scored.
-        device: device of the flows.
-        method: name of the method, for errors.
+    Without a ``scorer`` nothing is scored. ``method`` is its name in errors. On a GPU, scoring runs alongside the next
+    estimation; on a CPU it would take its cores.
     """
 
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:

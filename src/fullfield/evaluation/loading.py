@@ -43,18 +43,11 @@ def read_ahead(
     pin: bool = False,
     overlapping: bool = True,
 ) -> Iterator[Loaded]:
-    """Yield the pairs ``indices`` in order, read by several threads.
+    """Yield the pairs ``indices`` in order, with their ``frames`` and ``truth``, read by several threads.
 
     A frame that two neighbouring pairs share is read once. What is read ahead is held to 4 GiB, or to two pairs where
-    those take more.
-
-    Args:
-        dataset: the pairs.
-        indices: which of them, in order.
-        frames: whether to read the frames.
-        truth: whether to read the truth.
-        pin: whether the frames go into page-locked memory, copied by the threads that read.
-        overlapping: whether to read while the caller is at work; else a pair is read when it is requested.
+    those take more; a pair is read only when it is requested without ``overlapping``. With ``pin`` the threads that
+    read copy frames into page-locked memory.
     """
 
     def read(path: Path) -> Tensor:
@@ -88,7 +81,8 @@ def read_ahead(
                 still = {path for other, *_ in waiting for path in dataset.records[other].inputs}
                 kept = still | {record.frame2}
                 shared = {path: image for path, image in shared.items() if path in kept}
-                ahead = _depth(pair, known) if overlapping else 1
+                size = sum(image.nbytes for image in pair) + (0 if known is None else known.flow.nbytes)
+                ahead = max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1))) if overlapping else 1
                 yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
         finally:
             for _, images, true in waiting:
@@ -97,19 +91,8 @@ def read_ahead(
                         future.cancel()
 
 
-def _depth(pair: list[Tensor], truth: Truth | None) -> int:
-    """Return the number of pairs to hold ahead."""
-    size = sum(image.nbytes for image in pair) + (0 if truth is None else truth.flow.nbytes)
-    return max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))
-
-
 class OnDevice:
-    """Pairs with their frames on a device; on a GPU the next pair is copied while the present one is estimated.
-
-    Args:
-        pairs: read with their frames, pinned for a GPU.
-        ahead: whether to copy the next pair before its turn.
-    """
+    """Pairs with their frames on a device; with ``ahead``, a GPU copies the next (pinned) pair before its turn."""
 
     def __init__(self, pairs: Iterable[Loaded], device: torch.device, *, ahead: bool = True) -> None:
         self._pairs, self._device = pairs, device

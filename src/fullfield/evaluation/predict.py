@@ -292,7 +292,7 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
         raise InputError(f"{run.folder}: holds {len(facts)} of {len(dataset)} predictions; predict the rest first")
     for record, fact in zip(dataset.records, facts, strict=True):
         kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
-        check_entries(run.path(record.name).with_suffix(".json"), fact, **kinds)
+        check_entries(run.noted(record.name), fact, **kinds)
     seconds = [float(fact["seconds"]) for fact in facts]
     peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
     return {
@@ -323,10 +323,8 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
     - KITTI: ``FOLDER/flow/000000_10.png``;
     - Spring: ``FOLDER/SEQUENCE/flow_FW_left/flow_FW_left_0001.flo5``, for the site's subsampling tool.
 
-    Nothing is written unless every pair has its prediction. Returns the files.
-
-    Raises:
-        InputError: a set without a site, a pair that was not predicted, or motion beyond KITTI's ±512 px.
+    Nothing is written unless every pair has its prediction. Returns the files. InputError for a set without a site, a
+    pair that was not predicted, or motion beyond KITTI's ±512 px.
     """
     form = check_submission(dataset)
     lacking = [record.name for record in dataset.records if run.facts(record.name) is None]
@@ -336,15 +334,14 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
         )
     written = []
     for record in dataset.records:
-        if form == "sintel":
-            target = Path(folder) / dataset.name.split("-")[1] / f"{record.name}.flo"
-        elif form == "kitti":
-            target = Path(folder) / "flow" / f"{record.name}.png"
-        else:
-            scene, file = record.name.split("/")
-            target = Path(folder) / scene / file.rsplit("_", 1)[0] / f"{file}.flo5"
+        scene, _, file = record.name.rpartition("/")
+        name = {
+            "sintel": f"{dataset.name.split('-')[1]}/{record.name}.flo",
+            "kitti": f"flow/{record.name}.png",
+            "spring": f"{scene}/{file.rpartition('_')[0]}/{file}.flo5",
+        }[form]
+        target = Path(folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        flow, _ = run.read(record.name)
-        write_flow(target, flow)
+        write_flow(target, run.read(record.name)[0])
         written.append(target)
     return written

@@ -49,16 +49,13 @@ _Folder = TypeVar("_Folder", bound="RunFolder")
 class RunFolder:
     """Folder that belongs to one configuration.
 
-    A folder without predictions, as a run leaves it that failed before its first one, is taken over.
-
-    Args:
-        folder: made where it does not exist.
-        config: what the predictions depend on, as plain values.
-
-    Raises:
-        InputError: the folder holds predictions of another configuration (every difference is named), or other
-            files.
+    A folder without predictions, as a run leaves it that failed before its first one, is taken over. ``config`` is what
+    the predictions depend on, as plain values. InputError if the folder holds predictions of another configuration
+    (every difference is named), or other files.
     """
+
+    suffix: str
+    """Suffix of the predictions."""
 
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
@@ -132,6 +129,44 @@ class RunFolder:
         with atomic_path(path) as temporary:
             temporary.write_text(_text(content), "utf-8")
 
+    def path(self, name: str) -> Path:
+        """Return the path of a pair's prediction."""
+        return self.folder / "predictions" / f"{name}{self.suffix}"
+
+    def noted(self, name: str) -> Path:
+        """Return the path of the facts of a prediction."""
+        return self.folder / "predictions" / f"{name}.json"
+
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """Return the facts of a prediction; None where it is not complete."""
+        try:
+            facts = read_json(self.noted(name))
+            return facts if facts.get("bytes") == self.path(name).stat().st_size else None
+        except FileNotFoundError:  # opened without a check before: another process may be storing them
+            return None
+
+    def needed(self, name: str) -> dict[str, Any]:
+        """Return :meth:`facts`; InputError where there are none."""
+        facts = self.facts(name)
+        if facts is None:
+            raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
+        return facts
+
+    def _store(
+        self, name: str, facts: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
+    ) -> None:
+        """Store a prediction and its facts; where another process was faster, its own stay: they may be in use."""
+        path, noted = self.path(name), self.noted(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.alone():
+            self.check_config()  # another run may have taken over a folder without predictions
+            if self.facts(name) is not None:
+                return
+            for file in (noted, *outdated):
+                file.unlink(missing_ok=True)
+            write(path)
+            self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+
 
 class Run(RunFolder):
     """Predictions of one method, in one configuration, on one data set.
@@ -147,37 +182,16 @@ class Run(RunFolder):
           failure.json                  instead of it: what stopped the last try for good
     """
 
-    def path(self, name: str) -> Path:
-        """Return the path of a pair's flow."""
-        return self.folder / "predictions" / f"{name}.flo"
-
-    def facts(self, name: str) -> dict[str, Any] | None:
-        """Return the facts of a prediction; None where it is not complete."""
-        path = self.path(name)
-        return _whole_facts(path, path.with_suffix(".json"))
+    suffix = ".flo"
 
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
-        """Store a prediction [2, H, W] and its facts, and delete the scores of an incomplete one.
-
-        Where another process of the run was faster, its prediction stays: it may be in use.
-        """
-        path = self.path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        noted = path.with_suffix(".json")
-        with self.alone():
-            self.check_config()  # another run may have taken over a folder without predictions
-            if self.facts(name) is not None:
-                return
-            noted.unlink(missing_ok=True)
-            for averaging in AVERAGING:
-                self.scored(averaging, name).unlink(missing_ok=True)
-            write_flow(path, flow)
-            self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+        """Store a prediction [2, H, W] and its facts, and delete the scores of an incomplete one."""
+        scored = [self.scored(averaging, name) for averaging in AVERAGING]
+        self._store(name, facts, lambda path: write_flow(path, flow), outdated=scored)
 
     def read(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
-        if self.facts(name) is None:
-            raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
+        self.needed(name)
         flow, valid = read_flow(self.path(name))
         return flow, valid
 
@@ -216,31 +230,28 @@ class ScanRun(RunFolder):
           result.json              the scores of the last scoring
     """
 
+    suffix = ".npy"
+
     def facts(self, name: str) -> dict[str, Any] | None:
         """Return the result of a pair; None where it is not complete."""
-        noted = self._noted(name)
-        facts = _whole_facts(self._matched(name), noted)
+        facts, noted = super().facts(name), self.noted(name)
         if facts is not None:
             check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
             check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
         return facts
 
     def save(self, name: str, facts: Mapping[str, Any], matched: NDArray[np.float64]) -> None:
-        """Store the result of a pair and its matched points [M, 2, 3], unless another process was faster."""
-        path = self._matched(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self.alone():
-            self.check_config()  # another run may have taken over a folder without predictions
-            if self.facts(name) is not None:
-                return
-            self._noted(name).unlink(missing_ok=True)
+        """Store the result of a pair and its matched points [M, 2, 3]."""
+
+        def write(path: Path) -> None:
             with atomic_path(path) as temporary:
                 np.save(temporary, matched)
-            self.write(self._noted(name).relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+
+        self._store(name, facts, write)
 
     def matched(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
-        path = self._matched(name)
+        path = self.path(name)
         points = read_npy(path, check_readable(path), empty=True)
         if points.ndim != 3 or points.shape[1:] != (2, 3):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
@@ -260,30 +271,8 @@ class ScanRun(RunFolder):
         """Store a pair's truth."""
         self.write(self._true(name).relative_to(self.folder), {"key": key, **content})
 
-    def needed(self, name: str) -> dict[str, Any]:
-        """Return :meth:`facts`; InputError where there are none."""
-        facts = self.facts(name)
-        if facts is None:
-            raise InputError(f"{self._noted(name)}: there is no whole prediction of {name}; predict again")
-        return facts
-
-    def _noted(self, name: str) -> Path:
-        return self.folder / "predictions" / f"{name}.json"
-
-    def _matched(self, name: str) -> Path:
-        return self.folder / "predictions" / f"{name}.npy"
-
     def _true(self, name: str) -> Path:
         return self.folder / "truth" / f"{name}.json"
-
-
-def _whole_facts(path: Path, noted: Path) -> dict[str, Any] | None:
-    """Return the facts about the file ``path``; None where either file is missing or ``path`` has another size."""
-    try:
-        facts = read_json(noted)
-        return facts if facts.get("bytes") == path.stat().st_size else None
-    except FileNotFoundError:  # opened without a check before: another process may be storing them
-        return None
 
 
 def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:

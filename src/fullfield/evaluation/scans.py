@@ -30,6 +30,7 @@ from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord,
 from fullfield.evaluation.predict import Setting
 from fullfield.evaluation.run import RESULT, ScanRun, described, runtime, source_of
 from fullfield.evaluation.sharing import wait_for_all
+from fullfield.io import PointCloud
 from fullfield.metrics import (
     feature_matching_recall,
     inlier_ratio,
@@ -41,7 +42,6 @@ from fullfield.metrics import (
 )
 
 if TYPE_CHECKING:
-    from fullfield.io import PointCloud
     from fullfield.registration import Registration
 
 
@@ -71,21 +71,18 @@ def row(
     points = torch.from_numpy(matched)
     ratio = inlier_ratio(points[:, 0], points[:, 1], pose, threshold=criteria.inlier_distance)
     features = feature_matching_recall(torch.tensor([ratio], dtype=torch.float32), threshold=criteria.inlier_ratio)
+    limits = {name: getattr(criteria, f"max_{name}") for name in errors}
+    within = all(errors[name] < limit for name, limit in limits.items() if limit is not None)
     return {
         **errors,
         "ir": ratio,
         "matches": len(matched),
         "overlap": truth["overlap"],
         "accepted": bool(facts["success"]),
-        "passed": bool(facts["success"]) and _passes(errors, criteria),
+        "passed": bool(facts["success"]) and within,
         "features": bool(features),
         "reason": facts["reason"],
     }
-
-
-def _passes(errors: Mapping[str, float], criteria: Criteria) -> bool:
-    limits = {"rre": criteria.max_rre, "rte": criteria.max_rte, "rmse": criteria.max_rmse}
-    return all(errors[name] < limit for name, limit in limits.items() if limit is not None)
 
 
 def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -152,13 +149,7 @@ class RegistrationMethod(Protocol):
 class Registrar:
     """:func:`fullfield.registration.register` as a method: ``fpfh``, or ``learned`` with a file of weights.
 
-    Args:
-        voxel: as for :func:`~fullfield.registration.register`.
-        seed: as there.
-        iterations: as there.
-        samples: as there.
-        weights: weights of a learned descriptor; None for FPFH.
-        ransac_only: whether to stop after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
+    With ``ransac_only`` it stops after RANSAC, as :func:`fullfield.registration.register_by_ransac` does.
     """
 
     def __init__(
@@ -224,9 +215,6 @@ def evaluate_scans(
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
         (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.totals` has
         the scores.
-
-    Raises:
-        InputError: the folder belongs to another configuration, or a file cannot be used.
     """
     setting = setting or Setting()
     _check.require(setting.device == "cpu", "device", "cpu, where point clouds are registered", repr(setting.device))
@@ -337,11 +325,11 @@ def _key(dataset: ScanDataset, index: int) -> str:
 def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
     """Yield the pairs in order, and read the next one meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="fullfield-read") as reader:
-        following = None
-        for at in range(len(indices)):
-            present = following or reader.submit(dataset.__getitem__, indices[at])
-            following = reader.submit(dataset.__getitem__, indices[at + 1]) if at + 1 < len(indices) else None
-            yield present.result()
+        following = [reader.submit(dataset.__getitem__, index) for index in indices[:1]]
+        for index in (*indices[1:], None):
+            present = following
+            following = [] if index is None else [reader.submit(dataset.__getitem__, index)]
+            yield from (pair.result() for pair in present)
 
 
 @dataclass(frozen=True)
@@ -372,21 +360,12 @@ class ScanProtocol:
     ) -> list[Registrar]:
         """Return RANSAC alone and the whole pipeline for each number of matches, to be compared in one table.
 
-        Args:
-            samples: numbers of matches; None for the protocol's.
-            voxel: as for :class:`Registrar`.
-            seed: as for :class:`Registrar`.
-            iterations: RANSAC's trials; None for the protocol's.
-            weights: as for :class:`Registrar`.
+        Arguments are those of :class:`Registrar`; without ``samples`` and ``iterations`` they are the protocol's.
         """
-        trials = self.trials if iterations is None else iterations
-        return [
-            Registrar(
-                voxel=voxel, seed=seed, iterations=trials, samples=count, weights=weights, ransac_only=ransac_only
-            )
-            for count in samples or self.samples
-            for ransac_only in (True, False)
-        ]
+        given = {"voxel": voxel, "seed": seed, "weights": weights}
+        given["iterations"] = self.trials if iterations is None else iterations
+        every = [(count, alone) for count in samples or self.samples for alone in (True, False)]
+        return [Registrar(**given, samples=count, ransac_only=alone) for count, alone in every]  # type: ignore[arg-type]
 
 
 POINTCNNPP = ScanProtocol(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from fullfield._check import InputError
+from fullfield import _check
 from fullfield.datasets import FlowDataset
 
 
@@ -30,13 +29,8 @@ class Share:
 
 
 def this_share() -> Share:
-    """Read the variables that ``torchrun`` sets; one process without them. InputError where they make no sense."""
-    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
-        raise InputError(
-            f"RANK, WORLD_SIZE: expected numbers as torchrun sets them, the first the smaller, got {rank!r}, {count!r}"
-        )
-    return Share(int(rank), int(count))
+    """Return the share of this process among those that ``torchrun`` has started."""
+    return Share(*_check.torchrun())
 
 
 def wait_for_all(share: Share) -> None:

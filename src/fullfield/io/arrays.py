@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -23,14 +23,9 @@ _BROKEN = (
     ValueError,
 )  # fmt: skip
 
-_MAGIC = b"\x93NUMPY"
-_LENGTHS = {(1, 0): "<H", (2, 0): "<I"}  # of the header, by the version of the format
+_PARSING = (RecursionError, MemoryError, SyntaxError, tokenize.TokenError)  # of a header, which is a Python literal
 _LOCAL_HEADER = 30  # of a member of an archive, without its name
-_LONGEST_HEADER = 10_000  # NumPy's own limit
-_ENTRY = re.compile(
-    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*([^'"\\()\[\]{},]+|'[^'\\]*'|"[^"\\]*"|\([-\d\s,L]*\))\s*(?:,|$)"""
-)
-_REAL = re.compile(r"[<>=|]?[fiu][1248]")
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def read_header(
@@ -38,54 +33,21 @@ def read_header(
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of an array of real numbers, whether its order is Fortran's, and its dtype.
 
-    The array may be without elements where ``empty`` is true. NumPy's own parser passes the text to Python's compiler,
-    which warns and recurses; this one knows plain arrays only.
+    The array may be without elements where ``empty`` is true.
     """
-    entries = _entries(path, what, stream)
-    descr, order, sizes = (entries[name] for name in ("descr", "fortran_order", "shape"))
-    if _REAL.fullmatch(descr.strip("'\"")) is None or descr[0] not in "'\"":
-        raise InputError(f"{path}: expected {what} to hold real numbers, got {_kind(descr)}")
-    if order not in ("True", "False") or not sizes.startswith("("):
-        raise InputError(f"{path}: {what} is not in NumPy's format: {one_line(f'order {order}, shape {sizes}', 80)}")
-    words = [word.strip().removesuffix("L") for word in sizes[1:-1].split(",")]
-    shape = tuple(int(word) if re.fullmatch(r"\d{1,18}", word) else -1 for word in words if word)
-    if not all(n >= (0 if empty else 1) for n in shape):
-        came = one_line(f"[{sizes[1:-1]}]", 60)
-        raise InputError(f"{path}: expected {what} to hold at least one number, got shape {came}")
-    return shape, order == "True", np.dtype(descr.strip("'\""))
-
-
-def _kind(descr: str) -> str:
-    """Return the name of a type that is not read, as NumPy calls it where it can."""
-    name = descr.strip("'\"")
-    return str(np.dtype(name)) if re.fullmatch(r"[<>=|]?([?bOV]|[cSU]\d{1,4})", name) else one_line(descr, 60)
-
-
-def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
-    """Return the three entries of the header, as it spells them."""
-    with complaining(path, f"{what} is not in NumPy's format", *_BROKEN):
-        head = stream.read(len(_MAGIC) + 2)
-        version = tuple(head[len(_MAGIC) :])
-        if head[: len(_MAGIC)] != _MAGIC:
-            raise ValueError(f"it begins with {head[:6]!r}")
-        if version not in _LENGTHS:
+    with complaining(path, f"{what} is not in NumPy's format", *_BROKEN, *_PARSING):
+        version = np.lib.format.read_magic(stream)
+        if version not in _READERS:
             raise ValueError(f"format version {version}")
-        form = _LENGTHS[version]
-        (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"a header of {length} bytes")
-        text = stream.read(length).decode("latin-1").strip()
-        found: dict[str, str] = {}
-        inner, at = text[1:-1].strip(), 0
-        while at < len(inner):
-            entry = _ENTRY.match(inner, at)
-            if entry is None:
-                break
-            found[entry[2]] = entry[3].strip()
-            at = entry.end()
-        if text[:1] != "{" or text[-1:] != "}" or at < len(inner) or len(found) != 3:
-            raise ValueError(f"header {one_line(text, 60)!r}")
-    return found
+        shape, fortran, dtype = _READERS[version](stream)
+        if bool in map(type, shape):
+            raise ValueError(f"shape {shape}")
+    if dtype.kind not in "fiu" or dtype.itemsize > 8 or dtype.shape:
+        raise InputError(f"{path}: expected {what} to hold real numbers, got {one_line(str(dtype), 60)}")
+    if not all((0 if empty else 1) <= n < 1 << 60 for n in shape):
+        came = one_line(str(list(shape)), 60)
+        raise InputError(f"{path}: expected {what} to hold at least one number, got shape {came}")
+    return shape, fortran, dtype
 
 
 def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:

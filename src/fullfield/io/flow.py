@@ -14,7 +14,7 @@ from torch import Tensor
 from fullfield._check import InputError, choice, number, require, tensor, values
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
-from fullfield.io.flow_formats import finite, or_nan
+from fullfield.io.flow_formats import exr, finite, or_nan, plain
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
 from fullfield.io.oiio import Header, check_name
 from fullfield.io.scanlines import Channel
@@ -52,12 +52,9 @@ def read_flow(
             stored vectors, overscan and all; a box (x, y, width, height) just that. Other formats have no windows:
             they take no box, and their whole flow is read.
 
-    Raises:
-        InputError: an unknown suffix, or a file that is corrupt, truncated or holds something else.
-        OSError: a missing file, a folder, or no permission.
+    InputError for an unknown suffix, or a file that is corrupt, truncated or holds something else; OSError for one that
+    cannot be opened.
     """
-    from fullfield.io.flow_formats import exr, plain
-
     where = Path(path)
     suffix = _suffix(where, FLOW_SUFFIXES, "read")
     check_window_choice(window)
@@ -76,8 +73,6 @@ def read_flow(
 
 def flow_window(path: PathLike, *, layer: str | None = None, part: int | str | None = None) -> FrameWindow:
     """Return the windows and the pixel aspect of an EXR; arguments and errors are those of :func:`read_flow`."""
-    from fullfield.io.flow_formats import exr
-
     where = Path(path)
     if where.suffix.lower() != ".exr":
         raise InputError(f"{where}: only OpenEXR files have windows")
@@ -117,8 +112,6 @@ def write_flow(
             beyond what it can hold (KITTI: −512 to 511.98 px; half: 65504 px; ``.flo``: 10⁹ px). Nothing is written.
         OSError: the file cannot be written; what stood there before stays.
     """
-    from fullfield.io.flow_formats import exr, plain
-
     where = Path(path)
     suffix = _suffix(where, FLOW_WRITE_SUFFIXES, "written")
     values, known = _arrays(flow, valid)
@@ -148,12 +141,8 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     gives the first; zero flow gives the identity map. ``window`` is as for :func:`write_flow`: the map lies in the
     data window, and x, y, W and H count from the display window, to which Nuke lays the map's 0 to 1.
 
-    Raises:
-        InputError: another suffix than ``.exr``, or flow that is NaN or infinite somewhere.
-        OSError: the file cannot be written.
+    InputError for another suffix than ``.exr``, or flow that is NaN or infinite somewhere.
     """
-    from fullfield.io.flow_formats import exr
-
     where = Path(path)
     suffix = _suffix(where, (".exr",), "written as an ST map")
     values, known = _arrays(flow, None)
@@ -211,14 +200,12 @@ def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size:
 def _check_options(
     path: Path, suffix: str, backward: Tensor | None, compression: str | None, dtype: Precision | None
 ) -> None:
-    from fullfield.io.flow_formats.plain import FLO5_COMPRESSIONS
-
     if suffix == ".exr":
         choice(compression, "compression", (None, *EXR_COMPRESSIONS))
         choice(dtype, "dtype", (None, "float", "half"))
         return
     if suffix == ".flo5":
-        choice(compression, "compression", (None, *FLO5_COMPRESSIONS))
+        choice(compression, "compression", (None, *plain.FLO5_COMPRESSIONS))
     elif compression is not None:
         raise InputError(f"{path}: only .exr and .flo5 take a compression, got compression={compression!r}")
     if dtype is not None:

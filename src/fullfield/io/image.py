@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,6 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.flow_formats import plain
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import (
     Attribute,
@@ -90,16 +90,6 @@ class ReadFrame(NamedTuple):
     """As :func:`fullfield.io.read_metadata` returns them."""
 
 
-def pinned_planes(shape: tuple[int, ...]) -> Planes:
-    """Return new pinned memory, for :attr:`FrameReader.new`."""
-    planes: Planes = torch.empty(shape, dtype=torch.float32, pin_memory=True).numpy()
-    return planes
-
-
-def _planes(shape: tuple[int, ...]) -> Planes:
-    return np.empty(shape, np.float32)
-
-
 @dataclass(frozen=True)
 class FrameReader:
     """:func:`read_frame` with its arguments, for many files."""
@@ -109,8 +99,8 @@ class FrameReader:
     layer: str | None = None
     alpha: Alpha = "ignore"
     window: Window = "display"
-    new: Callable[[tuple[int, ...]], Planes] = _planes
-    """Makes the memory that frames are read into, where their format and orientation allow."""
+    pinned: bool = False
+    """Whether frames are read into pinned memory, where their format and orientation allow."""
 
     def read(self, path: PathLike) -> ReadFrame:
         """Read a frame; errors are those of :func:`read_frame`."""
@@ -119,8 +109,12 @@ class FrameReader:
         where = Path(path)
         kind, _ = sniff(where)
         if kind == "pfm":
-            planes = _placed(_read_pfm(where, self.transfer, self.part, self.layer), self.window)
-            return ReadFrame(torch.from_numpy(planes))
+            _check_pfm(where, self.part, self.layer)
+            planes = plain.read_pfm_planes(where)
+            if not np.isfinite(planes).all():
+                raise _not_finite(where, planes)
+            _display(where, curve(self.transfer, "linear"), planes)
+            return ReadFrame(torch.from_numpy(_placed(planes, self.window)))
         with opened(where) as source:
             chosen, colour = _find_colour(source, self.part, self.layer)
             metadata = metadata_of(source, self.part)
@@ -142,8 +136,6 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     where = Path(path)
     kind, _ = sniff(where)
     if kind == "pfm":
-        from fullfield.io.flow_formats import plain
-
         _check_pfm(where, part, layer)
         whole = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(whole, whole)
@@ -174,17 +166,6 @@ def _check_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
     for name, value in (("part", part), ("layer", layer)):
         if value is not None:
             raise InputError(f"{path}: a PFM file has no {name}s, got {name}={value!r}")
-
-
-def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | None) -> Planes:
-    from fullfield.io.flow_formats import plain
-
-    _check_pfm(path, part, layer)
-    planes = plain.read_pfm_planes(path)
-    if not np.isfinite(planes).all():
-        raise _not_finite(path, planes)
-    _display(path, curve(transfer, "linear"), planes)
-    return planes
 
 
 def _find_colour(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
@@ -239,7 +220,8 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     bad = False
     for area, pixels in source.inside(part, wanted, frame, form):
         if planes is None:  # only now is the size known to be plausible
-            planes = how.new(shape) if covered else np.zeros(shape, np.float32)
+            new = torch.empty(shape if covered else 0, dtype=torch.float32, pin_memory=how.pinned)
+            planes = new.numpy() if covered else np.zeros(shape, np.float32)
         slab = planes[:, area[0], area[1]]
         if table is not None:
             _look_up(table, pixels.view(np.uint16), slab)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield._switch import Switch
-from fullfield.io.files import PathLike, check_inflated, check_pixels, check_readable, one_line
+from fullfield.io.files import PathLike, check_inflated, check_pixels, check_readable, check_window, one_line
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
 
@@ -143,20 +143,18 @@ class Source:
 
     def first_part(self) -> Part:
         """Return the first image; InputError where there is none."""
-        for part in self.parts():
-            return part
-        raise self.unreadable("it holds no image")
+        part = next(self.parts(), None)
+        if part is None:
+            raise self.unreadable("it holds no image")
+        return part
 
     def part(self, wanted: int | str) -> Part:
         """Return the part of that index or name; digits are an index where no part has that name."""
         parts = list(self.parts())
-        for part in parts:
-            if part.name == wanted and wanted != "":
-                return part
-        if isinstance(wanted, int) or (wanted.isascii() and wanted.isdecimal()):
-            for part in parts:
-                if part.index == int(wanted):
-                    return part
+        index = int(wanted) if isinstance(wanted, int) or (wanted.isascii() and wanted.isdecimal()) else -1
+        found = [part for part in parts if part.name == wanted != ""] or [p for p in parts if p.index == index]
+        if found:
+            return found[0]
         listed = ", ".join(f"{p.index} {one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
         raise InputError(f"{self.path}: no part {wanted!r}; the file has {listed}")
 
@@ -197,6 +195,14 @@ class Source:
         for start, band in self.bands(part, channels, (top, bottom), form):
             rows = slice(start - box[1], start - box[1] + len(band))
             yield (rows, columns), band[:, left - x : right - x]
+
+    def planes(self, part: Part, channels: Sequence[int], box: Box) -> NDArray[np.float32]:
+        """Return channels ``[C, height, width]`` on a box, 0 outside the data window."""
+        check_window(self.path, box[2], box[3], self.size)
+        planes = np.zeros((len(channels), box[3], box[2]), np.float32)
+        for (rows, columns), pixels in self.inside(part, channels, box, "float"):
+            planes[:, rows, columns] = pixels.transpose(2, 0, 1)
+        return planes
 
     def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
@@ -245,10 +251,7 @@ def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
 def opened(path: Path, wanted: str | None = None, what: str = "") -> Iterator[Source]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
-    Args:
-        path: the file.
-        wanted: the only accepted format, as :func:`sniff` names it; any by default.
-        what: the content expected in that format, for the message about another.
+    ``wanted`` is the only accepted format, as :func:`sniff` names it; ``what`` is expected in it, for the message.
     """
     import OpenImageIO as oiio
 
@@ -371,23 +374,22 @@ class Header(NamedTuple):
     metadata: Sequence[Attribute] = ()
 
 
-_EMPTY = Header()
 _INCOMPLETE = "the file could not be completed"
 
 
 def write_picture(
-    path: Path, kind: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header = _EMPTY
+    path: Path, kind: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header | None = None
 ) -> None:
     """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
 
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
-    spec = _spec(pixels.shape, pixels.dtype.name, channels, header)
+    spec = _spec(pixels.shape, pixels.dtype.name, channels, header or Header())
     _write(path, kind, spec, np.ascontiguousarray(pixels))
     _check_written(path, kind, pixels.nbytes)
 
 
-def write_scanlines(path: Path, lines: Scanlines, header: Header = _EMPTY) -> None:
+def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) -> None:
     """Write an OpenEXR that is not packed, the same file as :func:`write_picture` makes of these channels.
 
     OpenImageIO writes the header, with a table of zeros behind it. The places of the lines go there, and the lines
@@ -395,6 +397,7 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header = _EMPTY) -> No
     """
     planes = lines.planes
     height, count, width = planes.shape
+    header = header or Header()
     unpacked = header._replace(attributes={**header.attributes, "compression": "none"})
     spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked)
     _write(path, "openexr", spec, None)

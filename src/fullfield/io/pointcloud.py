@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, describe
@@ -19,56 +18,39 @@ from fullfield._check import values as held
 from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
 from fullfield.io.files import PathLike, atomic_path, check_readable, complaining, one_line
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
-from fullfield.io.point_formats import PointCloud, as_coordinates
+from fullfield.io.point_formats import PointCloud, as_coordinates, las, pcd, ply
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_READERS = {
-    ".ply": ("point_formats.ply", "read"),
-    ".pcd": ("point_formats.pcd", "read"),
-    ".npy": ("pointcloud", "read_array"),
-    ".npz": ("pointcloud", "read_archive"),
-    ".bin": ("pointcloud", "read_kitti"),
-    ".las": ("point_formats.las", "read"),
-    ".laz": ("point_formats.las", "read"),
-}
-_WRITERS = {
-    ".ply": ("point_formats.ply", "write"),
-    ".npy": ("pointcloud", "write_array"),
-    ".npz": ("pointcloud", "write_archive"),
-}
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
 
 def read_point_cloud(path: PathLike) -> PointCloud:
     """Read a cloud; the suffix picks the format (docs/formats.md). Points that are not finite stay in it.
 
-    Raises:
-        InputError: for an unknown suffix, or a file that is not what it says.
-        OSError: if it cannot be opened.
+    InputError for an unknown suffix, or a file that is not what it says.
     """
     file = Path(path)
-    found: PointCloud = _function(_READERS, file, POINT_SUFFIXES)(file)
-    return found
+    return _READERS[_suffix(file, POINT_SUFFIXES)](file)
 
 
 def check_kept(path: PathLike, cloud: PointCloud) -> None:
-    """Raise InputError where a file of this name would lose part of the cloud."""
-    if Path(path).suffix.lower() == ".npy":
-        check_nameless(Path(path), cloud)
+    """Raise InputError where a file of this name would lose part of the cloud, as ``.npy`` names no columns."""
+    if Path(path).suffix.lower() != ".npy":
+        return
+    extra = [name for name in cloud.attributes if not name.startswith("column_")]
+    lost = [name for name, held in (("colors", cloud.colors), ("normals", cloud.normals)) if held is not None] + extra
+    if lost:
+        raise InputError(
+            f"{path}: .npy holds columns without names, and the cloud has {', '.join(lost)}; take .npz or .ply"
+        )
 
 
 def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor) -> None:
     """Write a cloud: ``.ply`` and ``.npz`` keep everything it has, ``.npy`` is for columns without names.
 
     ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
-
-    Raises:
-        InputError: for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
-        OSError: if it cannot be written.
+    InputError for an unknown suffix, anything that is no cloud, or data that the format cannot hold.
     """
-    write = _function(_WRITERS, Path(path), POINT_WRITE_SUFFIXES)
+    write = _WRITERS[_suffix(Path(path), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe(cloud)}")
     whole = _arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
@@ -83,30 +65,24 @@ def _arrays(cloud: PointCloud) -> PointCloud:
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
     colors, normals = (_companion(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
-    attributes = {name: _array(values, f"cloud.attributes[{name!r}]") for name, values in cloud.attributes.items()}
-    for name, values in attributes.items():
-        if values.shape != (len(points),) or values.dtype.kind not in "fiub":
-            raise InputError(
-                f"cloud.attributes[{name!r}]: expected real numbers [{len(points)}], got {describe(values)}"
-            )
+    attributes = {}
+    for key, given in cloud.attributes.items():
+        name = f"cloud.attributes[{key!r}]"
+        values = attributes[key] = _array(given, name)
+        fits = values.shape == (len(points),) and values.dtype.kind in "fiub"
+        _check.require(fits, name, f"real numbers [{len(points)}]", values)
     return PointCloud(points.points, colors, normals, attributes)
 
 
-def _function(table: dict[str, tuple[str, str]], path: Path, suffixes: tuple[str, ...]) -> Callable[..., Any]:
+def _suffix(path: Path, suffixes: tuple[str, ...]) -> str:
     suffix = path.suffix.lower()
-    if suffix not in table:
+    if suffix not in suffixes:
         raise InputError(f"{path}: unknown format {suffix!r} of a point cloud; known are {', '.join(suffixes)}")
-    module, name = table[suffix]
-    found: Callable[..., Any] = getattr(import_module(f"fullfield.io.{module}"), name)
-    return found
+    return suffix
 
 
 def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
-    """Convert a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` such as Open3D's.
-
-    Raises:
-        InputError: for anything else.
-    """
+    """Convert a file's name, an array or tensor [N, 3] or wider, or an object with ``points`` such as Open3D's."""
     if isinstance(value, PointCloud):
         return value
     if isinstance(value, (str, os.PathLike)):
@@ -131,10 +107,8 @@ def _array(value: Any, name: str) -> NDArray[Any]:
 def _companion(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
     held = getattr(value, part, None)
-    if held is None:
-        return None
-    array = _array(held, f"{name}.{part}")
-    if not len(array):
+    array = None if held is None else _array(held, f"{name}.{part}")
+    if array is None or not len(array):
         return None
     if array.shape != (count, 3):
         raise InputError(f"{name}.{part}: expected [{count}, 3], got {list(array.shape)}")
@@ -208,16 +182,6 @@ def read_kitti(path: Path) -> PointCloud:
     return PointCloud(as_coordinates(rows[:, :3]), attributes={"intensity": np.ascontiguousarray(rows[:, 3])})
 
 
-def check_nameless(path: Path, cloud: PointCloud) -> None:
-    """Refuse a cloud whose columns ``.npy`` could not name."""
-    extra = [name for name in cloud.attributes if not name.startswith("column_")]
-    lost = [name for name, held in (("colors", cloud.colors), ("normals", cloud.normals)) if held is not None] + extra
-    if lost:
-        raise InputError(
-            f"{path}: .npy holds columns without names, and the cloud has {', '.join(lost)}; take .npz or .ply"
-        )
-
-
 def write_array(path: Path, cloud: PointCloud) -> None:
     """Write an ``.npy`` file."""
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
@@ -234,17 +198,18 @@ def write_archive(path: Path, cloud: PointCloud) -> None:
                     np.lib.format.write_array(stream, values, allow_pickle=False)
 
 
-Floats = NDArray[np.float64]
+_READERS = {
+    ".ply": ply.read, ".pcd": pcd.read, ".npy": read_array, ".npz": read_archive, ".bin": read_kitti,
+    ".las": las.read, ".laz": las.read,
+}  # fmt: skip
+_WRITERS = {".ply": ply.write, ".npy": write_array, ".npz": write_archive}
+_MOST_BYTES = 1 << 16  # of a pose
 
-_MOST_BYTES = 1 << 16
 
+def read_pose(path: PathLike) -> NDArray[np.float64]:
+    """Read a pose [4, 4] from text or ``.npy``: 4×4 or 3×4 numbers, or those in one row as KITTI writes them.
 
-def read_pose(path: PathLike) -> Floats:
-    """[4, 4] from a text file or ``.npy`` of 4×4 or 3×4 numbers, or of those in one row as KITTI writes them.
-
-    Raises:
-        InputError: for anything else, or numbers that are no rotation and translation.
-        OSError: if it cannot be opened.
+    InputError for anything else, or numbers that are no rotation and translation.
     """
     file = Path(path)
     size = check_readable(file)
@@ -259,11 +224,10 @@ def read_pose(path: PathLike) -> Floats:
     return rigid(values.reshape(4, 4) if values.size == 16 else values, str(file))
 
 
-def rigid(value: Any, name: str = "init") -> Floats:
-    """``value`` as a float64 [4, 4] rotation and translation.
+def rigid(value: Any, name: str = "init") -> NDArray[np.float64]:
+    """Return ``value`` as a float64 [4, 4] rotation and translation.
 
-    Raises:
-        InputError: for another shape, a last row other than 0 0 0 1, or a block that is no rotation to 1e-3.
+    InputError for another shape, a last row other than 0 0 0 1, or a block that is no rotation to 1e-3.
     """
     try:
         pose = np.array(value, np.float64)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.oiio import Attribute, Header, carried, check_name, opened, sniff, write_picture
 from fullfield.io.transfer import decode_srgb
@@ -54,10 +54,7 @@ def read_raw(path: PathLike) -> Raw:
         forms = {str(form) for form in spec.channelformats} or {str(spec.format)}
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
-        check_window(where, box[2], box[3], source.size)
-        planes = np.zeros((len(part.channels), box[3], box[2]), np.float32)
-        for area, pixels in source.inside(part, list(range(len(part.channels))), box, "float"):
-            planes[:, area[0], area[1]] = pixels.transpose(2, 0, 1)
+        planes = source.planes(part, list(range(len(part.channels))), box)
         window = part.window._replace(data=part.display_window) if exr else None
         form = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         form = "float" if form == "double" else form

@@ -35,9 +35,6 @@ def curve(transfer: str, auto: str) -> Curve | None:
         transfer: one of :data:`TRANSFERS`, or a colour space (also alias or role) of the OpenColorIO
             configuration that ``$OCIO`` names, or, without ``$OCIO``, of the one built into OpenColorIO.
         auto: what ``"auto"`` stands for in this file.
-
-    Raises:
-        InputError: nothing of that name.
     """
     require(isinstance(transfer, str), "transfer", "a name", transfer)
     name = auto if transfer == "auto" else transfer
@@ -112,7 +109,7 @@ def _from_cineon(planes: Planes) -> None:
 def _ocio_curve(space: str, config: str) -> Curve:
     import OpenImageIO as oiio
 
-    known = _builtin_names() if config == OCIO_CONFIG else _names(config)
+    known = _names(config)
     if space.lower() not in known:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
@@ -135,11 +132,7 @@ def _ocio_curve(space: str, config: str) -> Curve:
     return convert
 
 
-@lru_cache(maxsize=1)
-def _builtin_names() -> frozenset[str]:
-    return _names(OCIO_CONFIG)
-
-
+@lru_cache(maxsize=4)
 def _names(config: str) -> frozenset[str]:
     """Everything a colour space of the configuration goes by, in lower case, as OpenColorIO compares."""
     import OpenImageIO as oiio

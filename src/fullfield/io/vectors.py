@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import values as held
-from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow import Precision, check_flow_window, read_flow
-from fullfield.io.flow_formats import Y_NOTE
+from fullfield.io.flow_formats import Y_NOTE, exr, finite, or_nan
 from fullfield.io.names import EXR_COMPRESSIONS
 from fullfield.io.oiio import Attribute, Header, check_name, layers, opened, sniff
 from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
@@ -85,8 +85,6 @@ def vector_lines(
     parts: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, room: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return vectors as lines of a file, in ``room`` if it fits; FlowRangeError where half cannot hold them."""
-    from fullfield.io.flow_formats import exr, finite, or_nan
-
     channels: list[Channel] = []
     for name, values in parts.items():
         if name not in DIRECTIONS:
@@ -104,8 +102,6 @@ def vector_lines_there(
 
     The bool is true where a file can hold the vectors: all are finite, and no half float became infinite.
     """
-    from fullfield.io.flow_formats import exr
-
     channels = [
         channel
         for name, part in parts.items()
@@ -124,8 +120,6 @@ def vector_lines_there(
 
 def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None, header: Header) -> None:
     """Write lines of vectors as :func:`write_vectors` does; the header says where y points."""
-    from fullfield.io.flow_formats import exr
-
     where, planes = Path(path), lines.planes
     check_flow_window(where, ".exr", header.window, (planes.shape[0], planes.shape[2]))
     check_name(where)
@@ -174,11 +168,7 @@ def _plane(path: Path, name: str) -> Tensor:
     with opened(path) as source:
         part = source.first_part()
         channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)
-        _, _, width, height = part.display_window
-        check_window(path, width, height, source.size)
-        plane = np.zeros((height, width), np.float32)
-        for area, pixels in source.inside(part, [channel], part.display_window, "float"):
-            plane[area] = pixels[..., 0]
+        plane = source.planes(part, [channel], part.display_window)[0]
     if not np.isfinite(plane).all():
         raise InputError(f"{path}: {name} has values that are not finite")
     return torch.from_numpy(plane)

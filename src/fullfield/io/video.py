@@ -69,9 +69,7 @@ def open_video(source: str) -> VideoSource:
     Raises FileNotFoundError, InputError for what is no video or has no picture, ModuleNotFoundError (``av``, ``cv2``)
     where the library that reads it is not installed.
     """
-    if source.startswith(CAMERA):
-        return CameraSource(source)
-    return FileSource(source)
+    return CameraSource(source) if source.startswith(CAMERA) else FileSource(source)
 
 
 class _Decoded:
@@ -82,13 +80,10 @@ class _Decoded:
         self.time = seconds
 
     def luma(self) -> Tensor:
-        return self._pixels("gray")[None]
+        return torch.from_numpy(np.ascontiguousarray(self._array("gray")))[None]
 
     def rgb(self) -> Tensor:
-        return self._pixels("rgb24").permute(2, 0, 1)
-
-    def _pixels(self, form: str) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._array(form)))
+        return torch.from_numpy(np.ascontiguousarray(self._array("rgb24"))).permute(2, 0, 1)
 
     def _array(self, form: str) -> NDArray[Any]:
         av = importlib.import_module("av")
@@ -154,7 +149,7 @@ class FileSource:
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.rate or 25.0)
         last, shift = -interval, 0.0
-        for number, frame in enumerate(self._decoded()):
+        for number, frame in enumerate(self._complaining(self._container.decode, "frame")):
             # A stream without time stamps runs at its rate.
             stamp = frame.time if frame.time is not None else number * interval
             shift = -stamp if number == 0 else shift
@@ -174,9 +169,6 @@ class FileSource:
                     f"{frame.width}×{frame.height} after {seconds:.2f} s"
                 )
             yield _Decoded(frame, seconds, f"{self._path}, frame {number + 1}")
-
-    def _decoded(self) -> Iterator[Any]:
-        return self._complaining(self._container.decode, "frame")
 
     def _complaining(self, source: Callable[[Any], Iterator[Any]], what: str) -> Iterator[Any]:
         """Yield what ``source`` yields of the stream; InputError where FFmpeg fails, with how many came before."""

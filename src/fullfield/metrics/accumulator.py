@@ -16,32 +16,15 @@ from fullfield.metrics.pixels import MEASURES, Comparison, blocks, check_mask, c
 AVERAGING = ("pooled", "per_image")
 
 # Classes of pixels; the last five need an occlusion map.
-CLASSES = (
-    "all",
-    "lm",
-    "s0_10",
-    "s10_40",
-    "s40_plus",
-    "matched",
-    "unmatched",
-    "d0_10",
-    "d10_60",
-    "d60_140",
-)
+CLASSES = ("all", "lm", "s0_10", "s10_40", "s40_plus", "matched", "unmatched", "d0_10", "d10_60", "d60_140")
 
 # Key of compute(): class and measure.
 KEYS = {
     **{measure: ("all", measure) for measure in MEASURES},
-    "lm_epe": ("lm", "epe"),
-    "lm_px1": ("lm", "px1"),
-    "s0_10": ("s0_10", "epe"),
-    "s10_40": ("s10_40", "epe"),
-    "s40_plus": ("s40_plus", "epe"),
-    "epe_matched": ("matched", "epe"),
-    "epe_unmatched": ("unmatched", "epe"),
-    "d0_10": ("d0_10", "epe"),
-    "d10_60": ("d10_60", "epe"),
-    "d60_140": ("d60_140", "epe"),
+    **{f"lm_{measure}": ("lm", measure) for measure in ("epe", "px1")},
+    **{name: (name, "epe") for name in ("s0_10", "s10_40", "s40_plus")},
+    **{f"epe_{name}": (name, "epe") for name in ("matched", "unmatched")},
+    **{name: (name, "epe") for name in ("d0_10", "d10_60", "d60_140")},
 }
 
 _UNIT_BITS = 64  # totals are whole multiples of 2⁻⁶⁴

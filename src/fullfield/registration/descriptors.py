@@ -86,8 +86,7 @@ def plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
 
     Their sign is arbitrary.
     """
-    _, covariance = _mean_and_covariance(points, queries, radius)
-    return np.ascontiguousarray(np.linalg.eigh(covariance)[1][:, :, 0])
+    return _surfaces(points, queries, radius)[0]
 
 
 def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
@@ -96,28 +95,18 @@ def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
     Curvature (three times the least variance's share), planarity and linearity (differences of deviations over the
     largest), and the query's height over the plane through them, over the radius.
     """
-    mean, covariance = _mean_and_covariance(points, queries, radius)
-    variances, axes = np.linalg.eigh(covariance)
-    variances = variances.clip(min=0.0)
-    least, middle, most = np.sqrt(variances).T
-    some, far = np.maximum(variances.sum(1), 1e-12), np.maximum(most, 1e-6)
-    height = np.abs((mean * axes[:, :, 0]).sum(1)) / radius
-    shapes: Floats = np.stack((3 * variances[:, 0] / some, (middle - least) / far, (most - middle) / far, height), 1)
-    return shapes
+    return _surfaces(points, queries, radius)[1]
 
 
-_UPPER = [[3, 4, 5], [4, 6, 7], [5, 7, 8]]
-
-
-def _mean_and_covariance(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
-    """Return the mean [M, 3] of the points around each query, relative to it, and their covariance [M, 3, 3]."""
-    compiled = kernels()
+def _surfaces(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
+    """Return :func:`plane_normals` and :func:`local_shapes`."""
+    kernel = kernels().local_surfaces
     places, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    found = radius_search(_tensor(places), radius, _tensor(centres))
+    found = radius_search(_tensor(places), radius, _tensor(centres), sort=False)
     pairs = found.offsets.numpy(), found.indices.numpy()
-    moments = np.zeros((len(centres), 9))
-    parallel(len(centres), lambda a, b: compiled.spreads(places, centres, *pairs, moments, a, b))
-    return moments[:, :3], moments[:, _UPPER]
+    normals, shapes = np.empty((len(centres), 3)), np.empty((len(centres), 4))
+    parallel(len(centres), lambda a, b: kernel(places, centres, *pairs, float(radius), normals, shapes, a, b))
+    return normals, shapes
 
 
 kernels = Kernels(f"{__package__}._cpu_kernels", "descriptor kernels")
@@ -134,13 +123,13 @@ def histograms(points: Floats, normals: Floats, radius: float, found: Neighbors 
     Each 11 sum to 1, or to 0 where there is no neighbour. ``found`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    found = radius_search(_tensor(points), radius) if found is None else found
+    found = radius_search(_tensor(points), radius, sort=False) if found is None else found
     pairs = found.offsets.numpy(), found.indices.numpy()
-    spots, upright = np.ascontiguousarray(points), np.ascontiguousarray(normals)
-    own, averaged = np.zeros((2, len(points), 3 * BINS))
-    parallel(len(points), lambda a, b: compiled.pair_histograms(spots, upright, *pairs, own, a, b))
-    parallel(len(points), lambda a, b: compiled.weighted_histograms(spots, *pairs, own, averaged, a, b))
-    return averaged
+    surface = np.concatenate((points, normals), 1).T.astype(np.float32, order="C").ravel()
+    own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
+    parallel(len(points), lambda a, b: compiled.pair_histograms(surface, *pairs, own, a, b))
+    parallel(len(points), lambda a, b: compiled.weighted_histograms(surface, *pairs, own, averaged, a, b))
+    return averaged.astype(np.float64)
 
 
 _BLOCK = 2048

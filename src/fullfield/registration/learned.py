@@ -20,10 +20,16 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_state, recognise
-from fullfield.ops.neighbors import Neighbors, grid_downsample, knn_search, radius_search
-from fullfield.registration import tensor_inputs
+from fullfield.ops import launching
+from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
+from fullfield.ops.neighbors.api import several_within
+from fullfield.ops.neighbors.ragged import Cloud
+from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.registration.descriptors import Floats, Ints, local_shapes, nearest, plane_normals
 from fullfield.registration.learned_network import (
+    BITS,
+    DESCRIBER,
+    KERNEL,
     LINKED,
     WIDTH,
     DescriptorConfig,
@@ -57,22 +63,23 @@ class NetworkInput(NamedTuple):
     points: Tensor  # [N, 3] float32, voxels
     normals: Tensor  # [N, 3] float32, of either sign
     features: Tensor  # [N, INPUTS] float32
-    neighbors: Neighbors | None = None  # within the last ring; None: to be searched
+    around: Surroundings | None = None  # None: to be computed
 
 
-def network_input(fine: Floats, rows: Ints, normals: Floats | None = None, *, neighbors: bool = False) -> NetworkInput:
+def network_input(fine: Floats, rows: Ints, normals: Floats | None = None, *, around: bool = False) -> NetworkInput:
     """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
 
-    ``rows`` are the points to describe, ``normals`` their normals if known; ``neighbors`` keeps the neighbours that
-    FPFH searches, which the network then need not search again.
+    ``rows`` are the points to describe, ``normals`` their normals if known; with ``around`` the surroundings come
+    along, of the neighbours that FPFH searches.
     """
     points = fine[rows]
     if normals is None:
         normals = plane_normals(fine, points, NORMAL_RADIUS)
-    found = radius_search(torch.from_numpy(points), FEATURE_RADIUS)
+    found = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort=False)
     features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals, found)], 1)
     places, upright, known = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
-    return NetworkInput(places, upright, known, found if neighbors else None)
+    seen = surroundings(places, upright, found=found, gradient=False) if around else None
+    return NetworkInput(places, upright, known, seen)
 
 
 class Levels(NamedTuple):
@@ -90,24 +97,27 @@ class Levels(NamedTuple):
 
 
 def network_levels(
-    fine: Floats, rows: Ints, scales: int, normals: Floats | None = None, *, neighbors: bool = False
+    fine: Floats, rows: Ints, scales: int, normals: Floats | None = None, *, around: bool = False
 ) -> Levels:
     """Prepare the inputs at ``scales`` resolutions, each half the one before; arguments as in :func:`network_input`.
 
     Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
     """
-    inputs, links = [network_input(fine, rows, normals, neighbors=neighbors)], list[Links]()
+    inputs, links = [network_input(fine, rows, normals, around=around)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
         rows = kept(fine, 1.0)
-        inputs.append(network_input(fine, rows, neighbors=neighbors))
+        inputs.append(network_input(fine, rows, around=around))
         apart, found = nearest(fine[rows], fine, min(LINKED, len(rows)))
         links.append(_links(*(torch.from_numpy(part) for part in (rows, found, apart))))
     return Levels(tuple(inputs), tuple(links))
 
 
 def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | None = None) -> Levels:
-    """Return :func:`network_levels` of float64 tensors, computed on their device."""
+    """Return :func:`network_levels` of float64 tensors, with the surroundings, computed on their device."""
+    if launching.why_not(fine.device) is not None:
+        upright = None if normals is None else normals.cpu().numpy()
+        return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales, upright).to(fine.device)
     inputs, links = list[NetworkInput](), list[Links]()
     points = fine[rows]
     for scale in range(scales):
@@ -117,12 +127,16 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | 
             points = fine[rows]
             found = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
             links.append(_links(rows, found, (points[found] - fine[:, None]).norm(dim=2)))
-        upright = tensor_inputs.plane_normals(fine, points, NORMAL_RADIUS) if normals is None else normals
-        shapes = tensor_inputs.local_shapes(fine, points, SHAPE_RADIUS)
-        neighbors = radius_search(points, FEATURE_RADIUS)
-        histograms = tensor_inputs.fpfh(points, upright, neighbors)
-        features = torch.cat([shapes.to(torch.float32), histograms], 1)
-        inputs.append(NetworkInput(points.to(torch.float32), upright.to(torch.float32), features, neighbors))
+        cloud, asked = (Cloud(part, torch.tensor([0, len(part)])) for part in (fine, points))
+        flat, places = (part.to(torch.float32) for part in (fine, points))
+        near, around = several_within(
+            [(cloud, asked, (flat, places), NORMAL_RADIUS), (asked, asked, (places, places), FEATURE_RADIUS)]
+        )
+        outward = torch.empty_like(places) if normals is None else normals.to(torch.float32)
+        features = DESCRIBER.shapes(fine, points, near, SHAPE_RADIUS, outward if normals is None else None)
+        cells, triplets = DESCRIBER.pairs(places, outward, around, BITS, features)
+        geometry = sorted_geometry(places, asked.offsets, triplets, KERNEL, gradient=False)
+        inputs.append(NetworkInput(places, outward, features, Surroundings(geometry, cells)))
     return Levels(tuple(inputs), tuple(links))
 
 
@@ -142,8 +156,10 @@ def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surrou
     read = list[tuple[Tensor, Surroundings]]()
     for level, starts in zip(inputs, offsets, strict=True):
         points, normals, features = (torch.cat(parts) for parts in zip(*(one[:3] for one in level), strict=True))
-        found = level[0].neighbors if len(level) == 1 else None
-        read.append((features, surroundings(points, normals, starts, found=found, gradient=gradient)))
+        around = level[0].around if len(level) == 1 and not gradient else None
+        if around is None:
+            around = surroundings(points, normals, starts, gradient=gradient)
+        read.append((features, around))
     coarser = list[Resolution]()
     for number, level_links in enumerate(zip(*(cloud.links for cloud in clouds), strict=True)):
         finer, own = (starts.tolist()[:-1] for starts in offsets[number : number + 2])
@@ -239,7 +255,7 @@ class LearnedDescriptor:
             return np.empty((0, WIDTH))
         device = next(self.model.parameters()).device
         if device.type == "cpu":
-            given = network_levels(fine, rows, self.config.scales, normals, neighbors=True)
+            given = network_levels(fine, rows, self.config.scales, normals, around=True)
         else:
             cloud, chosen = (torch.from_numpy(part).to(device) for part in (fine, rows))
             upright = None if normals is None else torch.from_numpy(normals).to(device)

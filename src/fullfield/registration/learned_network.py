@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,22 +20,28 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.io.files import reason
+from fullfield.ops import launching
 from fullfield.ops.neighbors import Neighbors, radius_search
 from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import sorted_geometry
+from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
+from fullfield.registration.cuda import Describer
 from fullfield.registration.descriptors import kernels, parallel
 
 RINGS = (3.0, 5.5, 8.0)
 """Distances, voxels; the last is how far a layer sees."""
 _ELEVATIONS = (0.15, 0.5)  # of a neighbour over the tangent plane, sines
-_BENDS = (-0.6, 0.0, 0.6, 1.2)  # angle between the normals, radians, above 0 where the surface bends towards them
-KERNEL = (len(RINGS), len(_ELEVATIONS) + 1, len(_BENDS) + 1)
+_BENDS = (0.6, 1.2)  # angle between the normals, radians; the first separates either side of 0, the second only one
+_EDGES = (*RINGS[:-1], *_ELEVATIONS, *map(math.cos, _BENDS))
+KERNEL = (len(RINGS), len(_ELEVATIONS) + 1, 5)
 """Rings, elevations, bends."""
 CELLS = math.prod(KERNEL)
+BITS = index_bits(CELLS)  # of an entry's index
 INPUTS = 37
 """Numbers per point: its shape, 4, and its FPFH, 33."""
 WIDTH = INPUTS + len(RINGS) * INPUTS + CELLS
 """Numbers per point before anything is learned: its inputs, their means over the rings, a histogram of cells."""
+DESCRIBER = Describer(INPUTS, KERNEL, _EDGES)
 _BESIDE = 0.05  # share of its usual size with which the head starts
 
 
@@ -67,8 +74,6 @@ class Surroundings(NamedTuple):
 
     geometry: PointGeometry  # a triplet for each neighbour, itself left out
     cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
-    neighbors: Tensor  # [T] int32: the neighbours of each point, by cell
-    rings: Tensor  # [N * rings + 1] int32: where those of each ring of each point begin
 
     @property
     def counts(self) -> Tensor:
@@ -86,64 +91,35 @@ def surroundings(
 ) -> Surroundings:
     """Find the neighbours within the last ring, unless ``found`` has them, and their cells.
 
-    ``gradient`` prepares the backward pass too.
+    The cell of a neighbour is (ring · 3 + elevation) · 5 + bend: how far away it is, how high over the tangent plane,
+    and the angle between the normals. ``gradient`` prepares the backward pass too.
     """
-    found = radius_search(points, RINGS[-1], offsets=offsets) if found is None else found
-    if points.device.type == "cpu":
-        cells, j, k = _sorted_on_cpu(points, normals, found)
+    device, count = points.device, points.shape[0]
+    on_cpu = device.type == "cpu"
+    if launching.why_not(device) is not None and not on_cpu:
+        there = surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
+        return Surroundings(there.geometry.to(device), there.cells.to(device))
+    _check.require(fits(count, CELLS), "points", f"at most {1 << BITS}", count)
+    if found is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
+        found = radius_search(points, RINGS[-1], offsets=offsets, sort=launching.why_not(device) is None)
+    if launching.why_not(device) is None:
+        cells, triplets = DESCRIBER.pairs(points, normals, found, BITS)
     else:
-        cells, j, k = sorted_cells(points, normals, found)
-    clouds = torch.tensor([0, points.shape[0]]) if offsets is None else offsets.to("cpu", torch.int64)
-    others = found.offsets.to(points.device).diff() - 1
-    geometry = sorted_geometry(points, clouds, others, j, k, KERNEL, gradient=gradient)
-    ends = cells.view(-1, CELLS // len(RINGS)).sum(1).to(torch.int32).cumsum(0, dtype=torch.int32)
-    return Surroundings(geometry, cells, j.to(torch.int32), torch.nn.functional.pad(ends, (1, 0)))
+        cells, triplets = _sorted_on_cpu(points, normals, found)
+    clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
+    return Surroundings(sorted_geometry(points, clouds, triplets, KERNEL, gradient=gradient), cells)
 
 
-def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return counts [N, CELLS], and the neighbours, by point and cell, with their cells, int64.
-
-    The point itself is left out.
-    """
-    counts, j = found.offsets.to(points.device).diff(), found.indices.to(torch.int64)
-    i = torch.repeat_interleave(torch.arange(points.shape[0], device=points.device), counts)
-    others = i != j
-    i, j = i[others], j[others]
-    k = pair_cells(points, normals, i, j)
-    bucket = i * CELLS + k
-    order = torch.argsort(bucket, stable=True)  # the search gave rows in order, and theirs
-    cells = torch.bincount(bucket, minlength=points.shape[0] * CELLS).view(-1, CELLS).to(torch.float32)
-    return cells, j[order], k[order]
-
-
-def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return :func:`sorted_cells` in a fifth of the time."""
+def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Triplets]:
+    """Return how many neighbours each cell has [N, CELLS], and the triplets."""
     count, entries = points.shape[0], int(found.offsets[-1]) - points.shape[0]
-    cells, j, k = torch.zeros(count, CELLS, dtype=torch.float32), *torch.empty(2, entries, dtype=torch.int64)
-    edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])], dtype=torch.float32)
-    given = (points, normals, found.offsets, found.indices, edges, cells, j, k)
-    arrays = [part.detach().contiguous().numpy() for part in given]
+    cells, packed = torch.empty(count, CELLS, dtype=torch.float32), torch.empty(entries, dtype=torch.int32)
+    edges, surface = torch.tensor(_EDGES, dtype=torch.float32), torch.cat([points, normals], 1).detach().T.flatten()
+    given = [part.numpy() for part in (surface, found.offsets, found.indices, edges)]
+    made = cells.numpy(), packed.numpy().view(np.uint32)
     kernel = kernels().sorted_cells
-    parallel(count, lambda first, last: kernel(*arrays, first, last))
-    return cells, j, k
-
-
-def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """Return the kernel cells [T] int64 of the points ``j`` seen from the points ``i``."""
-    away = points[j] - points[i]
-    distance = away.norm(dim=1)
-    away = away / distance.clamp(min=1e-6)[:, None]
-    own, other = normals[i], normals[j]
-    height = (own * away).sum(1)
-    own = torch.where(height[:, None] < 0, -own, own)
-    along = (own * other).sum(1)
-    other = torch.where(along[:, None] < 0, -other, other)
-    bend = torch.acos(along.abs().clamp(max=1))
-    # Where the normals are about perpendicular, the bend's direction is random: it follows their signs.
-    bend = torch.where(((other * away).sum(1) >= height.abs()) | (bend > _BENDS[-1]), bend, -bend)
-    edges = [torch.tensor(e, device=points.device, dtype=torch.float32) for e in (RINGS[:-1], _ELEVATIONS, _BENDS)]
-    ring, elevation, turn = (torch.bucketize(v, e) for v, e in zip((distance, height.abs(), bend), edges, strict=True))
-    return (ring * KERNEL[1] + elevation) * KERNEL[2] + turn
+    parallel(count, lambda first, last: kernel(*given, BITS, *made, first, last))
+    return cells, Triplets(found.offsets - torch.arange(count + 1), packed, torch.empty(0, dtype=torch.uint8))
 
 
 class Links(NamedTuple):
@@ -155,7 +131,7 @@ class Links(NamedTuple):
 
     def finer(self, values: Tensor) -> Tensor:
         """Interpolate values [N', C] of the coarser cloud at the finer one's points, [N, C]."""
-        return (values[self.nearest] * self.weights[..., None]).sum(1)
+        return nn.functional.embedding_bag(self.nearest, values, per_sample_weights=self.weights, mode="sum")
 
 
 LINKED = 3
@@ -200,8 +176,13 @@ class DescriptorNetwork(nn.Module):
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
+        entries = around.geometry.forward.entries
+        if launching.why_not(features.device) is None:
+            return DESCRIBER.known(features, around.cells, around.geometry.forward, BITS)
+        ends = around.cells.view(-1, CELLS // len(RINGS)).sum(1).to(torch.int32).cumsum(0, dtype=torch.int32)
+        rings = nn.functional.pad(ends, (1, 0))
         means = nn.functional.embedding_bag(
-            around.neighbors, features, around.rings, mode="mean", include_last_offset=True
+            entries & (1 << BITS) - 1, features, rings, mode="mean", include_last_offset=True
         )
         histogram = (around.cells / around.counts).sqrt()
         return torch.cat([features, means.view(len(features), -1), histogram], 1)

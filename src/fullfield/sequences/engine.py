@@ -127,6 +127,12 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
 
+    @classmethod
+    def of(cls, path: str, error: InputError | OSError) -> Problem:
+        """Return what is wrong with a file, without its name twice."""
+        text = (error.strerror or reason(error)) if isinstance(error, OSError) else reason(error)
+        return cls(path, text.removeprefix(f"{path}: "))
+
 
 @dataclass
 class Estimated:
@@ -286,7 +292,7 @@ class Engine:
         try:
             plate, self._small[number] = self._pending.pop(number).result()
         except (InputError, OSError) as error:
-            self._ready[number] = problem_of(self._plates.path(number), error)
+            self._ready[number] = Problem.of(self._plates.path(number), error)
             return
         self._ready[number] = plate
         if self._size is None:
@@ -299,14 +305,15 @@ class Engine:
 
     def _forget(self, following: int | None) -> None:
         """Release what no later frame needs."""
+        pictures: tuple[dict[int, Any], ...] = (self._ready, self._small, self._on_device)
         if following is None:
-            pictures = self._ready, self._small, self._on_device
-            for kept in (*pictures, self._flows, self._refined, self._log_scales, self._changes):
+            others: list[dict[Any, Any]] = [self._flows, self._refined, self._log_scales, self._changes]
+            for kept in (*pictures, *others):
                 kept.clear()
             return
         step, setting = self._setting.step, self._setting
         for number in [n for n in self._ready if n < following - step]:
-            for frames in (self._ready, self._small, self._on_device):
+            for frames in pictures:
                 frames.pop(number, None)
         reach = 2 if setting.warm_start else 1
         lasts = setting.warm_start or self._needs_back or self._both_ways is not None
@@ -333,7 +340,7 @@ class Engine:
             try:
                 done.window = self._box(number)
             except InputError as error:
-                done.problems.append(problem_of(plates.path(number), error))
+                done.problems.append(Problem.of(plates.path(number), error))
                 return done
         size = own.frame.shape[-2:] if done.window is None else done.window.data[3:1:-1]
         for direction, way in setting.ways.items():
@@ -362,21 +369,20 @@ class Engine:
     def _refine(self, done: Estimated, direction: str, number: int, other: int) -> None:
         pair = (number, other, self._grid(number))
         if pair not in self._refined:
-            self._refined[pair] = self._refined_flow(done, direction, number, other)
+            self._refined[pair] = self._refined_flow(done.parts[direction], done, number, other)
         found = self._refined[pair]
         if isinstance(found, Problem):
             done.add_missing(direction, found)
         else:
             done.parts[direction] = found
 
-    def _refined_flow(self, done: Estimated, direction: str, number: int, other: int) -> Tensor | Problem:
+    def _refined_flow(self, flow: Tensor, done: Estimated, number: int, other: int) -> Tensor | Problem:
         refiner, back = self._refiner, self._flow(other, number, done)
         if isinstance(back, Problem) or refiner is None:
             return back
         first, second = self._alike(number, other, self._grid(number))
-        flow = done.parts[direction][None]
         try:
-            return self._timed(lambda: refiner.refined(first, second, flow, back[None]))
+            return self._timed(lambda: refiner.refined(first, second, flow[None], back[None]))
         except InputError as error:
             return _problem_of_pair([self._plates.path(n) for n in (number, other)], error)
 
@@ -395,19 +401,19 @@ class Engine:
         own = self._log_scales.get((number, other, self._grid(number)))
         flows = done.parts[direction][None], back[None]
         occlusion, confidence = occlusion_and_confidence(first, second, *flows, None if own is None else own[None])
-        if self._setting.occlusion:
-            done.parts[f"occlusion.{direction}"] = occlusion[0]
-        if self._setting.confidence:
-            done.parts[f"confidence.{direction}"] = confidence[0]
+        self._add_planes(done, direction, occlusion[0], confidence[0])
+
+    def _add_planes(self, done: Estimated, direction: str, occlusion: Tensor, confidence: Tensor) -> None:
+        """Add those of both planes that are requested."""
+        for name, plane in (("occlusion", occlusion), ("confidence", confidence)):
+            if getattr(self._setting, name):
+                done.parts[f"{name}.{direction}"] = plane
 
     def _add_end(self, done: Estimated, direction: str, size: Sequence[int]) -> None:
         """Add zero vectors with full occlusion and no confidence."""
         zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         done.parts[direction] = zero
-        if self._setting.occlusion:
-            done.parts[f"occlusion.{direction}"] = torch.ones_like(zero[0])
-        if self._setting.confidence:
-            done.parts[f"confidence.{direction}"] = torch.zeros_like(zero[0])
+        self._add_planes(done, direction, torch.ones_like(zero[0]), torch.zeros_like(zero[0]))
 
     def _flow(self, first: int, second: int, done: Estimated) -> Tensor | Problem:
         """Return the flow [2, H, W] between two frames that are ready; each pair is estimated once."""
@@ -538,16 +544,14 @@ class Engine:
     def _change(self, first: int, second: int) -> str:
         pair = (first, second)
         if pair not in self._changes:
-            plates = [self._ready.get(number) for number in pair]
-            found = ""
-            if all(isinstance(plate, Plate) for plate in plates):
-                a, b = (plate.frame for plate in plates if isinstance(plate, Plate))
+            one, two = (self._ready.get(number) for number in pair)
+            self._changes[pair] = ""
+            if isinstance(one, Plate) and isinstance(two, Plate):
                 with self.stages.stage("look for cuts"):
-                    if is_held(a, b, compressed=self._plates.readers == 1):
-                        found = "held"
+                    if is_held(one.frame, two.frame, compressed=self._plates.readers == 1):
+                        self._changes[pair] = "held"
                     elif is_cut(self._small[first], self._small[second]):
-                        found = "cut"
-            self._changes[pair] = found
+                        self._changes[pair] = "cut"
         return self._changes[pair]
 
 
@@ -556,10 +560,4 @@ def _problem_of_pair(paths: Sequence[str], error: InputError) -> Problem:
     for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
         if str(error).startswith(name):
             return Problem(path, reason(error).removeprefix(name))
-    return problem_of(paths[0], error)
-
-
-def problem_of(path: str, error: InputError | OSError) -> Problem:
-    """Return what is wrong with a file, without its name twice."""
-    text = (error.strerror or reason(error)) if isinstance(error, OSError) else reason(error)
-    return Problem(path, text.removeprefix(f"{path}: "))
+    return Problem.of(paths[0], error)

@@ -27,7 +27,6 @@ class FrameFlows:
     """Result of :func:`estimate_sequence` for one frame.
 
     Attributes:
-        number: of the frame.
         forward, backward: flow to the frame after and before; None where that was not requested, where the shot ends,
             or where ``problems`` say why there is none.
         occlusion, confidence: by direction, [H, W] float32 in [0, 1], where they were requested.
@@ -98,20 +97,11 @@ def _frame_flows(done: Estimated, estimator: Estimator) -> FrameFlows:
             known = torch.ones(parts[name].shape[1:], dtype=torch.bool)
             facts = estimator.method, estimator.backend, dict(estimator.parameters)
             flows[name] = Flow(parts[name], known, *facts, window=done.window)
-    planes: dict[str, dict[str, Tensor]] = {"occlusion": {}, "confidence": {}}
-    for name, part in parts.items():
-        what, _, direction = name.partition(".")
-        if direction in flows:
-            planes[what][direction] = part
-    return FrameFlows(
-        done.number,
-        flows.get("forward"),
-        flows.get("backward"),
-        planes["occlusion"],
-        planes["confidence"],
-        tuple(done.problems),
-        tuple(done.cuts),
-        tuple(done.held),
-        done.window,
-        () if done.plate is None else done.plate.metadata,
-    )
+
+    def planes(what: str) -> dict[str, Tensor]:
+        return {name: parts[f"{what}.{name}"] for name in flows if f"{what}.{name}" in parts}
+
+    lists: Any = {name: tuple(getattr(done, name)) for name in ("problems", "cuts", "held")}
+    maps: Any = {"occlusion": planes("occlusion"), "confidence": planes("confidence"), "window": done.window}
+    metadata = () if done.plate is None else done.plate.metadata
+    return FrameFlows(done.number, **flows, **maps, **lists, metadata=metadata)  # type: ignore[arg-type]

@@ -11,22 +11,14 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops.splatting import carried, fill_holes
+from fullfield.viz import warp
 
 Field = Callable[[int], Tensor]
 """The flow [2, H, W] of a frame; NaN where it is not known. InputError where there is none."""
 
 
-def pull(image: Tensor, flow: Tensor) -> Tensor:
-    """Return ``out(x) = image(x + flow(x))``, bilinear, [C, H, W]; 0 outside the image and where flow is unknown."""
-    from fullfield.viz import warp
-
-    return warp(image, flow)[0]
-
-
 def follow_back(step: Tensor, rest: Tensor) -> Tensor:
     """Return the sum of flows, ``out(x) = step(x) + rest(x + step(x))``, [2, H, W]; NaN where either is unknown."""
-    from fullfield.viz import warp
-
     further, inside = warp(rest, step)
     return (step + further).masked_fill(~inside, float("nan"))
 
@@ -83,8 +75,6 @@ def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at
     total = torch.zeros_like(first)
     weights = torch.zeros(first.shape[-2:], dtype=torch.float32)
     spare, spare_weights = torch.zeros_like(first), torch.zeros_like(weights)
-    from fullfield.viz import warp
-
     for image, flow, back, part in ((first, forward, backward, at), (second, backward, forward, 1 - at)):
         known = flow.isfinite().all(0)
         sound = torch.where(known, flow, 0.0)

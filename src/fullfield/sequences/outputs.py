@@ -36,12 +36,7 @@ _WEIGHTS = "weights_sha256"
 
 @dataclass
 class Plan:
-    """The frames of a run.
-
-    Attributes:
-        left: frames to make.
-        again: those of ``left`` whose file is there but out of date, by reason.
-    """
+    """The frames of a run that are to be made; ``again`` are those whose file is there but out of date, by reason."""
 
     left: list[int] = field(default_factory=list)
     again: dict[str, list[int]] = field(default_factory=dict)
@@ -80,17 +75,14 @@ class Output:
     @property
     def sidecar(self) -> Path:
         """File with the settings of the shot, beside the frames: ``mv.exr.fullfield.json``."""
-        return self._beside(".fullfield.json")
+        return self.notes.with_name(f"{self.notes.name}.json")
 
     @property
     def notes(self) -> Path:
         """Folder of the records of what made each frame: ``mv.exr.fullfield``."""
-        return self._beside(".fullfield")
-
-    def _beside(self, ending: str) -> Path:
         folder, name = os.path.split(Pattern.parse(self.pattern).before)
         stem = cut_bytes(name.rstrip("._- "), _NAME_BYTES)
-        return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}{ending}"
+        return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}.fullfield"
 
     def st_map_path(self, number: int) -> str | None:
         """Return the name of a frame's ST map."""
@@ -102,10 +94,8 @@ class Output:
 
     def is_done(self, number: int) -> bool:
         """Return whether the frame has a file with every direction; files appear only when they are complete."""
-        path = Path(self.path(number))
-        if not path.is_file() or path.stat().st_size == 0:
-            return False
-        if self.st_map is not None and not Path(Pattern.parse(self.st_map).path(number)).is_file():
+        path, st_map = Path(self.path(number)), self.st_map_path(number)
+        if not path.is_file() or path.stat().st_size == 0 or (st_map is not None and not Path(st_map).is_file()):
             return False
         try:
             return self.suffix != ".exr" or not read_note(path, INCOMPLETE_NOTE)
@@ -137,11 +127,9 @@ class Output:
         journal: Journal,
         made: Mapping[str, Any],
     ) -> None:
-        """Write a frame's files. ``parts`` are on the CPU; of a frame that is one EXR they may be its lines.
+        """Write a frame's files, and record in ``journal`` what ``made`` it; errors as of :func:`write_vectors`.
 
-        ``journal`` gets a record of the frame: what ``made`` it.
-
-        Errors are those of :func:`fullfield.io.write_vectors`.
+        ``parts`` are on the CPU; of a frame that is one EXR they may be its lines.
         """
         path, beside = self.path(done.number), None
         st_map = self.st_map_path(done.number)
@@ -189,6 +177,8 @@ class Output:
     ) -> Plan:
         """Return which frames of ``numbers`` are to be made: those without a file that agrees with this run.
 
+        InputError where files are there that were begun with other settings, or that fullfield did not write.
+
         Args:
             settings: what decides the contents of the files; noted beside them.
             numbers: all frames of the run, ascending.
@@ -196,9 +186,6 @@ class Output:
             overwrite: make every frame again.
             source: where the plates are, noted for ``fullfield view``.
             start: for a warm start, the distance to the frame whose flow another one starts from.
-
-        Raises:
-            InputError: files are there that were begun with other settings, or that fullfield did not write.
         """
         wanted, _ = self._wanted(settings)
         # In this order: a run that begins now writes the settings before its frames.
@@ -272,17 +259,16 @@ class Output:
 
     def _reason(self, number: int, record: Record, wanted: Mapping[str, Any], checksums: Checksums) -> str:
         """Return why a stored frame is out of date; empty where it is not."""
-        made = record.made
-        if made.get("settings") != wanted["settings"]:
-            return "made with other settings"
-        if made.get("version") != wanted["version"]:
-            return f"made by fullfield {made.get('version')}"
-        if made.get("weights") != wanted["weights"]:
-            return "made with other weights"
-        if made.get("inputs") != wanted["inputs"]:
-            return "inputs changed"
-        if made.get("start") != wanted["start"]:
-            return "the frame before changed"
+        reasons = {
+            "settings": "made with other settings",
+            "version": f"made by fullfield {record.made.get('version')}",
+            "weights": "made with other weights",
+            "inputs": "inputs changed",
+            "start": "the frame before changed",
+        }
+        for name, reason in reasons.items():
+            if record.made.get(name) != wanted[name]:
+                return reason
         if record.beside != checksums.of(self.st_map_path(number)):
             return "ST map changed"
         return "" if self.is_done(number) else "incomplete"

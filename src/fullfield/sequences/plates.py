@@ -1,11 +1,12 @@
 """The frames of a shot, read with their windows and metadata."""
 
+# ruff: noqa: D102  # the protocol Plates describes the methods
+
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.estimators.frames import Frame, label
+from fullfield.estimators.frames import Frame, as_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
-from fullfield.io.image import FrameReader, pinned_planes
+from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Attribute
+from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
-from fullfield.sequences.names import Found, choose, find_frames
+from fullfield.sequences.names import Found, choose, find_frames, parse_frames
 from fullfield.sequences.records import Identity, Stamp, checksum_of, stamp_of
 
 
@@ -57,9 +59,8 @@ class Plates(Protocol):
         """Read a frame."""
         raise NotImplementedError
 
-    def file(self, number: int) -> str | None:
+    def file(self, _number: int) -> str | None:
         """Return the file of a frame; None where it is in none."""
-        del number
         return None
 
     def stamp(self, number: int) -> Stamp | None:
@@ -103,42 +104,34 @@ class FilePlates(Plates):
     """Frames in one file each."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
-        self._found = found
+        self._found, self.numbers, self.pinned = found, list(numbers), False
         self._reading = {name: value for name, value in reading.items() if value is not None}
-        self.pinned = False
-        self._channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
-        self.numbers = list(numbers)
         self.by_data = self._reading.get("window") == "data"
         self.readers = max(2, min(16, (os.cpu_count() or 1) - 1))
         every = [*found.files, *self.numbers]
         self._ends = min(every), max(every)
 
     def path(self, number: int) -> str:
-        """Return the name of a frame, for messages."""
         return self._found.path(number)
 
     def has(self, number: int) -> bool | None:
-        """Return whether the shot has the frame; None past its ends."""
-        if not self._ends[0] <= number <= self._ends[1]:
-            return None
-        return number in self._found.files
+        return number in self._found.files if self._ends[0] <= number <= self._ends[1] else None
 
     def file(self, number: int) -> str | None:
-        """Return the file of a frame."""
         return self.path(number)
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
         path = self.path(number)
-        reader = FrameReader(**self._reading)
-        reader = replace(reader, new=pinned_planes) if self.pinned else reader
+        reader = FrameReader(**self._reading, pinned=self.pinned)
         for again in (True, False):
             before = self.stamp(number)
             try:
                 found = reader.read(path)
                 window = found.window
                 if self.by_data:
-                    window = window or frame_window(path, **self._channels)
+                    channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
+                    window = window or frame_window(path, **channels)
                 elif window is not None:
                     window = window._replace(data=window.display)
                 checksum = checksum_of(path)
@@ -155,8 +148,6 @@ class ListedPlates(Plates):
     """Frames from a list."""
 
     def __init__(self, frames: Sequence[Frame], numbers: str | Sequence[int] | None, **reading: Any) -> None:
-        from fullfield.sequences.names import parse_frames
-
         self._frames, self._reading = frames, {k: v for k, v in reading.items() if v is not None}
         if not set(self._reading) <= {"transfer"}:
             raise InputError("reading: a list of frames takes transfer alone; read the frames first")
@@ -165,18 +156,12 @@ class ListedPlates(Plates):
         self.by_data, self.readers, self.pinned = False, 2, False
 
     def path(self, number: int) -> str:
-        """Return the name of a frame, for messages."""
-        inside = 1 <= number <= len(self._frames)
-        return label(self._frames[number - 1] if inside else None, f"frame {number}")
+        return label(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
-        """Return whether the shot has the frame; None past its ends."""
         return True if 1 <= number <= len(self._frames) else None
 
     def read(self, number: int) -> Plate:
-        """Read a frame."""
-        from fullfield.estimators import as_frame
-
         if not self.has(number):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
         # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
@@ -193,8 +178,6 @@ class VideoPlates(Plates):
     by_data = False
 
     def __init__(self, found: Found, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any) -> None:
-        from fullfield.io.transfer import curve
-
         self._path = found.text
         self._curve = curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
@@ -216,21 +199,16 @@ class VideoPlates(Plates):
         self._next = 1
 
     def path(self, number: int) -> str:
-        """Return the name of a frame, for messages."""
         return f"{self._path}, frame {number}"
 
-    def file(self, number: int) -> str | None:
-        """Return the file of a frame."""
-        del number
+    def file(self, _number: int) -> str | None:
         return self._path
 
     def has(self, number: int) -> bool | None:
-        """Return whether the shot has the frame; None past its ends."""
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
 
     def read(self, number: int) -> Plate:
-        """Read a frame."""
         with self._lock:
             if number < self._next:
                 self._open()
@@ -264,12 +242,8 @@ def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
     """Return :func:`fullfield.io.windows.common_window` of plates, by path."""
-    return common_window({path: _window(plate) for path, plate in plates.items()})
-
-
-def _window(plate: Plate) -> FrameWindow:
-    height, width = plate.frame.shape[-2:]
-    return plate.window or FrameWindow((0, 0, width, height), (0, 0, width, height))
+    whole = {path: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for path, plate in plates.items()}
+    return common_window({path: p.window or FrameWindow(whole[path], whole[path]) for path, p in plates.items()})
 
 
 def pinned(plate: Plate) -> Plate:

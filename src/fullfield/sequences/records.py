@@ -78,20 +78,6 @@ class Checksums:
         self._new.append((key[0], identity))
         return True
 
-    def identity(self, path: str) -> Identity | None:
-        """Return which version of a file is there; None where there is none that can be read."""
-        stamp = stamp_of(path)
-        if stamp is None:
-            return None
-        known = self._known.get((os.path.abspath(path), stamp))  # noqa: PTH100
-        if known is None:
-            try:
-                known = checksum_of(path)
-            except OSError:
-                return None
-            self.add(path, Identity(stamp, known))
-        return Identity(stamp, known)
-
     def take_new(self) -> list[tuple[str, Identity]]:
         """Return the names and versions of files that were added since the last call."""
         new, self._new = self._new, []
@@ -99,8 +85,15 @@ class Checksums:
 
     def of(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
-        found = None if path is None else self.identity(path)
-        return None if found is None else found.checksum
+        stamp = None if path is None else stamp_of(path)
+        if path is None or stamp is None:
+            return None
+        known = self._known.get((os.path.abspath(path), stamp))  # noqa: PTH100
+        if known is None:
+            with suppress(OSError):
+                known = checksum_of(path)
+                self.add(path, Identity(stamp, known))
+        return known
 
 
 class Record(NamedTuple):

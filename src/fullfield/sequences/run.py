@@ -20,14 +20,14 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.estimators.estimation import build
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
-from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import vector_lines_there
-from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, Spent, Stages, problem_of
+from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, Spent, Stages
 from fullfield.sequences.outputs import Output, Plan, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
 from fullfield.sequences.records import Checksums, Identity, Records, digest
@@ -59,18 +59,12 @@ class Work:
         """Open the plates, with the frames to work on."""
         return open_plates(self.source, numbers, **self.reading)
 
-    def estimator(self) -> Estimator:
-        """Return a new estimator."""
-        from fullfield.estimators.estimation import build
-
-        return build(self.method, config=self.config, backend=self.backend)
-
     def ready(self) -> Estimator:
         """Return a new, prepared estimator, and set this process's number of threads."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        estimator = self.estimator()
-        prepare(self, estimator)
+        estimator = build(self.method, config=self.config, backend=self.backend)
+        prepare_estimator(estimator, _check.device(self.setting.device))
         return estimator
 
     def settle(self, settings: dict[str, Any], plates: Plates, *, overwrite: bool) -> Plan:
@@ -162,11 +156,6 @@ def ends_writing(error: OSError) -> bool:
     return error.errno in _GONE
 
 
-def prepare(work: Work, estimator: Estimator, size: tuple[int, int] | None = None, **more: Any) -> None:
-    """Load or compile what the estimator runs on."""
-    prepare_estimator(estimator, _check.device(work.setting.device), size, **more)
-
-
 def run(
     work: Work,
     numbers: Sequence[int],
@@ -184,9 +173,7 @@ def run(
     disk, a folder that is gone), the run stops; what is written stays.
     """
     begin = time.perf_counter()
-    if estimator is None:
-        estimator = work.estimator()
-        prepare(work, estimator)
+    estimator = estimator or work.ready()
     plates = plates or work.open(numbers)
     setting = replace(work.setting, half=work.output.dtype == "half")
     inside = set(plates.numbers) - set(numbers)  # made before
@@ -212,8 +199,10 @@ def run(
                     writer(done)
                 elif tell is not None:
                     tell(done.number)
-                if outcome.stopped is None and done.problems and not _is_there(plates, done.number):
-                    outcome.stopped = f"{Path(plates.path(done.number)).parent}: is not there any more"
+                path = Path(plates.path(done.number))
+                gone = done.problems and not path.parent.exists() and not str(path).startswith("frame ")
+                if outcome.stopped is None and gone:
+                    outcome.stopped = f"{path.parent}: is not there any more"
                 if outcome.stopped is not None:
                     break
     finally:
@@ -222,11 +211,6 @@ def run(
     outcome.busy_s, outcome.wall_s = engine.busy_s, time.perf_counter() - begin
     outcome.stages = engine.stages.spent
     return outcome
-
-
-def _is_there(plates: Plates, number: int) -> bool:
-    path = Path(plates.path(number))
-    return path.parent.exists() or str(path).startswith("frame ")
 
 
 def _most_waiting(size: int, writers: int) -> int:
@@ -319,10 +303,9 @@ class _Writer:
         try:
             if self._outcome.stopped is None:
                 self._write_now(done, event, made)
-        except FlowRangeError as error:
-            self._complain(Problem(path, str(error).removeprefix("flow: ")))
         except (InputError, OSError) as error:
-            self._complain(problem_of(path, error))
+            problem = Problem.of(path, error)
+            self._complain(problem._replace(reason=problem.reason.removeprefix("flow: ")))
             if isinstance(error, OSError) and ends_writing(error):
                 self._outcome.stopped = f"{path}: {error.strerror}"
         if self._tell is not None:
@@ -333,13 +316,12 @@ class _Writer:
         ways = [name for name in self._work.setting.ways if name not in done.missing]
         if output.is_vectors:
             with self._rooms.room(done.parts, output.dtype == "half") as room:
-                lines: Scanlines | None
-                if event is None:
-                    with self._stage("lay out"):
-                        lines = output.lines(to_cpu(done.parts), room.numpy())
-                else:
-                    with self._stage("fetch"):
-                        lines = self._fetched(done.parts, event, room)
+                with self._stage("lay out" if event is None else "fetch"):
+                    lines = (
+                        output.lines(to_cpu(done.parts), room.numpy())
+                        if event is None
+                        else self._fetched(done.parts, event, room)
+                    )
                 if lines is not None:
                     self._write_file(done, lines, ways, made)
                     return

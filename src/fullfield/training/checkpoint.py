@@ -21,7 +21,6 @@ from fullfield.models.state import fit, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"
 POINTER = "state.json"  # in the folder STATE
-_EARLIER = "config.json"  # recipe of descriptors in earlier versions
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _LIMITS = ("training.steps ", "training.seconds ")
 
@@ -55,15 +54,8 @@ class TrainingFolder:
 
     Every file is written atomically, ``state.json`` after the other files of the state: a run killed at any moment
     continues from the checkpoint before. The weights and the history are written after it, and again when a run
-    continues.
-
-    Args:
-        folder: made if it does not exist.
-        recipe: everything that decides the result.
-        row: type of the history's rows; the first field is the step.
-
-    Raises:
-        InputError: if the folder belongs to another recipe, or has weights without the state of a run.
+    continues. ``recipe`` is everything that decides the result; ``row`` is the type of the history's rows, whose first
+    field is the step. InputError if the folder belongs to another recipe, or has weights without the state of a run.
     """
 
     def __init__(self, folder: str | os.PathLike[str], recipe: Mapping[str, Any], row: type[tuple[Any, ...]]) -> None:
@@ -92,11 +84,8 @@ class TrainingFolder:
     ) -> None:
         """Store everything that the next step depends on.
 
-        Args:
-            modules: by name; the optimizer's parameters are those of ``"model"``.
-            optimizer: AdamW.
-            history: rows so far, one at least.
-            notes: further values for :class:`Restored`, as JSON can hold them.
+        The parameters of the optimizer, AdamW, are those of ``modules["model"]``. ``history`` has one row at least,
+        and ``notes`` are further values for :class:`Restored`, as JSON can hold them.
         """
         state, step = self.folder / STATE, int(history[-1][0])
         parts: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
@@ -119,12 +108,8 @@ class TrainingFolder:
 class StateCheck:
     """Check that everything a run stores is finite.
 
-    Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time.
-
-    Args:
-        modules: by name, with the values from before the run; the optimizer's parameters are those of ``"model"``.
-        optimizer: AdamW.
-        buffers: whether buffers are checked.
+    Buffers that hold NaN or infinity before a run, such as masks, may hold them at any time. Arguments are as of
+    :meth:`TrainingFolder.save`, with the values from before the run; ``buffers`` are checked too by default.
     """
 
     def __init__(
@@ -139,7 +124,7 @@ class StateCheck:
         """Raise DivergedError, after ``step`` steps, naming the first tensor that holds NaN or infinity."""
         states = [_without(module.state_dict(), self._left_out[part]) for part, module in self._modules.items()]
         for state in (*states, *_moments(self._modules["model"], self._optimizer).values()):
-            if name := not_finite(state):
+            for name in all_not_finite(state)[:1]:
                 raise DivergedError(f"learning_rate: {name} is not finite after step {step}; use a lower one")
 
 
@@ -190,11 +175,7 @@ def _row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
 
 
 def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
-    """Write the recipe of a run, or check that it is that of the run that has begun in the folder.
-
-    Raises:
-        InputError: if the folder belongs to another recipe.
-    """
+    """Write the recipe of a run, or check that it is that of the run that has begun in the folder."""
     content = json.loads(json.dumps(recipe))
     if begun and path.is_file():
         try:
@@ -208,10 +189,7 @@ def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None
             raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
         return
     if begun:
-        found = f"a run without {path.name}"
-        if (path.parent / _EARLIER).is_file():
-            found = "a run begun by an earlier version, which does not continue"
-        raise InputError(f"{path.parent}: holds {found}; use another folder")
+        raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
     write_json(path, content)
 
 
@@ -258,20 +236,15 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def all_not_finite(named: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold NaN or infinity."""
-    floating = {name: value for name, value in named.items() if value.is_floating_point()}
-    devices: dict[torch.device, list[str]] = {}
+    floating = {name: value.detach() for name, value in named.items() if value.is_floating_point()}
+    devices: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in floating.items():  # Adam counts its steps on the CPU
-        devices.setdefault(value.device, []).append(name)
+        devices.setdefault(value.device, {})[name] = value.isfinite().all()
     damaged = set()
-    for names in devices.values():
-        finite = torch.stack([floating[name].detach().isfinite().all() for name in names]).tolist()  # waits once
-        damaged |= {name for name, whole in zip(names, finite, strict=True) if not whole}
+    for found in devices.values():
+        finite = torch.stack(list(found.values())).tolist()  # waits once
+        damaged |= {name for name, whole in zip(found, finite, strict=True) if not whole}
     return [name for name in floating if name in damaged]
-
-
-def not_finite(named: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that holds NaN or infinity; None if all are finite."""
-    return next(iter(all_not_finite(named)), None)
 
 
 def unbounded_buffers(module: nn.Module) -> list[str]:
@@ -291,7 +264,7 @@ def _without(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str
 
 def check_finite(named: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
-    if name := not_finite(named):
+    for name in all_not_finite(named)[:1]:
         found = "NaN" if bool(named[name].isnan().any()) else "infinity"
         raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
 

@@ -237,6 +237,8 @@ PARTNER = 1.0
 """Voxels within which mutual nearest points are the same place."""
 FEWEST = 32
 """Places that a pair shares, at least."""
+_SHARED = 0.1  # of the smaller side's places, at least
+_CROPPED, _CUT_OFF = 0.75, 0.6  # share of the parts that lose what lies beyond a plane, and of their points at the most
 _ATTEMPTS = 20
 _MOST_POINTS = 40  # a cell
 _WAVES = ((0.6, 10.0, 40.0, 3), (0.25, 2.5, 6.0, 6))  # of a bent cloud, voxels: amount, shortest, longest; how many
@@ -297,7 +299,7 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
             poses.append(pose)
         truth = poses[1] @ np.linalg.inv(poses[0])
         matches = same_places(apply(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
-        if len(matches) >= max(FEWEST, 0.15 * min(len(side.rows) for side in sides)):
+        if len(matches) >= max(FEWEST, _SHARED * min(len(side.rows) for side in sides)):
             return Pair(sides[0], sides[1], truth, matches)
     return None
 
@@ -329,10 +331,10 @@ def _part(points: Floats, draw: Draw) -> Floats:
     if len(part) and draw.random() < 0.25:
         low, high = part.min(0), part.max(0)  # the eye is in the box around the points, or a little outside
         part = part[_seen(part, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
-    if len(part) and draw.random() < 0.6:
+    if len(part) and draw.random() < _CROPPED:
         direction = draw.normal(size=3)
         along = part @ direction
-        part = part[along >= np.quantile(along, draw.uniform(0.0, 0.4))]
+        part = part[along >= np.quantile(along, draw.uniform(0.0, _CUT_OFF))]
     return part
 
 

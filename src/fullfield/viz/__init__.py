@@ -1,30 +1,39 @@
 """Pictures of flow and of aligned clouds, all uint8 ``[3, H, W]`` from tensors on the CPU.
 
 Every function works through the rows in blocks, so that an 8K frame needs little more than its own size.
+Names are loaded on first use.
 """
 
-from fullfield.viz.errors import error_colors, error_legend, error_map
-from fullfield.viz.frames import frame_to_image, overlay, warp
-from fullfield.viz.page import Shown, view_page
-from fullfield.viz.points import alignment_legend, alignment_view
-from fullfield.viz.sheets import sheet
-from fullfield.viz.wheel import FlowColors, color_wheel, flow_scale, flow_to_image, wheel_legend
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "FlowColors",
-    "Shown",
-    "alignment_legend",
-    "alignment_view",
-    "color_wheel",
-    "error_colors",
-    "error_legend",
-    "error_map",
-    "flow_scale",
-    "flow_to_image",
-    "frame_to_image",
-    "overlay",
-    "sheet",
-    "view_page",
-    "warp",
-    "wheel_legend",
-]
+from fullfield._lazy import lazy
+
+if TYPE_CHECKING:
+    from fullfield.viz.errors import error_colors as error_colors
+    from fullfield.viz.errors import error_legend as error_legend
+    from fullfield.viz.errors import error_map as error_map
+    from fullfield.viz.frames import frame_to_image as frame_to_image
+    from fullfield.viz.frames import overlay as overlay
+    from fullfield.viz.frames import warp as warp
+    from fullfield.viz.page import Shown as Shown
+    from fullfield.viz.page import view_page as view_page
+    from fullfield.viz.points import alignment_legend as alignment_legend
+    from fullfield.viz.points import alignment_view as alignment_view
+    from fullfield.viz.sheets import sheet as sheet
+    from fullfield.viz.wheel import FlowColors as FlowColors
+    from fullfield.viz.wheel import color_wheel as color_wheel
+    from fullfield.viz.wheel import flow_scale as flow_scale
+    from fullfield.viz.wheel import flow_to_image as flow_to_image
+    from fullfield.viz.wheel import wheel_legend as wheel_legend
+
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "errors": "error_colors error_legend error_map",
+        "frames": "frame_to_image overlay warp",
+        "page": "Shown view_page",
+        "points": "alignment_legend alignment_view",
+        "sheets": "sheet",
+        "wheel": "FlowColors color_wheel flow_scale flow_to_image wheel_legend",
+    },
+)

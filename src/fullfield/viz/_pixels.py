@@ -58,6 +58,11 @@ def font(size: float) -> FreeTypeFont:
     return result
 
 
+def blank(height: int, width: int) -> Tensor:
+    """Return a picture uint8 ``[3, height, width]`` of the background's colour."""
+    return torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
+
+
 def draw_text(
     image: Tensor,
     text: str,
@@ -65,7 +70,6 @@ def draw_text(
     size: float,
     *,
     anchor: str = "lm",
-    color: tuple[int, int, int] = INK,
 ) -> None:
     """Write ``text`` into uint8 ``[3, H, W]`` at ``place`` (x, y); ``anchor`` is Pillow's."""
     from PIL import Image, ImageDraw
@@ -81,7 +85,7 @@ def draw_text(
     cover = torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left)
     cover = cover.float() / 255
     under = image[:, top:bottom, left:right]
-    ink = torch.tensor(color, dtype=torch.float32).reshape(3, 1, 1)
+    ink = torch.tensor(INK, dtype=torch.float32).reshape(3, 1, 1)
     under.copy_((under * (1 - cover) + ink * cover).round())
 
 

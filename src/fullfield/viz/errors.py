@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, FLOATS, blocks, check_flow, draw_text, known
+from fullfield.viz._pixels import FLOATS, blank, blocks, check_flow, draw_text, known
 
 DEFAULT_MAX_ERROR = 16.0
 _OCTAVES = 8
@@ -27,7 +27,7 @@ _ANCHORS = (
 
 
 def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_error: float | None = None) -> Tensor:
-    """Draw the end-point error of every pixel as a colour, dark for small and bright for large.
+    """Draw the end-point error of every pixel, uint8 ``[3, H, W]``, dark for small and bright for large.
 
     The scale is logarithmic over eight octaves: from ``max_error``/256 (and less) to ``max_error`` (and more). It
     does not depend on the data, so that pictures compare.
@@ -38,9 +38,6 @@ def error_map(pred: Tensor, truth: Tensor, valid: Tensor | None = None, *, max_e
         valid: bool ``[H, W]``. Pixels that are not valid or whose truth is unknown are mid-grey, which is not in
             the scale. A NaN prediction on a scored pixel gets the colour of the largest error.
         max_error: top of the scale, pixels; None means 16, a scale from 1/16 px to 16 px.
-
-    Returns:
-        uint8 ``[3, H, W]``.
     """
     check_flow(pred, valid, "pred")
     height, width = pred.shape[-2:]
@@ -69,20 +66,12 @@ def error_colors() -> Tensor:
 
 
 def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
-    """Draw the legend of :func:`error_map`: a bar with its errors in pixels.
-
-    Args:
-        width: pixels, at least 128.
-        max_error: as in :func:`error_map`.
-
-    Returns:
-        uint8 ``[3, width/8, width]``.
-    """
+    """Draw the legend of :func:`error_map`, uint8 ``[3, width/8, width]``: a bar with its errors in pixels."""
     _check.number(width, "width", integer=True, low=128)
     top = _top(max_error)
     height = width // 8
     margin, bar = height // 2, round(height * 0.42)
-    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
+    image = blank(height, width)
     level = torch.linspace(0, 255, width - 2 * margin, dtype=torch.float32).round().to(torch.int64)
     image[:, height // 16 : height // 16 + bar, margin : width - margin] = error_colors()[level].T[:, None]
     for octave in range(0, _OCTAVES + 1, 2):

@@ -15,11 +15,8 @@ from fullfield.viz.wheel import flow_to_image, scale_of
 def frame_to_image(frame: Tensor) -> Tensor:
     """Convert a frame tensor to a picture.
 
-    Args:
-        frame: float ``[1, H, W]`` or ``[3, H, W]``, display-referred; clipped to [0, 1], NaN becomes black.
-
-    Returns:
-        uint8 ``[3, H, W]``.
+    A float ``[1, H, W]`` or ``[3, H, W]``, display-referred, is clipped to [0, 1] and becomes uint8 ``[3, H, W]``; NaN
+    becomes black.
     """
     check_frame(frame, "frame")
     height, width = frame.shape[-2:]

@@ -26,11 +26,8 @@ _STEPS = 16.0  # the page's vectors are in sixteenths of a pixel
 class Shown:
     """One frame of the page.
 
-    Attributes:
-        number: frame number.
-        frame: [1 or 3, H, W] display-referred, or None without plates.
-        parts: fields by the names of :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W],
-            ``occlusion.forward`` ... [H, W].
+    ``frame`` is [1 or 3, H, W], display-referred, or None without plates. ``parts`` have the names of
+    :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W], ``occlusion.forward`` ... [H, W].
     """
 
     number: int

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, draw_text
+from fullfield.viz._pixels import BACKGROUND, blank, draw_text
 
 _TARGET = (112, 118, 128)
 _SCALE = ((43, 92, 255), (0, 190, 255), (190, 245, 150), (255, 190, 40), (255, 38, 38))  # small errors to large ones
@@ -25,17 +25,8 @@ def alignment_view(
     """Draw both clouds from the side on which the target is broadest, the source coloured by its errors.
 
     The target is grey. Every point is drawn, two pixels wide, nearer ones over farther ones. Blue is no error, red is
-    ``max_error`` and more. Points that are not finite are left out.
-
-    Args:
-        target: points [M, 3].
-        source: points [N, 3], where they are to be drawn.
-        errors: distances [N], in the clouds' units.
-        max_error: top of the scale, in the clouds' units.
-        size: height and width, pixels.
-
-    Returns:
-        uint8 ``[3, H, W]``.
+    ``max_error`` (in the clouds' units) and more. Points that are not finite are left out. The picture is uint8
+    ``[3, H, W]`` of ``size`` (height, width).
     """
     for cloud, name in ((target, "target"), (source, "source")):
         _check.tensor(cloud, name, ("N", 3), dtypes=_FLOATS, device=torch.device("cpu"))
@@ -103,7 +94,7 @@ def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     _check.number(max_error, "max_error", above=0.0)
     height = width // 8
     margin = height // 2
-    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
+    image = blank(height, width)
     colors = _colors(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
     for x, text, anchor in (

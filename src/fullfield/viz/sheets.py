@@ -9,22 +9,19 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, check_image, draw_text, font, shorten
+from fullfield.viz._pixels import blank, check_image, draw_text, font, shorten
 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
 
 def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int = 4096) -> Tensor:
-    """Set pictures side by side, each under its name.
+    """Set pictures side by side, each under its name; return uint8 ``[3, H', W']``.
 
     Args:
         panels: (name, picture) or (name, picture, key): pictures are uint8 ``[3, H, W]`` of any sizes; a key, such
             as :func:`wheel_legend` or :func:`error_legend`, stands at the right of the name.
         columns: pictures in a row; None makes the sheet about as many rows high as columns wide.
         max_width: of the sheet, pixels. Pictures that do not fit are made smaller, never larger.
-
-    Returns:
-        uint8 ``[3, H', W']``.
     """
     _check.require(isinstance(panels, Sequence) and len(panels) > 0, "panels", "at least one (name, picture)", panels)
     for index, panel in enumerate(panels):
@@ -45,8 +42,7 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
     pictures = [_shrink(panel[1], cell / panel[1].shape[-1]) for panel in panels]
     rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
     heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
-    size = (3, gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
-    result = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(size).clone()
+    result = blank(gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
     top = gap
     for row, height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):

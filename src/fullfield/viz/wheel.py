@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, blocks, check_flow, draw_text, font, known
+from fullfield.viz._pixels import blank, blocks, check_flow, draw_text, font, known
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
@@ -23,11 +23,8 @@ _OUTSIDE = 0.75  # brightness of vectors longer than the scale
 def color_wheel() -> Tensor:
     """Return the 55 colours of Middlebury's wheel, from red through yellow, green, cyan, blue and magenta.
 
-    The six arcs have 15, 6, 4, 11, 13 and 6 colours (Baker et al., A Database and Evaluation Methodology for
-    Optical Flow, IJCV 2011).
-
-    Returns:
-        ``[55, 3]`` uint8, RGB. Colour 0, red, is motion to the right; motion down follows at a quarter.
+    They are ``[55, 3]`` uint8, RGB. Colour 0, red, is motion to the right; motion down follows at a quarter. The six
+    arcs have 15, 6, 4, 11, 13 and 6 colours (Baker et al., IJCV 2011).
     """
     wheel = []
     corner = [255, 0, 0]
@@ -44,12 +41,7 @@ def color_wheel() -> Tensor:
 def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
     """Return the length of the longest known vector, pixels: the default scale of :func:`flow_to_image`.
 
-    Args:
-        flow: ``[2, H, W]``, (u, v), pixels.
-        valid: bool ``[H, W]``; vectors that are not valid do not count.
-
-    Returns:
-        0.0 where no vector is known.
+    The flow is ``[2, H, W]``; only vectors that are ``valid``, bool ``[H, W]``, count. 0.0 where no vector is known.
     """
     check_flow(flow, valid)
     longest = 0.0
@@ -62,16 +54,13 @@ def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
 
 
 def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: float | None = None) -> Tensor:
-    """Draw a flow in Middlebury's colours: white is no motion, a pure colour is ``max_motion``.
+    """Draw a flow in Middlebury's colours, uint8 ``[3, H, W]``: white is no motion, a pure colour is ``max_motion``.
 
     Args:
         flow: ``[2, H, W]``, (u, v), pixels. Unknown vectors (NaN, infinite, beyond 1e9) are drawn black.
         valid: bool ``[H, W]``; pixels that are not valid are drawn black.
         max_motion: length of a vector that gets the pure colour, pixels; longer ones are darkened. None takes
             :func:`flow_scale` of this flow. Give the same number for all frames of a sequence.
-
-    Returns:
-        uint8 ``[3, H, W]``.
     """
     check_flow(flow, valid)
     scale = scale_of(flow, valid, max_motion)
@@ -100,12 +89,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
 def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     """Draw the legend of the colours: a disc whose rim is ``max_motion``, with that number at its side.
 
-    Args:
-        size: diameter of the disc with its margin, pixels, at least 32.
-        max_motion: the scale, pixels; None leaves the number out.
-
-    Returns:
-        uint8 ``[3, size, size]``, wider where there is a number.
+    The picture is uint8 ``[3, size, size]``, with ``size`` at least 32, and wider where there is a number.
     """
     _check.number(size, "size", integer=True, low=32)
     text, room = "", 0
@@ -123,7 +107,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     lines = torch.stack([(length - radius / 3).abs(), (length - radius * 2 / 3).abs(), *vectors.abs()]).amin(0)
     colors *= 1 - 0.16 * (max(0.9, size / 280) - lines).clamp(0, 1)
     cover = (radius + 0.5 - length).clamp(0, 1)
-    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, size, size + room).clone()
+    image = blank(size, size + room)
     image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
     if text:
         draw_text(image, text, (size * 1.05, size / 2), letters)
@@ -145,12 +129,8 @@ def _look_up(table: Tensor, index: Tensor) -> Tensor:
 class FlowColors:
     """Pictures of a running flow in Middlebury's colours, from a table of 511×511 vectors.
 
-    Differs from :func:`fullfield.viz.flow_to_image` by the table's steps of 1/232 of the scale.
-
-    Args:
-        max_motion: length of a vector that gets the pure colour, pixels. None follows the motion: at once to a longer
-            one, by 5 % a picture to a shorter one.
-        device: where the flows lie.
+    They differ from :func:`fullfield.viz.flow_to_image` by the table's steps of 1/232 of the scale. Without
+    ``max_motion`` the scale follows the motion: at once to a longer one, by 5 % a picture to a shorter one.
     """
 
     def __init__(self, max_motion: float | None = None, device: str | torch.device = "cpu") -> None:

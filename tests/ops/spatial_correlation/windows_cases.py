@@ -42,16 +42,18 @@ def draw(shape: tuple[int, ...], window: Window, dtype: torch.dtype, device: str
 
 
 def by_loops(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """The formula, one product at a time in float64."""
+    """The formula in float64, one displacement at a time."""
     f1, f2 = fmap1.double().numpy(), fmap2.double().numpy()
     batch, _, height, width = f1.shape
     out = np.zeros((batch, *window.patch, *window.out_size((height, width))))
-    for b, i, j, h, w in np.ndindex(out.shape):
-        y, x = h * window.stride[0] - window.padding[0], w * window.stride[1] - window.padding[1]
+    h, w = np.indices(out.shape[3:])
+    y, x = h * window.stride[0] - window.padding[0], w * window.stride[1] - window.padding[1]
+    for i, j in np.ndindex(window.patch):
         v = y + i * window.dilation_patch[0] - window.radius[0]
         u = x + j * window.dilation_patch[1] - window.radius[1]
-        if 0 <= y < height and 0 <= x < width and 0 <= v < height and 0 <= u < width:
-            out[b, i, j, h, w] = f1[b, :, y, x] @ f2[b, :, v, u]
+        inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (v >= 0) & (v < height) & (u >= 0) & (u < width)
+        at = y[inside], x[inside], v[inside], u[inside]
+        out[:, i, j, inside] = (f1[:, :, at[0], at[1]] * f2[:, :, at[2], at[3]]).sum(1)
     return torch.from_numpy(out)
 
 

@@ -292,8 +292,16 @@ def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
 TILES = [(5, 8, False), (20, 2, True), (8, 3, False, 4), (5, 3, False, 4, 4), (4, 2, True, 2, 8), (9, 1, True, 1, 8)]
 
 
-@pytest.mark.parametrize("shape", TILES, ids=str)
-@pytest.mark.parametrize("size", [(33, 52), (90, 131), (45, 70), (150, 30), (1, 40), (40, 1), (2, 1)], ids=str)
+# Every shape on three of the sizes that have several tiles or odd ones, and on one that is a row, a column or a pair.
+TILED_SIZES, THIN_SIZES = [(33, 52), (90, 101), (45, 70), (150, 30)], [(1, 40), (40, 1), (2, 1)]
+TILED = [
+    (shape, size)
+    for number, shape in enumerate(TILES)
+    for size in (*(TILED_SIZES[(number + k) % 4] for k in range(3)), THIN_SIZES[number % 3])
+]
+
+
+@pytest.mark.parametrize(("shape", "size"), TILED, ids=str)
 def test_fused_tiles(
     shape: tuple[int | bool, ...], size: tuple[int, int], machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def test_paper_preset_is_near_the_published_scenes(data_dir: Path) -> None:
         assert mean_error(data_dir / "flow" / "middlebury" / scene, "paper") == pytest.approx(error, rel=0.2), scene
 
 
-@pytest.mark.parametrize(("version", "bar"), [("clean", 0.22), ("final", 0.25)])
+@pytest.mark.parametrize(("version", "bar"), [("clean", 0.22), pytest.param("final", 0.25, marks=pytest.mark.long)])
 def test_sintel(data_dir: Path, version: str, bar: float) -> None:
     frames = data_dir / "flow" / "sintel" / version
     truth = read_flow(data_dir / "flow" / "sintel" / "truth" / "frame_0002.flo")

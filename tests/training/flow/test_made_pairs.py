@@ -263,11 +263,10 @@ def test_presets_are_styles_of_their_own() -> None:
         SceneStyle.preset,
         "figure",
     )
-    for module in (flow, flow.pairs):
-        with pytest.warns(DeprecationWarning, match="PairMaker is deprecated, use PairGenerator"):
-            assert module.PairMaker is PairGenerator
-        with pytest.raises(AttributeError, match="PairBaker"):
-            _ = module.PairBaker
+    with pytest.warns(DeprecationWarning, match="PairMaker is deprecated, use PairGenerator"):
+        assert flow.PairMaker is PairGenerator
+    with pytest.raises(AttributeError, match="PairBaker"):
+        _ = flow.PairBaker
 
 
 def test_bodies_are_drawn_in_their_share_and_leave_cards_as_they_are() -> None:

@@ -91,8 +91,7 @@ def test_drawn_pictures() -> None:
     few = procedural_pictures(4, 64, 3, shapes=2)
     assert torch.equal(few.pictures, pack.pictures[:4])
     assert torch.equal(few.shapes, pack.shapes[:2])
-    same = load_pictures(None, size=64, count=20, seed=3, drawn_shapes=8)
-    assert torch.equal(same.pictures, pack.pictures)
+    assert torch.equal(load_pictures(None, size=16, drawn_shapes=8).shapes, procedural_pictures(1, 16, shapes=8).shapes)
     spread = pack.pictures.float().mean(-1).flatten(1).std(1)
     assert (spread > 0.5).all()  # none is one colour
     assert (spread > 20).sum() >= 8

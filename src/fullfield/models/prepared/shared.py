@@ -297,8 +297,8 @@ class PreparedHead:
 
     def hidden(self, state: Tensor) -> Tensor:
         """Return the activations [B, h, w, C] after the rectifier."""
-        found: Tensor = self.passes.convolve(state, *self.first, relu=True, padding=(1, 1))
-        return found
+        hidden: Tensor = self.passes.convolve(state, *self.first, relu=True, padding=(1, 1))
+        return hidden
 
     def products(self, hidden: Tensor) -> Tensor:
         """Multiply [..., C] with the second convolution's weights to [..., C']."""

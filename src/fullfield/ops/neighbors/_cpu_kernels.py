@@ -58,10 +58,46 @@ def _runs(keys, starts, shape, cells, q, runs):
             run += 1
 
 
+# Indices without sign: numba looks whether signed ones are negative, and LLVM then makes no vectors of the loops.
 @_jit
-def radius_rows(points, order, keys, starts, shape, queries, cells, visit, limit, fill, rows, indices, first, last):
-    """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices, rising."""
+def _count_within(xs, ys, zs, first, last, x, y, z, limit):
+    """Return how many of the points ``first ... last`` are within the limit of a place."""
+    count = np.int32(0)
+    for i in range(np.uintp(first), np.uintp(last)):
+        dx = x - xs[i]
+        dy = y - ys[i]
+        dz = z - zs[i]
+        count += np.int32((dx * dx + dy * dy) + dz * dz <= limit)
+    return np.int64(count)
+
+
+@_jit
+def _list_within(xs, ys, zs, first, last, x, y, z, limit, squares, places, found):
+    """Write the points ``first ... last`` within the limit into ``places`` from ``found`` on; return the new number."""
+    start, count, at = np.uintp(first), np.uintp(last - first), np.uintp(found)
+    for n in range(count):
+        dx = x - xs[start + n]
+        dy = y - ys[start + n]
+        dz = z - zs[start + n]
+        squares[n] = (dx * dx + dy * dy) + dz * dz
+    for n in range(count):
+        places[at] = start + n  # without a branch: the next one overwrites it
+        at += np.uintp(squares[n] <= limit)
+    return np.int64(at)
+
+
+@_jit
+def radius_rows(
+    columns, order, keys, starts, shape, queries, cells, visit, limit, fill, sort, rows, indices, first, last
+):
+    """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices.
+
+    ``columns`` [3, N] holds the points in the order of their cells.
+    """
+    xs, ys, zs = columns[0], columns[1], columns[2]
     runs = np.zeros((9, 2), np.int64)
+    squares = np.empty(0, np.float32)
+    places = np.empty(0, np.int32)
     before = -1
     for step in range(first, last):
         q = visit[step]
@@ -70,18 +106,30 @@ def radius_rows(points, order, keys, starts, shape, queries, cells, visit, limit
             same = same and cells[q, axis] == cells[before, axis]
         if not same:
             _runs(keys, starts, shape, cells, q, runs)
+            candidates = np.sum(runs[:, 1] - runs[:, 0])
+            if candidates >= places.size:
+                squares = np.empty(2 * candidates, np.float32)
+                places = np.empty(2 * candidates + 1, np.int32)
         before = q
-        at = rows[q] if fill else 0
+        x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
+        found = 0
         for run in range(9):
-            for i in range(runs[run, 0], runs[run, 1]):
-                if _squared(points, i, queries, q) <= limit:
-                    if fill:
-                        indices[at] = order[i]
-                    at += 1
-        if fill:
-            indices[rows[q] : at].sort()
-        else:
-            rows[q + 1] = at
+            start, end = runs[run, 0], runs[run, 1]
+            if fill:
+                found = _list_within(xs, ys, zs, start, end, x, y, z, limit, squares, places, found)
+            else:
+                found += _count_within(xs, ys, zs, start, end, x, y, z, limit)
+        if not fill:
+            rows[q + 1] = found
+            continue
+        at, rising, previous = np.uintp(rows[q]), True, np.int32(-1)
+        for n in range(np.uintp(found)):
+            index = order[np.uintp(places[n])]
+            indices[at + n] = index
+            rising &= index > previous
+            previous = index
+        if sort and not rising:
+            indices[rows[q] : rows[q] + found].sort()
 
 
 @_jit
@@ -213,7 +261,23 @@ _int = types.int32[::1]
 ENTRY_POINTS = {
     "radius_rows": (
         radius_rows,
-        (_points, _int, _long, _long, _long, _points, _table, _long, types.float32, types.boolean, _long, _int, _i, _i),
+        (
+            _points,
+            _int,
+            _long,
+            _long,
+            _long,
+            _points,
+            _table,
+            _long,
+            types.float32,
+            types.boolean,
+            types.boolean,
+            _long,
+            _int,
+            _i,
+            _i,
+        ),
     ),
     "build_tree": (build_tree, (_points, _int, types.int8[::1], _flat, _i, _i)),
     "nearest_rows": (

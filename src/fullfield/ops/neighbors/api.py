@@ -32,12 +32,14 @@ def radius_search(
     *,
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
     query_offsets: Tensor | None = None,  # [B + 1]
+    sort: bool = True,
     backend: str | None = None,
 ) -> Neighbors:
     """Find all points at most ``radius`` from each query, in its own cloud; a row's indices ascend.
 
-    A point is its own neighbour. Distances are float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates are
-    converted to float32 relative to the middle of their cloud.
+    Without ``sort`` they may be in any order, which takes less time. A point is its own neighbour. Distances are
+    float32: ``(dx² + dy²) + dz² <= radius²``. Float64 coordinates are converted to float32 relative to the middle of
+    their cloud.
 
     Raises:
         InputError: if coordinates are not finite, the radius is not from 1e-18 to 1e18, offsets do not fit, or the
@@ -46,7 +48,8 @@ def radius_search(
     check_length(radius, "radius")
     cloud, asked = check_pair(points, queries, offsets, query_offsets)
     pair = recentred(cloud, asked)
-    found: Neighbors = _chosen(backend, points).radius_search(*pair, cloud.offsets, asked.offsets, float(radius))
+    search = _chosen(backend, points).radius_search
+    found: Neighbors = search(*pair, cloud.offsets, asked.offsets, float(radius), sort=bool(sort))
     return found
 
 

@@ -50,8 +50,13 @@ def _cells(coords: NDArray[np.float32], batches: NDArray[np.int64], low: Any, ce
     return np.concatenate([batches[:, None], np.floor(away).astype(np.int64)[:, ::-1]], axis=1)
 
 
-def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
-    """Find the points within a radius; see :func:`fullfield.ops.neighbors.radius_search`."""
+def radius_search(
+    points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort: bool = True
+) -> Neighbors:
+    """Find the points within a radius; see :func:`fullfield.ops.neighbors.radius_search`.
+
+    Without ``sort`` the points of a query are in no particular order.
+    """
     kernel = _kernels().radius_rows
     spots, asked = _writable(points), _writable(queries)
     rows = np.zeros(len(asked) + 1, np.int64)
@@ -74,13 +79,14 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
         around = np.minimum(_cells(asked, _batches(query_offsets), low, cell), np.append(2**62, shape + 2))
         visit = np.lexsort(around.T[::-1])
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
-    common = (spots[order], order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
+    columns = np.ascontiguousarray(spots[order].T)
+    common = (columns, order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
 
     nothing = np.empty(0, np.int32)
-    _parallel(len(asked), lambda a, b: kernel(*common, False, rows, nothing, a, b))
+    _parallel(len(asked), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
     np.cumsum(rows, out=rows)
     indices = np.empty(rows[-1], np.int32)
-    _parallel(len(asked), lambda a, b: kernel(*common, True, rows, indices, a, b))
+    _parallel(len(asked), lambda a, b: kernel(*common, True, sort, rows, indices, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -95,8 +96,22 @@ def _kept(cloud: Cloud, cell: float) -> Tensor:
     scaled = points / torch.tensor(cell, dtype=torch.float64, device=points.device).expand(points.shape)
     corner = scaled.floor()
     x, y, z = (scaled - corner - 0.5).square().unbind(1)
-    batch = cloud.batch_of_point()
-    order = torch.argsort((x + y) + z, stable=True)
+    away, batch = (x + y) + z, cloud.batch_of_point()
+    low = corner.amin(0)
+    shape: list[float] = (corner.amax(0) - low + 1).tolist()
+    if math.prod([*shape, float(cloud.batches)]) < 2.0**62:  # one number for a cell and its cloud
+        step = (corner - low).to(torch.int64)
+        key = ((batch * int(shape[0]) + step[:, 0]) * int(shape[1]) + step[:, 1]) * int(shape[2]) + step[:, 2]
+        key, order = torch.sort(key, stable=True)
+        group = torch.nn.functional.pad((key[1:] != key[:-1]).cumsum(0), (1, 0))
+        away = away[order]
+        least = away.new_full((int(group[-1]) + 1,), torch.inf).scatter_reduce_(0, group, away, "amin")
+        nearest = torch.nonzero(away == least[group])[:, 0]
+        group = group[nearest]
+        first = torch.ones(group.numel(), dtype=torch.bool, device=points.device)
+        first[1:] = group[1:] != group[:-1]
+        return order[nearest[first]].sort().values
+    order = torch.argsort(away, stable=True)
     for column in (*corner.unbind(1), batch):
         order = order[torch.argsort(column[order], stable=True)]
     first = torch.ones(order.numel(), dtype=torch.bool, device=points.device)

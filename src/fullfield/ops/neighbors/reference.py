@@ -44,8 +44,16 @@ def _rows(
     return Neighbors(rows, torch.cat([none[:0].to(torch.int32), *found]))
 
 
-def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
-    """Find the points within a radius; see :func:`fullfield.ops.neighbors.radius_search`."""
+def radius_search(
+    points: Tensor,
+    queries: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor,
+    radius: float,
+    *,
+    sort: bool = True,  # noqa: ARG001
+) -> Neighbors:
+    """Find the points within a radius, always sorted; see :func:`fullfield.ops.neighbors.radius_search`."""
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
 
     def choose(distances: Tensor) -> tuple[Tensor, Tensor]:

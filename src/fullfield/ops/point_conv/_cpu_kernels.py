@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 
 from fullfield._kernels.numba_cache import cache_folder, jit_in
-from fullfield._kernels.simd import LANES
+from fullfield._kernels.simd import LANES, load, store
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.point_conv._cpu_simd import MOST, PANEL, SQUARE, accumulate_panel, accumulate_single
 from fullfield.ops.point_conv._cpu_simd import __file__ as _own_simd_file
@@ -80,28 +80,57 @@ def _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
 
 
 @_jit
-def _buckets(features, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming, c0, c1, sums, used):
-    """Sum the inputs of the rows' buckets of cell k, channels c0 ... c1. Returns buckets and the next cell in use."""
+def _sum_rows(features, channels, entries, cells, bits, begin, end, c0, width, sums, to):
+    """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums[to]`` on."""
+    wide = width // LANES * LANES
+    for c in range(0, wide, LANES):
+        total = load(features, _index(entries, cells, bits, begin) * channels + c0 + c)
+        for at in range(begin + 1, end):
+            total = total + load(features, _index(entries, cells, bits, at) * channels + c0 + c)
+        store(sums, to + c, total)
+    for c in range(wide, width):
+        value = features[_index(entries, cells, bits, begin) * channels + c0 + c]
+        for at in range(begin + 1, end):
+            value += features[_index(entries, cells, bits, at) * channels + c0 + c]
+        sums[to + c] = value
+
+
+@_jit
+def _buckets(
+    features,
+    channels,
+    rows,
+    entries,
+    cells,
+    bits,
+    kernel,
+    k,
+    top,
+    count,
+    cursor,
+    upcoming,
+    c0,
+    width,
+    sums,
+    pitch,
+    used,
+):
+    """Sum the inputs of the rows' buckets of cell k, channels from c0 on. Returns buckets and the next cell in use."""
     n = 0
     following = kernel
     for r in range(count):
         if upcoming[r] == k:
-            at = cursor[r]
+            begin = cursor[r]
             end = rows[top + r + 1]
-            j = _index(entries, cells, bits, at)
-            for c in range(c1 - c0):
-                sums[n, c] = features[j, c0 + c]
-            at += 1
+            at = begin + 1
             upcoming[r] = kernel
             while at < end:
                 cell = _cell(entries, cells, bits, at)
                 if cell != k:
                     upcoming[r] = cell
                     break
-                j = _index(entries, cells, bits, at)
-                for c in range(c1 - c0):
-                    sums[n, c] += features[j, c0 + c]
                 at += 1
+            _sum_rows(features, channels, entries, cells, bits, begin, at, c0, width, sums, n * pitch)
             cursor[r] = at
             used[n] = r
             n += 1
@@ -115,8 +144,8 @@ def multiply_tiles(
 ):
     """Compute tiles [first, last) of ``out`` [R, groups * outputs]."""
     pitch = (outputs + LANES - 1) // LANES * LANES
-    sums = np.zeros((TILE + 2, inputs), np.float32)
-    flat = sums.reshape(-1)
+    flat, channels = features.reshape(-1), features.shape[1]
+    sums = np.zeros((TILE + 2) * inputs, np.float32)
     result = np.zeros((TILE + 1) * pitch, np.float32)
     cursor = np.zeros(TILE, np.int64)
     upcoming = np.zeros(TILE, np.int64)
@@ -131,8 +160,8 @@ def multiply_tiles(
             k = _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
             while k < kernel:
                 n, following = _buckets(
-                    features, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
-                    g * inputs, (g + 1) * inputs, sums, used,
+                    flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
+                    g * inputs, inputs, sums, inputs, used,
                 )  # fmt: skip
                 for q in range(n):
                     used[q] *= pitch
@@ -141,7 +170,7 @@ def multiply_tiles(
                 q = 0
                 while q < n:
                     part = min((n - q + 1) // 2 * 2, MOST)
-                    _product(part, inputs, flat, inputs, 1, weight, start, pitch, wide, single, result, 0, used, q)
+                    _product(part, inputs, sums, inputs, 1, weight, start, pitch, wide, single, result, 0, used, q)
                     q += part
                 k = following
             for r in range(count):
@@ -156,8 +185,8 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
     height = (inputs + LANES - 1) // LANES * LANES
     c0 = g * inputs + block * BLOCK
     c1 = min(c0 + BLOCK, (g + 1) * inputs)
-    sums = np.zeros((TILE, BLOCK), np.float32)
-    flat = sums.reshape(-1)
+    flat, channels = features.reshape(-1), features.shape[1]
+    sums = np.zeros(TILE * BLOCK, np.float32)
     outer = np.zeros(TILE * pitch, np.float32)
     cursor = np.zeros(TILE, np.int64)
     upcoming = np.zeros(TILE, np.int64)
@@ -173,13 +202,14 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
         k = _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
         while k < kernel:
             n, following = _buckets(
-                features, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming, c0, c1, sums, used
-            )
+                flat, channels, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
+                c0, c1 - c0, sums, BLOCK, used,
+            )  # fmt: skip
             for q in range(n):
                 used[q] *= pitch
             start = (k * height + block * BLOCK) * pitch
             for channel in range(0, min(BLOCK, height - block * BLOCK), SQUARE):
-                _product(SQUARE, n, flat, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, places, channel)
+                _product(SQUARE, n, sums, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, places, channel)
             k = following
 
 

@@ -15,7 +15,7 @@ from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several
 from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import Transposition, Wanted, kernel_sides
-from fullfield.ops.point_conv.triplets import Triplets, pack, row_of_entry, rows_of, unpack
+from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,16 +248,13 @@ def triplet_geometry(
 def sorted_geometry(
     points: Tensor,  # [N, 3]
     offsets: Tensor,  # [B + 1] int64, on the CPU
-    counts: Tensor,  # [N] int64: triplets of each point as a centre
-    j: Tensor,  # [T] int64: points
-    k: Tensor,  # [T] int64: cells
+    triplets: Triplets,
     kernel_size: tuple[int, int, int],
     *,
     gradient: bool,
 ) -> PointGeometry:
-    """Return the geometry of triplets whose points are also centres, sorted by centre, cell and point; unchecked."""
-    cloud, cells = Cloud(points, offsets), math.prod(kernel_size)
-    triplets = pack(rows_of(counts), j, k, points.shape[0], cells)
+    """Return the geometry of triplets whose points are also centres, sorted by centre and cell; unchecked."""
+    cloud = Cloud(points, offsets)
     return _finished([triplets], [_Ways(cloud, cloud, kernel_size, False, gradient)])[0]
 
 

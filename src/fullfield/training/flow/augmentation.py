@@ -44,16 +44,12 @@ class Augmentation(Config):
     flip_vertical: float = 0.0
     colour: float = 0.0
     """Strength of changes of brightness, contrast and saturation (0.4: by up to 40 %), and of hue in proportion."""
-    gamma: float = 0.0
-    """Of the logarithm of an exponent on the values: at most, of either sign."""
     apart: float = 0.2
     """Share of pairs whose second frame gets colours of its own."""
     eraser: float = 0.0
     """Share of pairs with up to two boxes of the mean colour in the second frame. What they hide counts as occluded."""
     box: tuple[float, float] = (0.1, 0.3)
     """A box's side: least and most, in shares of the frame's height."""
-    noise: float = 0.0
-    """Most standard deviation of noise in either frame."""
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -66,41 +62,24 @@ class Augmentation(Config):
             object.__setattr__(self, name, (low, high))
             _check.number(low, name, above=0.0)
             _check.number(high, name, low=low)
-        for name in ("scaled", "flip", "flip_vertical", "apart", "eraser"):
-            _check.number(getattr(self, name), name, low=0.0, high=1.0)
-        for name in ("colour", "stretch", "gamma", "noise"):
+        for name in ("scaled", "flip", "flip_vertical", "apart", "eraser", "colour", "stretch"):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
     @classmethod
     def usual(cls, size: tuple[int, int], **changes: Any) -> Augmentation:
         """Return the augmentation of RAFT and SEA-RAFT, with some fields replaced."""
-        values: dict[str, Any] = {
-            "size": size,
-            "scale": (0.8, 1.5),
-            "stretch": 0.2,
-            "flip": 0.5,
-            "flip_vertical": 0.1,
-            "colour": 0.4,
-            "eraser": 0.5,
-        }
-        return cls(**{**values, **changes})
+        usual = cls(size, (0.8, 1.5), stretch=0.2, flip=0.5, flip_vertical=0.1, colour=0.4, eraser=0.5)
+        return usual.replace(**changes)
 
     @property
     def moves(self) -> bool:
-        """Return whether pixels move."""
-        return bool(
-            self.size is not None or self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
-        )
+        """True where pixels move."""
+        other = self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
+        return self.size is not None or bool(other)
 
 
 class Augmented:
-    """Source whose pairs are augmented on their device.
-
-    Args:
-        source: of the pairs.
-        augmentation: what is done to them.
-        seed: of the draws, with the batch's index.
-    """
+    """Source whose pairs are augmented on their device; ``seed`` and a batch's index decide what is drawn."""
 
     def __init__(self, source: PairSource, augmentation: Augmentation, seed: int = 0) -> None:
         self._source, self._augmentation, self._seed = source, augmentation, seed
@@ -120,9 +99,6 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
 
     Flow is scaled and turned with the pixels; it stays sharp at edges. A pixel whose flow leads into an erased
     box, or out of what was cut, becomes occluded.
-
-    Raises:
-        InputError: where the frames are smaller than the size that is to be cut.
     """
     count, _, height, width = batch.frame1.shape
     if augmentation.size is not None:
@@ -135,9 +111,8 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         draw = list(uniform.to(batch.frame1.device, non_blocking=True).unbind(1))
         if augmentation.moves:
             batch = _move(batch, augmentation, draw[:8])
-        batch = _recolour(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
-        if augmentation.noise > 0:
-            batch = _noisy(batch, augmentation.noise, seed, draw[20])
+        if augmentation.colour > 0:
+            batch = _recolour(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
         if augmentation.eraser > 0:
             batch = _erase(batch, augmentation, draw[21:])
     return batch
@@ -194,21 +169,18 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
 
 
 def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
-    if augmentation.colour == 0 and augmentation.gamma == 0:
-        return batch
     own = (draw[10] < augmentation.apart).float()
-    frames = []
-    for frame, numbers in (
-        (batch.frame1, draw[:5]),
-        (batch.frame2, [torch.lerp(a, b, own) for a, b in zip(draw[:5], draw[5:10], strict=True)]),
-    ):
-        frames.append(_tinted(frame, [2 * number - 1 for number in numbers], augmentation))
-    return batch._replace(frame1=frames[0], frame2=frames[1])
+    second = [torch.lerp(a, b, own) for a, b in zip(draw[:4], draw[5:9], strict=True)]
+    frame1, frame2 = (
+        _tinted(frame, [2 * number - 1 for number in numbers], augmentation.colour)
+        for frame, numbers in ((batch.frame1, draw[:4]), (batch.frame2, second))
+    )
+    return batch._replace(frame1=frame1, frame2=frame2)
 
 
-def _tinted(frame: Tensor, draw: list[Tensor], augmentation: Augmentation) -> Tensor:
-    """Change brightness, contrast, saturation, hue and gamma by numbers in -1 ... 1, on the CPU."""
-    strength, device = augmentation.colour, frame.device
+def _tinted(frame: Tensor, draw: list[Tensor], strength: float) -> Tensor:
+    """Change brightness, contrast, saturation and hue by numbers in -1 ... 1, on the CPU."""
+    device = frame.device
     bright, contrast, saturation = (1 + strength * number for number in draw[:3])
     angle = strength * math.pi * 0.4 * draw[3]
     luma, unit = torch.tensor(_LUMA, dtype=torch.float32), torch.eye(3, dtype=torch.float32)
@@ -225,24 +197,7 @@ def _tinted(frame: Tensor, draw: list[Tensor], augmentation: Augmentation) -> Te
     matrix, lift = matrix.to(device, non_blocking=True), lift.to(device, non_blocking=True)
     values = frame.float()
     added = torch.bmm(lift, values.mean((2, 3))[:, :, None])[..., None]
-    tinted = (torch.einsum("bij,bjhw->bihw", matrix, values) + added).clamp(0, 1)
-    if augmentation.gamma > 0:
-        power = torch.exp(augmentation.gamma * draw[4]).to(device, non_blocking=True)[:, None, None, None]
-        tinted = tinted.clamp(min=1e-4).pow(power)
-    return tinted.to(frame.dtype)
-
-
-def _noisy(batch: FlowBatch, most: float, seed: tuple[int, int], draw: Tensor) -> FlowBatch:
-    device = batch.frame1.device
-    generator = torch.Generator(device).manual_seed((seed[0] * 7_000_003 + seed[1] + 1) % 2**63)
-    strength = (most * draw)[:, None, None, None]
-    frames = [
-        (frame + strength * torch.randn(frame.shape, generator=generator, dtype=torch.float32, device=device))
-        .clamp(0, 1)
-        .to(frame.dtype)
-        for frame in (batch.frame1, batch.frame2)
-    ]
-    return batch._replace(frame1=frames[0], frame2=frames[1])
+    return (torch.einsum("bij,bjhw->bihw", matrix, values) + added).clamp(0, 1).to(frame.dtype)
 
 
 def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:

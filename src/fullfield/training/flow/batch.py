@@ -7,21 +7,19 @@ import multiprocessing.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count as numbers_from
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.ops.consistency import targets
 from fullfield.training.workers import end_with_the_parent, worker_context
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 Counts: TypeAlias = Callable[[int], int]
 
@@ -62,11 +60,7 @@ class PairSource(Protocol):
 
 
 def check_batch(batch: FlowBatch) -> FlowBatch:
-    """Return the batch if its shapes and dtypes fit together.
-
-    Raises:
-        InputError: naming the part that does not fit.
-    """
+    """Return the batch if its shapes and dtypes fit together."""
     frame = _check.tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
     _check.require(frame.is_floating_point(), "source: frame1", "a floating dtype", frame)
     count, _, height, width = frame.shape
@@ -97,12 +91,9 @@ def announce(source: PairSource, index: int, stride: int, counts: Counts) -> Non
 
 
 class Announced(Generic[T]):
-    """Results of ``make(index, count)``, made ahead by workers once :meth:`begin` has announced them.
+    """Results of ``make(index, count)``, made ahead by worker processes once :meth:`begin` has announced them.
 
-    Args:
-        make: goes to the workers: a picklable function of a batch's index and its count of pairs.
-        workers: processes; 0: this one makes everything on request.
-        pin: whether to return tensors in pinned memory.
+    ``make`` must be picklable. Without workers this process makes everything on request.
     """
 
     def __init__(self, make: Callable[[int, int], T], workers: int, *, pin: bool) -> None:
@@ -132,8 +123,6 @@ class Announced(Generic[T]):
         return self._make(index, count)
 
     def _loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
-        from torch.utils.data import DataLoader
-
         return DataLoader(
             _Batches(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
@@ -155,9 +144,6 @@ class _Batches(Generic[T]):
 
     def __getitem__(self, request: _Request) -> T:
         return self._make(*request)
-
-
-_GOLDEN = 0.6180339887498949
 
 
 def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
@@ -182,10 +168,7 @@ def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = 
     """Cut a window of ``size`` (height, width) at a random place of a pair, without a batch dimension.
 
     A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
-    counts as occluded. The same numbers ``seed`` give the same place.
-
-    Raises:
-        InputError: for a sample without truth.
+    counts as occluded. The same numbers ``seed`` give the same place. InputError for a sample without truth.
     """
     return _cut(_pair(sample), size, seed)
 
@@ -235,9 +218,6 @@ class DatasetPairs:
         seed: of the draws.
         device: device of the batches.
         workers: processes that read; 0: this one does.
-
-    Raises:
-        InputError: for a data set without truth.
     """
 
     def __init__(
@@ -254,7 +234,6 @@ class DatasetPairs:
         for side, small in zip(size, least, strict=True):
             _check.number(side, "size", integer=True, low=8)
             _check.number(small, "least", integer=True, low=8, high=side)
-        self.dataset, self.size, self.seed = dataset, size, seed
         self.device = _check.device(device)
         known = [index for index, record in enumerate(dataset.records) if record.flow is not None]
         if not known:
@@ -309,9 +288,6 @@ class Mixture:
 
     Args:
         parts: sources of pairs of one size, on one device, and their weights.
-
-    Raises:
-        InputError: for weights that are not positive.
     """
 
     def __init__(self, parts: Sequence[tuple[PairSource, float]]) -> None:
@@ -325,7 +301,8 @@ class Mixture:
 
     def counts(self, index: int, count: int) -> list[int]:
         """Return how many pairs of each source are in a batch."""
-        first = (index * _GOLDEN) % 1.0  # evenly spread over the batches, so that rare sources have their share too
+        # By the golden ratio, evenly spread over the batches, so that rare sources have their share too.
+        first = (index * 0.6180339887498949) % 1.0
         places = (np.arange(count) + first) / count
         of = np.minimum(np.searchsorted(self._bounds, places, side="right"), len(self._sources) - 1)
         return [int(found) for found in np.bincount(of, minlength=len(self._sources))]

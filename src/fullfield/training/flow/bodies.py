@@ -29,16 +29,7 @@ class Bodies(NamedTuple):
 def draw_bodies(
     numbers: Sequence[int], size: tuple[int, int], focal: Floats, *, seed: int, unit: float, style: SceneStyle
 ) -> Bodies:
-    """Draw the bodies of scenes.
-
-    Args:
-        numbers: of the scenes, B.
-        size: (height, width) of the frames, pixels.
-        focal: [B] focal lengths, pixels.
-        seed: the seed of the generator.
-        unit: pixels of this size for a pixel of a frame of 496×368.
-        style: motion, and the shares of scenes with bodies and of smooth ones.
-    """
+    """Draw the bodies of scenes; ``unit`` is the number of pixels for a pixel of a frame of 496×368."""
     streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in numbers]
     uniform = iter(np.moveaxis(np.stack([stream.random((BODIES, _UNIFORM, PARTS)) for stream in streams]), 2, 0))
     normal = iter(

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from fullfield import _check
-from fullfield._config import Config
+from fullfield._config import Config, parameter
 
 LOSSES = ("auto", "mixture", "sequence")
 SCHEDULES = ("one-cycle", "stable")
@@ -19,51 +19,41 @@ _START = 0.04  # share of the learning rate that the first step has
 
 @dataclass(frozen=True)
 class FlowTraining(Config):
-    """Configuration of :func:`train_flow`."""
+    """Configuration of :func:`train_flow`. The options of ``fullfield train flow`` describe most of its fields."""
 
     steps: int = 100_000
     seconds: float | None = None
     """Training ends after that time, without stops, with the learning rate of its end."""
-    batch: int = 8
-    """Pairs a step, summed over all processes."""
-    schedule: str = "one-cycle"
-    """``"one-cycle"``: the rate rises, then falls in a line to the end. ``"stable"``: it rises, stays, and falls at
-    last (warm-up, stable, decay), so that another run can continue from before its fall."""
-    learning_rate: float = 4e-4
-    warmup: float = 0.05
-    """Share of the training in which the rate rises."""
-    decay: float = 0.2
-    """Of the schedule ``"stable"``: share of the training in which the rate falls; 0: it stays to the end."""
-    last: float = 1e-3
-    """Share of the rate that is left at the end."""
-    weight_decay: float = 1e-5
-    clip: float = 1.0
-    """Highest norm of the gradient; a larger one is scaled down to it."""
-    average: float = 0.999
-    """Share of the weights' moving average, the result of the training, that a step keeps."""
-    loss: str = "auto"
-    """``"sequence"``, or ``"mixture"`` for networks with ``predictions_with_info``; auto uses the second for them."""
-    gamma: float = 0.85
-    max_flow: float = 400.0
-    """Pixels with longer motion do not count."""
-    visible: float = 1 / 3
-    """Share of the training, from its start, in which occluded pixels do not count."""
+    batch: int = parameter(8, "pairs a step, summed over all processes")
+    schedule: str = parameter(
+        "one-cycle", "one-cycle: the rate rises and falls; stable: it rises, stays and falls at the end", metavar="NAME"
+    )
+    learning_rate: float = parameter(4e-4, "highest learning rate")
+    warmup: float = parameter(0.05, "share of the training in which the rate rises")
+    decay: float = parameter(0.2, "of --schedule stable: share in which the rate falls; 0: none")
+    last: float = parameter(1e-3, "share of the rate that is left at the end")
+    weight_decay: float = parameter(1e-5, "weight decay of AdamW")
+    clip: float = parameter(1.0, "highest norm of the gradient")
+    average: float = parameter(0.999, "share of the weights' moving average, the result, that a step keeps")
+    loss: str = parameter("auto", "sequence, or mixture for networks with an uncertainty", metavar="NAME")
+    gamma: float = parameter(0.85, "weight of a prediction, relative to the next one's")
+    max_flow: float = parameter(400.0, "pixels with longer motion do not count")
+    visible: float = parameter(1 / 3, "share of the training in which occluded pixels do not count [0.333]")
     updates: int | tuple[int, int] | None = None
     """Updates of the network; None: the network's own number. Two numbers: each step draws one from the first to the
     second, decided by ``seed`` and the step's number, so that all processes and resumed runs draw the same."""
     precision: str = "float32"
     """Precision of autocast; float16 with an adaptive scale of the loss."""
-    channels_last: bool = False
-    compile: str | None = None
-    """Mode of ``torch.compile``; None: not compiled. Network and loss become one graph; where each step draws its
-    number of updates, each child module of the network (of a class outside ``torch.nn``) becomes one, which serves
-    any number."""
-    graph: bool = False
-    """Whether forward and backward are recorded as a CUDA graph after the first steps, so that the host costs nothing:
-    for networks that never wait for the device and batches of one shape. Without meaning on the CPU."""
-    freeze_norms: bool = False
-    """Whether batch norms keep their statistics, as in fine-tuning on few pairs."""
-    seed: int = 0
+    channels_last: bool = parameter(False, "keep frames and weights in this memory order")
+    compile: str | None = parameter(
+        None, "mode of torch.compile: default, reduce-overhead, max-autotune ... [not compiled]", metavar="MODE"
+    )
+    """Network and loss become one graph; where each step draws its number of updates, each child module of the network
+    (of a class outside ``torch.nn``) becomes one, which serves any number."""
+    graph: bool = parameter(False, "record the step as a CUDA graph, which saves the host's work")
+    """For networks that never wait for the device and batches of one shape. Without meaning on the CPU."""
+    freeze_norms: bool = parameter(False, "keep the statistics of batch norms")
+    seed: int = parameter(0, "seed of everything")
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
@@ -136,9 +126,6 @@ class SceneStyle(Config):
 
     The lengths of motion follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard
     deviation of the logarithm, ``largest`` the end.
-
-    Raises:
-        InputError: naming the field that does not fit, or is unknown.
     """
 
     camera_motion: float = 9.0
@@ -180,11 +167,7 @@ class SceneStyle(Config):
 
     @staticmethod
     def preset(name: str) -> SceneStyle:
-        """Return the style ``usual``, ``small`` (motion), ``figures`` or ``bodies``, as training uses them.
-
-        Raises:
-            InputError: for another name.
-        """
+        """Return the style ``usual``, ``small`` (motion), ``figures`` or ``bodies``, as training uses them."""
         _check.choice(name, "style", PRESETS)
         return PRESETS[name]
 

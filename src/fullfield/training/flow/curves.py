@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVES = "curves.png"
-_TOLD = ("loss", "error", "norm", "rate", "skipped", "pairs_per_second", "validation")
 
 
 class FlowRow(NamedTuple):
@@ -33,11 +32,7 @@ class FlowRow(NamedTuple):
 
 
 def figure_class() -> type[Figure]:
-    """Return matplotlib's class of figures.
-
-    Raises:
-        InputError: without matplotlib.
-    """
+    """Return matplotlib's class of figures."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -46,41 +41,28 @@ def figure_class() -> type[Figure]:
 
 
 def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
-    """Write the curves of a run as a picture: loss, end-point errors in training and validation, learning rate.
-
-    Raises:
-        InputError: without matplotlib, or for an empty history.
-    """
+    """Write the curves of a run as a picture: loss, end-point errors in training and validation, learning rate."""
     figure_of = figure_class()
     if not history:
         raise InputError("history: expected one row at least, got none")
     figure = figure_of(figsize=(12, 3.6), layout="constrained")
-    loss, error, rate = figure.subplots(1, 3)
-    steps = [row.step for row in history]
-    loss.plot(steps, [row.loss for row in history])
-    loss.set_title("loss")
-    error.plot(steps, [row.error for row in history], label="training")
-    known = [row for row in history if not math.isnan(row.validation)]
-    if known:
-        error.plot([row.step for row in known], [row.validation for row in known], "o-", label="validation")
-    error.set_title("mean end-point error, pixels")
-    error.set_ylim(bottom=0)
-    error.legend()
-    rate.plot(steps, [row.rate for row in history])
-    rate.set_title("learning rate")
-    for axes in (loss, error, rate):
-        axes.set_xlabel("step")
+    titles = {"loss": "loss", "error": "mean end-point error, pixels", "rate": "learning rate"}
+    for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        axes.plot([row.step for row in history], [getattr(row, name) for row in history], label="training")
+        if name == "error":
+            known = [row for row in history if not math.isnan(row.validation)]
+            if known:
+                axes.plot([row.step for row in known], [row.validation for row in known], "o-", label="validation")
+            axes.set_ylim(bottom=0)
+            axes.legend()
+        axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=100)
 
 
 class Board:
-    """Writer of a history's rows for TensorBoard, into the folder ``tensorboard`` of a run.
-
-    Raises:
-        InputError: without TensorBoard.
-    """
+    """Writer of a history's rows for TensorBoard, into the folder ``tensorboard`` of a run."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -93,8 +75,7 @@ class Board:
 
     def add(self, row: FlowRow) -> None:
         """Write a row."""
-        for name in _TOLD:
-            value = getattr(row, name)
-            if not math.isnan(value):
+        for name, value in row._asdict().items():
+            if name not in ("step", "seconds") and not math.isnan(value):
                 self._writer.add_scalar(name, value, row.step)
         self._writer.flush()

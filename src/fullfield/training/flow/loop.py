@@ -27,7 +27,6 @@ from fullfield.training.checkpoint import (
     tensors,
     write_tensors,
 )
-from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, announce, check_batch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.curves import CURVES, Board, FlowRow, figure_class, plot_history
@@ -42,14 +41,7 @@ _SETTLED = 3  # steps after which the pace of a process counts: the first ones c
 
 
 class Ahead:
-    """Batches of a source in order, on a device; on a GPU a second stream makes the next one during a step.
-
-    Args:
-        source: of the pairs.
-        count: pairs a batch, of this process.
-        device: device of the batches.
-        ranks: this process among those that share the source.
-    """
+    """Batches of a source in order, ``count`` pairs each; on a GPU a second stream makes the next one during a step."""
 
     def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
         self._source, self._count, self._device, self._ranks = source, count, device, ranks
@@ -128,7 +120,6 @@ def train_flow(
     source: PairSource,
     training: FlowTraining | None = None,
     *,
-    augmentation: Augmentation | None = None,
     run: FlowRun | None = None,
     validation: Validation | None = None,
     progress: Progress | None = None,
@@ -146,7 +137,6 @@ def train_flow(
             with ``predictions_with_info``, for the mixture loss. It is trained where it is and from the weights it has.
         source: of the pairs.
         training: the configuration.
-        augmentation: done to the pairs on the device.
         run: checkpoints and the like.
         validation: gives an error of a network; called with the averaged one, in the first process.
         progress: called with the done share and a line, in the first process.
@@ -166,10 +156,8 @@ def train_flow(
             freeze_norms(model)
         try:
             stepper = Stepper(model, training, team)
-            if augmentation is not None:
-                source = Augmented(source, augmentation, training.seed)
             ahead = Ahead(source, training.batch // team.count, first.device, team)
-            return _Loop(Path(folder), stepper, ahead, run, augmentation, validation, progress).train()
+            return _Loop(Path(folder), stepper, ahead, run, validation, progress).train()
         finally:
             model.eval()
 
@@ -193,7 +181,7 @@ class _Clock:
 
     @property
     def here(self) -> float:
-        """Return the seconds since this process began."""
+        """Seconds since this process began."""
         return self._mark[1] - self._before
 
     def at(self, step: int) -> float:
@@ -229,22 +217,17 @@ class _Notes(NamedTuple):
 
     @staticmethod
     def read(notes: Mapping[str, Any], folder: Path) -> _Notes:
-        """Read the notes of a checkpoint.
-
-        Raises:
-            InputError: if they are damaged.
-        """
+        """Read the notes of a checkpoint; InputError if they are damaged."""
         try:
             scaling = torch.tensor(notes["scaling"], dtype=torch.float32)
             rng = torch.frombuffer(bytearray.fromhex(notes["rng"]), dtype=torch.uint8)
             best = math.inf if notes["best"] is None else float(notes["best"])
-            found = _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
             torch.Generator().set_state(rng)  # of the right length, and valid
+            if scaling.shape == (2,) and bool(scaling.isfinite().all()):
+                return _Notes(int(notes["batches"]), int(notes["pairs"]), best, scaling, rng)
         except (ValueError, KeyError, TypeError, OverflowError, RuntimeError):
-            found = None
-        if found is None or scaling.shape != (2,) or not bool(scaling.isfinite().all()):
-            raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
-        return found
+            pass
+        raise InputError(f"{folder / STATE / POINTER}: expected the state of a run of flow, cannot be read")
 
 
 class _Loop:
@@ -254,7 +237,6 @@ class _Loop:
         stepper: Stepper,
         ahead: Ahead,
         run: FlowRun,
-        augmentation: Augmentation | None,
         validation: Validation | None,
         progress: Progress | None,
     ) -> None:
@@ -265,7 +247,6 @@ class _Loop:
             **run.recipe,
             "training": self.training.as_dict(),
             "loss": stepper.loss,
-            "augmentation": None if augmentation is None else augmentation.as_dict(),
             "after": None if run.after is None else os.fspath(run.after),
         }
         after = None if run.after is None else Path(run.after)

@@ -38,9 +38,6 @@ def sequence_loss(
     """Return the summed L1 errors of the predictions, the one k places before the last weighted by gamma^k.
 
     Mean over the pixels that count and both components, sum over the predictions. Source: RAFT, equation 7.
-
-    Raises:
-        InputError: naming the argument that does not fit.
     """
     truth, inside, pixels = _prepared(predictions, flow, counted, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
@@ -64,9 +61,6 @@ def laplace_mixture_loss(
     Every prediction is a flow and its ``info`` as of :meth:`fullfield.models.SEARAFT.predictions_with_info`: logits of
     the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
-
-    Raises:
-        InputError: naming the argument that does not fit.
     """
     truth, inside, pixels = _prepared([flow for flow, _ in predictions], flow, counted, gamma)
     _check.number(log_scale_min, "log_scale_min", high=0)
@@ -93,9 +87,6 @@ def coarse_mixture_loss(
 
     Predictions are those of :meth:`fullfield.models.SEARAFT.coarse_predictions`.
     On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.training.flow.convex_loss`.
-
-    Raises:
-        InputError: naming the argument that does not fit.
     """
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
     _check.number(gamma, "gamma", above=0.0, high=1.0)

@@ -48,6 +48,7 @@ def write_pairs(
     """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.SyntheticPairs` reads.
 
     Pairs that are there already are kept, so that a run that was stopped goes on where it was, and a set can grow.
+    InputError if the folder holds pairs of another seed, size, style, format or other pictures.
 
     Args:
         folder: where to; made if it is not there.
@@ -58,10 +59,6 @@ def write_pairs(
         flow_format: ``"flo"``, or ``"png"`` (KITTI: to 1/64 px; longer motion than 511 px counts as unknown).
         together: pairs made in one go.
         progress: called with the part done and what is being done.
-
-    Raises:
-        InputError: the folder holds pairs of another seed, size, style, format or other pictures.
-        OSError: a file cannot be written.
     """
     _check.number(count, "count", integer=True, low=1)
     _check.number(together, "together", integer=True, low=1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,12 +13,14 @@ from fullfield import _check
 from fullfield.training.flow.batch import Announced, Counts, FlowBatch
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
+from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import draw_scenes
 
-if TYPE_CHECKING:
-    from fullfield.training.flow.pictures import PicturePack
-
 _BLOCK = 8  # of JPEG
+_LUMA = torch.tensor(
+    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], dtype=torch.float32
+)
+_RGB = torch.linalg.inv(_LUMA)
 
 
 class PairGenerator:
@@ -47,9 +47,6 @@ class PairGenerator:
         style: shares and lengths of what scenes contain, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
         compressed: share of the pairs with the blocks of JPEG.
         workers: processes that draw the scenes of a training ahead of time; 0: this process draws them.
-
-    Raises:
-        InputError: naming the argument that does not fit.
     """
 
     def __init__(
@@ -69,10 +66,7 @@ class PairGenerator:
         self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.device(device)
         _check.number(compressed, "compressed", low=0.0, high=1.0)
         self.style, self.compressed = style or SceneStyle(), compressed
-        if pictures is None:
-            from fullfield.training.flow.pictures import procedural_pictures
-
-            pictures = procedural_pictures()
+        pictures = procedural_pictures() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
             pictures = PictureAtlas(pictures.pictures.to(self.device), pictures.shapes.to(self.device))
         same = pictures.device.type == self.device.type
@@ -113,14 +107,6 @@ class PairGenerator:
         return frame1, frame2
 
 
-def __getattr__(name: str) -> type[PairGenerator]:
-    """Return the class by its old name, which is deprecated."""
-    if name != "PairMaker":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("PairMaker is deprecated, use PairGenerator", DeprecationWarning, stacklevel=2)
-    return PairGenerator
-
-
 @dataclass(frozen=True)
 class _Drawn:
     """Function that draws a batch on the CPU: its scenes, and the steps of JPEG's quantisation, 0 for none."""
@@ -158,12 +144,6 @@ def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
     blocks = torch.einsum("iy,bchiwj,jx->bchywx", transform, spectrum, transform)
     restored = torch.einsum("cd,bdhw->bchw", _RGB.to(frames.device), blocks.flatten(4).flatten(2, 3))
     return restored[:, :, :height, :width].clamp(0, 1)
-
-
-_LUMA = torch.tensor(
-    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], dtype=torch.float32
-)
-_RGB = torch.linalg.inv(_LUMA)
 
 
 def _cosines(device: torch.device) -> Tensor:

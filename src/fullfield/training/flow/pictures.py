@@ -28,17 +28,8 @@ SHAPES = "shapes.bin"
 
 _LARGEST_UPSCALE = 2.0
 # What damaged packs raise; RuntimeError: methods of packing that Python does not know, passwords.
-_DAMAGED = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_BROKEN_PACKING = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
+_DAMAGED = (*_BROKEN_PACKING, KeyError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class PicturePack(NamedTuple):
@@ -49,36 +40,23 @@ class PicturePack(NamedTuple):
     names: tuple[str, ...]  # of the N pictures: package/path, with the number of the crop
 
 
-def load_pictures(
-    path: str | Path | None,
-    *,
-    size: int = 512,
-    count: int | None = None,
-    drawn_shapes: int = 500,
-    seed: int = 0,
-) -> PicturePack:
+def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int = 500) -> PicturePack:
     """Read a picture pack (``python -m tools textures``).
 
     Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as nearly cover it; a
     smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
 
     Args:
-        path: the pack; None: :func:`procedural_pictures` of this size and seed.
+        path: the pack; None: :func:`procedural_pictures` of this size.
         size: height and width of the squares S, px.
-        count: squares returned, at most, evenly from all of them; None: all (with ``path`` None: 64).
-        drawn_shapes: shapes drawn from the seed (:func:`procedural_shapes`), after the pack's silhouettes.
-        seed: of what is drawn.
+        drawn_shapes: number of procedural shapes after the pack's silhouettes.
 
-    Raises:
-        InputError: a file that is no picture pack or is damaged; one line that names it.
-        OSError: it cannot be opened.
+    InputError for a file that is no picture pack or is damaged.
     """
     number(size, "size", integer=True, low=16)
     number(drawn_shapes, "drawn_shapes", integer=True, low=0)
-    if count is not None:
-        number(count, "count", integer=True, low=1)
     if path is None:
-        return procedural_pictures(64 if count is None else count, size, seed, shapes=drawn_shapes)
+        return procedural_pictures(size=size, shapes=drawn_shapes)
     where = Path(path)
     squares: list[Pixels] = []
     names: list[str] = []
@@ -96,27 +74,17 @@ def load_pictures(
         masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
-    if count is not None and count < len(squares):
-        kept = [index * len(squares) // count for index in range(count)]
-        squares, names = [squares[index] for index in kept], [names[index] for index in kept]
-    pictures = torch.empty((len(squares), size, size, 3), dtype=torch.uint8)
-    for index, square in enumerate(squares):
-        pictures[index].numpy()[...] = square
-    drawn = procedural_shapes(drawn_shapes, seed)
-    return PicturePack(pictures, torch.from_numpy(np.concatenate([masks, drawn])), tuple(names))
+    drawn = procedural_shapes(drawn_shapes, seed=0)
+    shapes = torch.from_numpy(np.concatenate([masks, drawn]))
+    return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names))
 
 
 def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
     """Pictures without any download, the same on every machine.
 
-    Noise of many octaves, discs that hide each other, cells, marble, bricks, speckles, stripes, gradients, checks and
-    nearly flat ones in turn, in natural and saturated colours; and shapes (:func:`procedural_shapes`).
-
-    Args:
-        count: pictures N.
-        size: their height and width S, px.
-        seed: another number, other pictures.
-        shapes: shapes M.
+    ``count`` pictures of height and width ``size`` px: noise of many octaves, discs that hide each other, cells,
+    marble, bricks, speckles, stripes, gradients, checks and nearly flat ones in turn, in natural and saturated colours.
+    And ``shapes`` shapes (:func:`procedural_shapes`).
     """
     number(count, "count", integer=True, low=1)
     number(size, "size", integer=True, low=16)
@@ -127,12 +95,7 @@ def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shap
 
 
 def licence_list(path: str | Path) -> dict[str, Any]:
-    """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence.
-
-    Raises:
-        InputError: a file that is no picture pack or is damaged; one line that names it.
-        OSError: it cannot be opened.
-    """
+    """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence."""
     with _whole(Path(path)), zipfile.ZipFile(path) as file:
         return _manifest(Path(path), file)
 

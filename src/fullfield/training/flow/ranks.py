@@ -103,19 +103,12 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
     A process group that is there already is used and left as it is.
-
-    Raises:
-        InputError: where the variables of ``torchrun`` make no sense.
     """
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size())
         return
-    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
-        raise InputError(
-            f"RANK, WORLD_SIZE: expected numbers as torchrun sets them, the first the smaller, got {rank!r}, {count!r}"
-        )
-    if count == "1":
+    rank, count = _check.torchrun()
+    if count == 1:
         yield Ranks()
         return
     from torch.distributed.distributed_c10d import PrefixStore
@@ -128,11 +121,11 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
         "nccl" if on_gpu else "gloo",
         timeout=_PATIENCE,
         store=PrefixStore(f"fullfield/{next(_groups)}", store),
-        rank=int(rank),
-        world_size=int(count),
+        rank=rank,
+        world_size=count,
         device_id=device if on_gpu else None,
     )
     try:
-        yield Ranks(int(rank), int(count))
+        yield Ranks(rank, count)
     finally:
         distributed.destroy_process_group()

@@ -45,16 +45,8 @@ def draw_scenes(
 ) -> LayeredScenes:
     """Draw the scenes of these numbers, on the CPU; a scene depends on its number and the arguments.
 
-    Args:
-        numbers: of the scenes, at least 0.
-        size: (height, width) of the frames, pixels.
-        seed: at least 0.
-        pictures: number of the atlas's pictures.
-        shapes: number of its silhouettes.
-        style: by default ``SceneStyle()``.
-
-    Raises:
-        InputError: naming the argument that does not fit.
+    ``size`` is (height, width) in pixels; ``pictures`` and ``shapes`` are numbers of the atlas's pictures and
+    silhouettes.
     """
     style = style or SceneStyle()
     for side in size:

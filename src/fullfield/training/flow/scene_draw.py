@@ -36,11 +36,8 @@ _OF_SOLIDS = 77  # of the stream for ellipsoids
 class SceneDraw:
     """Random numbers of a batch of scenes; those of a scene do not depend on the rest of the batch.
 
-    Args:
-        seed: the seed of the generator.
-        numbers: of the scenes, B.
-        *stream: numbers that select other random numbers of the same scenes.
-        solids: whether the layers of ellipsoids get numbers; otherwise theirs are 0.
+    ``stream`` selects other random numbers of the same scenes. Layers of ellipsoids get numbers only with ``solids``;
+    otherwise theirs are 0.
     """
 
     def __init__(self, seed: int, numbers: Sequence[int], *stream: int, solids: bool) -> None:

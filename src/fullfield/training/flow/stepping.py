@@ -46,32 +46,22 @@ class AveragedWeights:
     """Copy of a network with the exponential moving average of its weights.
 
     Floating buffers, such as a batch norm's statistics, are averaged as well; others are copied, and so is what holds
-    infinity from the start, such as a mask. All of it takes a few kernels a step.
-
-    Args:
-        model: the network that is trained.
-        keep: how much of the average a step keeps; less during the first steps, (1 + n) / (10 + n) of step n.
-
-    Attributes:
-        model: the copy, in evaluation mode.
+    infinity from the start, such as a mask. All of it takes a few kernels a step. The copy ``model`` is in evaluation
+    mode. A step keeps the share ``keep`` of the average; less during the first steps, (1 + n) / (10 + n) of step n.
     """
 
     def __init__(self, model: nn.Module, keep: float = 0.999) -> None:
         _check.number(keep, "keep", low=0.0, below=1.0)
         self.keep = keep
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        pairs = [
-            (own, its)
-            for own, its in zip(_tensors(self.model), _tensors(model), strict=True)
-            if own.numel() and own.data_ptr() != its.data_ptr()
-        ]
+        both = zip(_tensors(self.model), _tensors(model), strict=True)
+        pairs = [(own, its) for own, its in both if own.numel() and own.data_ptr() != its.data_ptr()]
         unbounded = all_not_finite({str(number): own for number, (own, _) in enumerate(pairs)})
-        floating, other = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
-        for number, pair in enumerate(pairs):
-            averaged = pair[0].is_floating_point() and str(number) not in unbounded
-            (floating if averaged else other).append(pair)
-        self._own, self._its = [pair[0] for pair in floating], [pair[1] for pair in floating]
-        self._own_other, self._its_other = [pair[0] for pair in other], [pair[1] for pair in other]
+        self._own, self._its, self._own_other, self._its_other = (list[Tensor]() for _ in range(4))
+        for number, (own, its) in enumerate(pairs):
+            averaged = own.is_floating_point() and str(number) not in unbounded
+            (self._own if averaged else self._own_other).append(own)
+            (self._its if averaged else self._its_other).append(its)
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -90,16 +80,8 @@ def _tensors(model: nn.Module) -> list[torch.Tensor]:
 class Objective(nn.Module):
     """Network and its loss as one module, which is compiled as a whole.
 
-    Args:
-        network: with ``predictions(frame1, frame2)``: the flow [B, 2, H, W] after each update; for the loss
-            ``"mixture"`` with ``predictions_with_info``. ``updates=`` is handed on where the training names a number.
-        training: names the loss.
-
-    Attributes:
-        updates: number of updates of the next call; None leaves it to the network.
-
-    Raises:
-        InputError: where the network has not what the loss asks for.
+    The network has ``predictions(frame1, frame2)``, the flow [B, 2, H, W] after each update; for the loss ``"mixture"``
+    ``predictions_with_info``. ``updates`` is the number of updates of the next call; None leaves it to the network.
     """
 
     def __init__(self, network: nn.Module, training: FlowTraining) -> None:
@@ -167,12 +149,8 @@ class Stepper:
     """Training step: forward, backward, clipping, optimizer, moving average.
 
     A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
-    That is decided on the device: :meth:`step` never waits for it, :meth:`read` does.
-
-    Args:
-        model: on its device, in training mode.
-        training: how.
-        ranks: the processes that share the batch.
+    That is decided on the device: :meth:`step` never waits for it, :meth:`read` does. ``model`` is on its device, in
+    training mode; ``ranks`` are the processes that share a batch.
     """
 
     def __init__(self, model: nn.Module, training: FlowTraining, ranks: Ranks | None = None) -> None:
@@ -211,14 +189,7 @@ class Stepper:
         self._steps = 0
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
-        """Make a step at the learning rate ``rate``.
-
-        Args:
-            batch: this process's pairs, on the device.
-            number: of the step, from 0; steps of the runs that this one continues from are counted.
-            rate: learning rate.
-            occluded: whether occluded pixels count.
-        """
+        """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
         self._uncompiled.updates = self.training.updates_of(number)
         counted = counted_pixels(batch, max_flow=self.training.max_flow, occluded=occluded)
         frame1, frame2 = batch.frame1, batch.frame2

@@ -113,7 +113,7 @@ class _Tables:
 class _Searches:
     """At most so many searches as fit a launch."""
 
-    def __init__(self, searches: Sequence[Search]) -> None:
+    def __init__(self, searches: Sequence[Search], sort: bool) -> None:
         self.like = like = searches[0][0]
         self.kernels = launching.kernels(LIBRARIES, radius_source(), like.get_device())
         asked = [search[1].shape[0] for search in searches]
@@ -126,6 +126,7 @@ class _Searches:
         for number, search in enumerate(searches):
             p = self.batch.each[number]
             self._describe(p, search)
+            p.sort = sort
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
             numbers.append(tables.number_of(search, p))
         filled = tables.fill(self.kernels, like, len(asked) + sum(parts))
@@ -161,18 +162,20 @@ class _Searches:
         return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
-def radius_searches(searches: Sequence[Search]) -> list[Neighbors]:
+def radius_searches(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
     """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
     found: list[Neighbors] = []
     for begin in range(0, len(searches), launching.MOST_PROBLEMS):
-        some = _Searches(searches[begin : begin + launching.MOST_PROBLEMS])
+        some = _Searches(searches[begin : begin + launching.MOST_PROBLEMS], sort)
         found += some.finish(some.totals.tolist())
     return found
 
 
-def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
+def radius_search(
+    points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float, *, sort: bool = True
+) -> Neighbors:
     """Find the points within a radius; waits for the device once, for the number of pairs."""
-    return radius_searches([(points, queries, offsets, query_offsets, radius)])[0]
+    return radius_searches([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
 
 
 def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) -> Tensor:

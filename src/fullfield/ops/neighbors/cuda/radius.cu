@@ -24,6 +24,7 @@ struct RadiusParams {
     float limit;                          // largest square of a distance
     u32 mask;                             // buckets - 1
     int own;                              // whether the queries are the points
+    int sort;                             // whether a row's indices rise
 };
 typedef Batch<RadiusParams> RadiusBatch;
 
@@ -170,10 +171,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const _
             u32 number;
             const bool near = is_near(p, q, around, c, number);
             const u32 all = __ballot_sync(WARP_MASK, near), at = found + __popc(all & ((1u << lane) - 1));
-            if (near && size <= ROOM) keys[at] = number;
-            if (near && size > ROOM) row[at] = (int)number;
+            if (near && p.sort && size <= ROOM) keys[at] = number;
+            if (near && !(p.sort && size <= ROOM)) row[at] = (int)number;
             found += __popc(all);
         }
-        sort_kept(keys, RowKeys{row}, size, lane);
+        if (p.sort) sort_kept(keys, RowKeys{row}, size, lane);
     });
 }

@@ -30,9 +30,6 @@ def convex_mixture_loss(
     logarithms of their scales, see :func:`mixture_surprise`. It is up-sampled with the weights ``mask`` as by
     :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give
     the loss and all gradients; elsewhere PyTorch's operators do. Differentiable by field and mask, once.
-
-    Raises:
-        InputError: naming the argument that does not fit.
     """
     _check.tensor(field, "field", ("B", 6, "h", "w"))
     batch, _, height, width = field.shape

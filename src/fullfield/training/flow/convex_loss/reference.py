@@ -17,11 +17,7 @@ def mixture_surprise(
     log_scale_min: float,
     log_scale_max: float,
 ) -> Tensor:  # [B, 2, H, W]
-    """Return minus the log density of the true flow, each component under a mixture of two Laplacians.
-
-    The logarithm of the wide one's scale is limited to 0 ... ``log_scale_max``, that of the narrow one's to
-    ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
-    """
+    """Return minus the log density of the true flow; limits and source as of ``laplace_mixture_loss``."""
     share1, share2, scale1, scale2 = torch.split(info, 1, 1)
     scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
     error = (flow - truth).abs()

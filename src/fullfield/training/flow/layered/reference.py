@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,14 +35,17 @@ def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
     return None
 
 
+_Vector: TypeAlias = tuple[Tensor, ...]  # of three
+
+
 class _Place(NamedTuple):
     """Points of a layer that pixels show: [B, H, W] each."""
 
-    at: tuple[Tensor, Tensor, Tensor]  # (a, b, 0) of a card, s of an ellipsoid
+    at: _Vector  # (a, b, 0) of a card, s of an ellipsoid
     w: Tensor  # 1 / depth
     front: Tensor
-    right: tuple[Tensor, Tensor, Tensor]  # derivatives of ``at`` by the pixel
-    down: tuple[Tensor, Tensor, Tensor]
+    right: _Vector  # derivatives of ``at`` by the pixel
+    down: _Vector
     inside: Tensor  # distance inside an ellipsoid's outline, pixels
 
 
@@ -75,21 +79,10 @@ def _place(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) 
     solid = _on_ellipsoid(matrix, centre, x, y)
     is_solid = _per_pixel(shape == ELLIPSOID)
 
-    def chosen(one: Tensor, other: Tensor) -> Tensor:
-        return torch.where(is_solid, one, other)
+    def chosen(one: Any, other: Any) -> Any:
+        return torch.where(is_solid, one, other) if isinstance(one, Tensor) else tuple(map(chosen, one, other))
 
-    def vectors(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        a, b, c = (chosen(*pair) for pair in zip(one, other, strict=True))
-        return a, b, c
-
-    return _Place(
-        vectors(solid.at, card.at),
-        chosen(solid.w, card.w),
-        chosen(solid.front, card.front),
-        vectors(solid.right, card.right),
-        vectors(solid.down, card.down),
-        chosen(solid.inside, card.inside),
-    )
+    return _Place(*map(chosen, solid, card))
 
 
 def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
@@ -105,7 +98,7 @@ def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
     return _Place((a, b, zero), safe, front, right, down, zero)
 
 
-def _dot(one: list[Tensor], two: list[Tensor]) -> Tensor:
+def _dot(one: Sequence[Tensor], two: Sequence[Tensor]) -> Tensor:
     return one[0] * two[0] + one[1] * two[1] + one[2] * two[2]
 
 
@@ -127,16 +120,14 @@ def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Plac
     depth = (uv - found.clamp(min=0).sqrt()) / uu
     front = (outside > 0) & (uv > 0) & (depth > 0)
     depth = torch.where(front, depth, 1.0)
-    s = [depth * ui - vi for ui, vi in zip(u, v, strict=True)]
+    s = tuple(depth * ui - vi for ui, vi in zip(u, v, strict=True))
     towards = torch.minimum(_dot(s, u), -GRAZING * uu.sqrt())
 
-    def derivative(column: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def derivative(column: list[Tensor]) -> _Vector:
         slope = _dot(s, column) / towards
-        a, b, c = (depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True))
-        return a, b, c
+        return tuple(depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True))
 
-    right, down = derivative(across), derivative(below)
-    return _Place((s[0], s[1], s[2]), 1 / depth, front, right, down, inside)
+    return _Place(s, 1 / depth, front, derivative(across), derivative(below), inside)
 
 
 def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
@@ -177,7 +168,7 @@ def _texture(place: _Place, paint: Tensor, picture: Tensor, atlas: PictureAtlas)
     t = [_per_pixel(paint[:, TEXTURE + part]) for part in range(6)]
     d = [_per_pixel(paint[:, DEPTH_TEXTURE + part]) for part in range(2)]
 
-    def texels_of(point: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def texels_of(point: _Vector) -> tuple[Tensor, Tensor]:
         a, b, c = point
         return t[0] * a + t[1] * b + d[0] * c, t[3] * a + t[4] * b + d[1] * c
 
@@ -208,13 +199,12 @@ def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: T
         for step in (0, 1):
             index = (low.long() + step).remainder(2 * side)
             found.append(torch.where(index < side, index, 2 * side - 1 - index))
-    total: Tensor | float = 0.0
+    total = torch.zeros((), dtype=torch.float32, device=u.device)
     for down in (0, 1):
         for right in (0, 1):
             index = bases[level] + (which * side + rows[down]) * side + columns[right]
             weight = (parts[0] if right else 1 - parts[0]) * (parts[1] if down else 1 - parts[1])
             total = total + atlas.texels[index.clamp(max=len(atlas.texels) - 1)][..., :3].float() * weight[..., None]
-    assert isinstance(total, Tensor)
     return total
 
 
@@ -232,7 +222,7 @@ def _active(scenes: LayeredScenes, layer: int) -> Tensor:
 def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor) -> Tensor:
     """Return a frame [B, 3, H, W]."""
     exposures = scenes.exposures.shape[2]
-    total = None
+    total = torch.zeros((), dtype=torch.float32, device=x.device)
     background = scenes.background[:, None, None]
     for exposure in range(exposures):
         share, right, down = scenes.exposures[:, frame, exposure].unbind(1)
@@ -253,13 +243,12 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
             texture = _texture(place, paint, ids[:, 0], atlas) / 255
             light = [_per_pixel(paint[:, LIGHT + 3 * frame + part]) for part in range(3)]
-            lit = (1 + _dot(light, list(place.at))).clamp(min=0)[..., None]
+            lit = (1 + _dot(light, place.at)).clamp(min=0)[..., None]
             colour = (lit * (texture * factor + offset)).clamp(0, 1)
             seen[window] += (clear[window] * alpha)[..., None] * colour
             clear[window] *= 1 - alpha
         seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * background
-        total = seen if total is None else total + seen
-    assert total is not None
+        total = total + seen
     return _sensed((total / exposures).permute(0, 3, 1, 2).contiguous(), scenes, frame)
 
 
@@ -273,12 +262,8 @@ def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
 
 def _cut(place: _Place, window: tuple[slice, slice, slice]) -> _Place:
     """Return the points of a rectangle, as far as textures and light need them."""
-
-    def vector(whole: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        a, b, c = (part[window] for part in whole)
-        return a, b, c
-
-    return place._replace(at=vector(place.at), right=vector(place.right), down=vector(place.down))
+    at, right, down = (tuple(part[window] for part in whole) for whole in (place.at, place.right, place.down))
+    return place._replace(at=at, right=right, down=down)
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:

@@ -25,9 +25,6 @@ class PictureAtlas:
     Args:
         pictures: [N, S, S, 3] uint8 RGB; S a power of two, at least 8. They are continued by reflection.
         shapes: [M, T, T] uint8 coverage, 0 at the border.
-
-    Raises:
-        InputError: naming the argument that does not fit.
     """
 
     def __init__(self, pictures: Tensor, shapes: Tensor) -> None:
@@ -103,11 +100,7 @@ class LayeredScenes(NamedTuple):
     noise: Tensor  # [B] int32: seed of the noise
 
     def check(self) -> None:
-        """Check that all fields describe the same scenes.
-
-        Raises:
-            InputError: naming the field that does not fit the others.
-        """
+        """Check that all fields describe the same scenes."""
         _check.tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
         batch, _, matrices, layers = self.to_card.shape[:4]
         device = self.to_card.device

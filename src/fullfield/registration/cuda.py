@@ -1,0 +1,90 @@
+"""Input of a learned descriptor on NVIDIA GPUs, by kernels compiled on the user's machine."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import address
+from fullfield.ops.neighbors import Neighbors
+from fullfield.ops.point_conv.triplets import Triplets
+from fullfield.registration.descriptors import BINS
+
+LIBRARIES = Libraries("descriptor kernels")
+_WARPS = 8
+_SOURCE = Path(__file__).with_name("describe.cu")
+_Params = launching.structures(_SOURCE)["DescribeParams"]
+
+
+@functools.cache
+def source(inputs: int, kernel: tuple[int, int, int]) -> Source:
+    """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
+    text = launching.read_source(launching.BATCHES, _SOURCE)
+    rings, elevations, bends = kernel
+    return Source.defining(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
+
+
+class Describer:
+    """Kernels for networks that see ``inputs`` numbers of a point, and cells ``kernel`` between ``edges``."""
+
+    def __init__(self, inputs: int, kernel: tuple[int, int, int], edges: tuple[float, ...]) -> None:
+        self._inputs, self._kernel, self._cells = inputs, kernel, math.prod(kernel)
+        self._on = dict[torch.device, Tensor]()
+        self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
+
+    def _launch(self, name: str, like: Tensor, params: Any) -> None:
+        kernels = launching.kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
+        kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
+
+    def shapes(self, fine: Tensor, queries: Tensor, found: Neighbors, radius: float, upright: Tensor | None) -> Tensor:
+        """Return features [N, inputs] whose first four are the shapes of the points around each query.
+
+        ``found`` has the points that a normal is computed from, ``radius`` limits those of the shape; normals are
+        written into ``upright`` [N, 3]. Points are float64.
+        """
+        features = fine.new_empty(len(queries), self._inputs, dtype=torch.float32)
+        p = _Params()
+        p.fine, p.queries, p.rows, p.indices = map(address, (fine, queries, *found))
+        p.upright, p.features = address(upright), features.data_ptr()
+        p.count, p.near, p.reach = len(queries), radius**2, radius
+        self._launch("local_shapes", fine, p)
+        return features
+
+    def pairs(
+        self, points: Tensor, normals: Tensor, found: Neighbors, bits: int, features: Tensor | None = None
+    ) -> tuple[Tensor, Triplets]:
+        """Return how many neighbours each cell has [N, cells], and the triplets; also write FPFH into ``features``."""
+        count, dtype = len(points), torch.float32
+        cells = points.new_empty(count, self._cells, dtype=dtype)
+        entries = points.new_empty(len(found.indices) - count, dtype=torch.int32)
+        own = None if features is None else points.new_empty(count, 3 * BINS, dtype=dtype)
+        if points.device not in self._on:
+            self._on[points.device] = torch.tensor(self._edges, dtype=dtype).to(points.device)
+        p = _Params()
+        p.points, p.normals, p.rows, p.indices = map(address, (points, normals, *found))
+        p.edges, p.own, p.cells, p.entries, p.features = map(
+            address, (self._on[points.device], own, cells, entries, features)
+        )
+        p.count, p.bits = count, bits
+        self._launch("look_at_pairs", points, p)
+        if features is not None:
+            self._launch("weigh_histograms", points, p)
+        rows = found.offsets - torch.arange(count + 1, device=points.device)
+        return cells, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))
+
+    def known(self, features: Tensor, cells: Tensor, triplets: Triplets, bits: int) -> Tensor:
+        """Return features, their means over the rings, and the roots of the cells' shares, one after the other."""
+        count, rings = len(features), self._kernel[0]
+        known = features.new_empty(count, (1 + rings) * self._inputs + self._cells)
+        p = _Params()
+        p.features, p.counts, p.rows, p.words = map(address, (features, cells, triplets.rows, triplets.entries))
+        p.known, p.count, p.bits = known.data_ptr(), count, bits
+        self._launch("known_properties", features, p)
+        return known
