@@ -198,11 +198,7 @@ def _find(newest: int) -> Nvrtc | None:
 
 
 def nvrtc() -> Nvrtc:
-    """Return the newest NVRTC whose code the driver can run.
-
-    Raises:
-        KernelError: if there is none.
-    """
+    """Return the newest NVRTC whose code the driver can run; KernelError if there is none."""
     newest = _driver_major()
     found = _find(newest)
     if found is None:
@@ -286,11 +282,7 @@ class Compiler:
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    """Return the CUDA driver's library.
-
-    Raises:
-        KernelError: if no NVIDIA driver is installed.
-    """
+    """Return the CUDA driver's library; KernelError if no NVIDIA driver is installed."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if WINDOWS else "libcuda.so.1")
     except OSError as error:
@@ -312,11 +304,7 @@ def _driver_major() -> int:
 
 
 def check(code: int) -> None:
-    """Check the ``code`` that a driver call returned.
-
-    Raises:
-        KernelError: if it is not zero.
-    """
+    """Check the ``code`` that a driver call returned; KernelError if it is not zero."""
     if code:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(code, ctypes.byref(text))

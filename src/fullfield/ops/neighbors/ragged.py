@@ -49,11 +49,7 @@ class Cloud(NamedTuple):
 
 
 def check_length(value: object, name: str) -> None:
-    """Check a length.
-
-    Raises:
-        InputError: if float32 distances cannot be compared with it.
-    """
+    """Check a length; InputError if float32 distances cannot be compared with it."""
     _check.number(value, name, low=_LEAST_LENGTH, high=_MOST_LENGTH)
 
 
@@ -86,21 +82,13 @@ def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of
 
 
 def check_real(values: Tensor, name: str) -> None:
-    """Check that a tensor holds values.
-
-    Raises:
-        InputError: if it has none, so that no geometry can be computed from it.
-    """
+    """Check that a tensor holds values; InputError if it has none, so that no geometry can be computed from it."""
     real = not values.is_meta and not isinstance(values, FakeTensor)
     _check.require(real, name, "a tensor that holds values", values)
 
 
 def check_finite(cloud: Cloud, largest: float, name: str = "points") -> None:
-    """Check that all coordinates are finite, by their largest magnitude.
-
-    Raises:
-        InputError: if one is not.
-    """
+    """Check that all coordinates are finite, by their largest magnitude; InputError if one is not."""
     if not math.isfinite(largest):
         bad, count = int((~torch.isfinite(cloud.points).all(1)).sum()), cloud.points.shape[0]
         raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
