@@ -8,7 +8,8 @@ of the repository, so the checkout stays as it is. The tests of the packages fir
 pass; it is noted which functions each of them enters. A fault is then shown to the tests that enter its function, the
 shortest first, until one fails; where none enters it, as with functions that numba compiles, to all tests of its
 package. ``--notes`` names a file that keeps these notes for the next call. Exits with 1 if more than --missed faults
-survive. Survivors are printed: some change nothing that can be seen, most ask for a test.
+survive. Survivors are printed, and most ask for a test; those that change no result are listed in HARMLESS with the
+reason, and others are drawn in their place.
 """
 
 from __future__ import annotations
@@ -40,6 +41,29 @@ TESTS = {  # package -> tests that have to find a fault in it; the longest match
 }
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
+HARMLESS = {  # (file, line, fault) -> why no test could tell
+    (
+        "ops/point_conv/reference.py",
+        "width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize",
+        "4 -> 5",
+    ): "bytes of a row, by which rows are counted that are computed at a time",
+    (
+        "io/flow_formats/exr.py",
+        "rows = np.linspace(0, height - 1, min(height, max(4, _TRIED // row))).round().astype(np.intp)",
+        "4 -> 5",
+    ): "rows of a trial",
+    (
+        "ops/tvl1/guided_cpu.py",
+        "self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)",
+        "3 -> 4",
+    ): "a buffer with more room",
+    (
+        "io/vectors.py",
+        "first, half = channels[0].plane, dtype == \"half\"",
+        "0 -> 1",
+    ): "all channels have one shape and device",
+    ("ops/correlation/_cpu_kernels.py", "fx[lane] = np.float32(0.0)", "0.0 -> 1.0"): "of a lane that sees nothing",
+}  # fmt: skip
 SECONDS = 600  # a mutant that runs longer hangs, which is a finding
 Notes = dict[str, tuple[float, frozenset[str]]]
 """Tests -> their seconds, and the functions that they enter, as FILE:LINE of the first line."""
@@ -60,9 +84,19 @@ class Fault(NamedTuple):
         before, after = lines[first][: self.node.col_offset], lines[last][self.node.end_col_offset :]
         return b"".join([*lines[:first], before + self.text.encode() + after, *lines[last + 1 :]]).decode()
 
+    @property
+    def change(self) -> str:
+        """What it does to the code."""
+        return f"{' '.join(ast.unparse(self.node).split())} -> {self.text}"
+
+    @property
+    def harmless(self) -> bool:
+        """Whether it is known to change no result."""
+        line = self.path.read_text("utf-8").splitlines()[self.node.lineno - 1]
+        return (self.path.relative_to(SOURCE).as_posix(), line.strip(), self.change) in HARMLESS
+
     def __str__(self) -> str:
-        old = " ".join(ast.unparse(self.node).split())
-        return f"{self.path.relative_to(SOURCE)}:{self.node.lineno}: {old} -> {self.text}"
+        return f"{self.path.relative_to(SOURCE)}:{self.node.lineno}: {self.change}"
 
 
 def changed(node: ast.expr) -> Iterator[str]:
@@ -207,8 +241,10 @@ def main() -> int:
     weights = {path: len(part) for path, part in candidates.items() if part}
     if not weights:
         made.error(f"--only: expected part of a path with code to change, got {args.only!r}")
-    chosen = draw.choices(list(weights), list(weights.values()), k=args.count)
-    drawn = [draw.choice(candidates[path]) for path in chosen]
+    drawn: list[Fault] = []
+    while len(drawn) < args.count:
+        chosen = draw.choices(list(weights), list(weights.values()), k=args.count - len(drawn))
+        drawn += [fault for path in chosen if not (fault := draw.choice(candidates[path])).harmless]
     if args.list:
         sys.stdout.writelines(f"{fault}\n" for fault in drawn)
         return 0

@@ -139,15 +139,18 @@ def test_a_file_plays_at_its_own_rate() -> None:
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
-def test_a_long_wait_is_told() -> None:
-    clock, told = Clock(), []
-    times = (0.0, 0.25, 1.0, 31.0)
-    list(
-        played_at_rate(
-            map(Frame, times), clock, clock.sleep, 1 / 4, 2.0, lambda number, left: told.append((number, left))
-        )
-    )
-    assert told == [(3, pytest.approx(15.0))]
+@pytest.mark.parametrize(
+    ("times", "interval", "told"),
+    [
+        ((0.0, 0.25, 1.0, 31.0), 1 / 4, (3, 15.0)),
+        ((0.0, 3.8, 8.2), 1 / 4, (2, 2.2)),  # two seconds
+        ((0.0, 19.0, 41.0), 10.0, (2, 11.0)),  # two intervals
+    ],
+)
+def test_a_long_wait_is_told(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
+    clock, found = Clock(), []
+    list(played_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
+    assert found == [(told[0], pytest.approx(told[1]))]
 
 
 def test_slow_decoding_counts_as_latency_and_is_told() -> None:

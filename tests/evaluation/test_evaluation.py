@@ -314,6 +314,7 @@ def test_variables_that_no_torchrun_sets_are_named(monkeypatch: pytest.MonkeyPat
 def test_scale() -> None:
     assert str(read_scale("1/8")) == "1/8"
     assert read_scale(0.25) == read_scale("1/4")
+    assert str(read_scale(0.5**0.5)) == "33461/47321"  # the nearest with a denominator of at most 65536
     for wrong in ("0", "2", "a", "1/0", "nan"):
         refuses("scale", read_scale, wrong)
 

@@ -147,7 +147,7 @@ def test_a_dense_network_is_compiled_without_a_break() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("norm", ["layer", "instance"])
+@pytest.mark.parametrize("norm", [pytest.param("layer", marks=pytest.mark.long), "instance"])
 def test_compiled_once_for_clouds_of_any_size(norm: str) -> None:
     """One graph for the first batch, one for sizes that vary."""
     torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_compiled_once_for_clouds_of_any_size(norm: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for seed, sizes in enumerate([(220, 150), (190, 270), (250, 140), (230, 180)]):
+    for seed, sizes in enumerate([(220, 150), (190, 270), (250, 140)]):
         points = torch.rand(sum(sizes), 3, generator=torch.Generator().manual_seed(seed))
         points *= torch.tensor([1 + 0.4 * seed, 1, 0.2])  # so that the coarse levels differ as well
         pyramid = model.prepare(points, torch.tensor([0, *sizes]).cumsum(0))

@@ -799,6 +799,7 @@ WRONG = {
         ([], "fmap2_levels: expected a sequence of 1 to 8 tensors"),
         (3, "fmap2_levels: expected a sequence"),
         ([torch.zeros(2, 7, 4, 5)], r"fmap2_levels\[0\]: expected shape \[2, 6, H2, W2\]"),
+        ([torch.zeros(1, 7, 4, 5)], r"fmap2_levels\[0\]: expected shape \[2, 6, H2, W2\]"),
         ([torch.zeros(2, 6, 4, 5, dtype=torch.float16)], r"fmap2_levels\[0\]: expected dtype float32"),
         ([torch.zeros(2, 6, 4, 5), torch.zeros(1, 6, 4, 5)], r"fmap2_levels\[1\]: expected shape"),
         ([torch.zeros(2, 6, 4, 5, device="meta")], r"fmap2_levels\[0\]: expected device cpu"),
@@ -807,6 +808,7 @@ WRONG = {
     "coords": [
         (torch.zeros(2, 2, 5, 4), r"coords: expected shape \[2, 2, 4, 5\], got float32 tensor \[2, 2, 5, 4\]"),
         (torch.zeros(2, 3, 4, 5), "coords: expected shape"),
+        (torch.zeros(1, 3, 5, 6), "coords: expected shape"),
         (torch.zeros(2, 2, 4, 5, dtype=torch.float16), "coords: expected dtype float32"),
         (torch.zeros(2, 2, 4, 5, dtype=torch.float64), "coords: expected dtype float32"),
         (torch.zeros(2, 2, 4, 5, device="meta"), "coords: expected device cpu"),

@@ -13,6 +13,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.ops.matching import (
     BACKENDS,
+    api,
     backends,
     cuda,
     fused,
@@ -150,6 +151,27 @@ def test_traced_code_asks_while_it_is_traced() -> None:
     one, two, _ = maps(1, 8, 4, 6)
     compiled = torch.compile(global_matching, fullgraph=True, backend="eager", dynamic=True)
     assert torch.allclose(compiled(one, two), global_matching(one, two), atol=1e-5)
+
+
+def test_a_backend_is_asked_about_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of traced code only their kind; of attention the wider of features and values."""
+    asked: list[int] = []
+
+    def no(request: protocol.Request) -> str:
+        asked.append(request.channels)
+        return "asked"
+
+    monkeypatch.setattr(fused, "supports", no)
+    for channels, wide in ((4, 2), (3, 7)):
+        one, two, _ = maps(1, channels, 3, 5)
+        global_attention(one, two, torch.zeros(1, wide, 3, 5))
+    assert asked == [4, 7]
+    asked.clear()
+    monkeypatch.setattr(api, "is_eager", lambda *_: False)
+    monkeypatch.setattr(api, "_named", lambda channels, *_: asked.append(channels) or "chunks")
+    for channels in (0, 1, 256, 257):
+        global_matching(torch.zeros(1, channels, 3, 5), torch.zeros(1, channels, 3, 5))
+    assert asked == [0, 1, 1, 257]
 
 
 def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_scores_are_stored_along_the_way(
         stored.append(json.loads(output.read_text()))
 
     monkeypatch.setattr(judge.Scores, "add", read)
-    judge.main(["--pairs", "8", *SMALL, "small:noise~0=0.5", "usual:instants~2=0.5", "-o", str(output)])
+    judge.main(["--pairs", "8", *SMALL, "small:noise~0,instants~2=0.5", "usual:instants~2=0.5", "-o", str(output)])
     assert [[row["pairs"] for row in result["scores"]] for result in stored] == [[0], [0, 2], [0, 2, 4], [0, 2, 4, 8]]
     first, *_, last = stored[-1]["scores"]
     assert first["weights"] == first["average"]
@@ -68,14 +68,14 @@ def test_scores_are_stored_along_the_way(
     assert last["weights"] != last["average"]
     assert last["weights"]["hard"] is None  # three of the pairs are missing
     assert 0 < last["learning_rate"] < stored[-1]["scores"][2]["learning_rate"] < 1.5e-4
-    assert stored[-1]["settings"]["mixture"] == ["small:noise~0=0.5", "usual:instants~2=0.5"]
-    assert "raft-small small:noise~0=0.5 usual:instants~2=0.5: 8 pairs" in capsys.readouterr().out
+    assert stored[-1]["settings"]["mixture"] == ["small:noise~0,instants~2=0.5", "usual:instants~2=0.5"]
+    assert "raft-small small:noise~0,instants~2=0.5 usual:instants~2=0.5: 8 pairs" in capsys.readouterr().out
 
 
 def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_path: Path) -> None:
     output, kept = tmp_path / "result.json", tmp_path / "kept"
-    options = ["--network", "fullfield-s", "--pairs", "2", *SMALL, "small=1", "--updates", "1-2", "--score-at"]
-    judge.main([*options, "--scored-updates", "1", "2", "--flips", "-o", str(output), "--keep", str(kept)])
+    options = ["--network", "fullfield-s", "--pairs", "2", *SMALL, "small:instants~2=1", "--score-at", "--flips"]
+    judge.main([*options, "--updates", "1-2", "--scored-updates", "1", "2", "-o", str(output), "--keep", str(kept)])
     first, last = (row["average"] for row in json.loads(output.read_text())["scores"])
     assert first["errors"] != first["errors, 2 updates"]
     assert last["errors"] != first["errors"]
