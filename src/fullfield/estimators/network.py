@@ -320,7 +320,10 @@ class NetworkEstimator(BackendRequest):
             self._network = None  # frees the old one first
             self._fast, self._dense = None, {}
             shape = self.config.shaped(NETWORKS[self.method])
-            self._network = load_weights(shape, origin, correlation=self._requested).to(device)
+            network = load_weights(shape, origin, correlation=self._requested).to(device)
+            if device.type == "cpu":
+                network.to(memory_format=network.cpu_format)  # type: ignore[call-overload]
+            self._network = network
             checksum = None if origin.path is None else digest(origin.path)[:_DIGITS]
             self._origin = {"weights": origin.name, "weights_sha256": checksum}
             self._stamp = stamp

@@ -129,6 +129,7 @@ class SEARAFT(FlowNetwork):
     config: SEARAFTConfig
     family = "SEA-RAFT"
     norm_prefix = "bn"
+    cpu_format = torch.channels_last  # RAFT's instance norm takes longer in this order
 
     def __init__(self, config: SEARAFTConfig | None = None, *, correlation: str | None = None) -> None:
         super().__init__()
