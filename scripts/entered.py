@@ -32,7 +32,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     yield
     seconds = time.perf_counter() - start
     sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)
     names = {
         f"{code.co_filename.removeprefix(_SOURCE)}:{code.co_firstlineno}"
         for code in _codes.values()
