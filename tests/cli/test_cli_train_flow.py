@@ -48,7 +48,7 @@ def test_the_default_pairs_are_the_mixture_of_styles() -> None:
 
 def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures.procedural_pictures(count=4, size=64, shapes=4)
-    monkeypatch.setattr(pictures, "procedural_pictures", lambda: few)
+    monkeypatch.setattr(pictures, "procedural_pictures", lambda **_options: few)
     for name in ("usual", "figures"):  # exposures of twelve instants take seconds
         monkeypatch.setitem(PRESETS, name, PRESETS[name].replace(instants=2))
     makers: list[tuple[int, SceneStyle]] = []

@@ -277,7 +277,7 @@ class _Generators:
         self._pictures: PicturePack | PictureAtlas | None = None
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
-        from fullfield.training.flow import PairGenerator
+        from fullfield.training.flow.pairs import PairGenerator
         from fullfield.training.flow.pictures import load_pictures
 
         if self._pictures is None:
