@@ -46,7 +46,7 @@ MOST_BYTES = 10_000_000
 SHAPE_RADIUS = 2.0  # voxels
 _AS_NEAR = 0.1  # voxels below which points weigh the same in an interpolation
 SHIPPED = Path(__file__).with_name("descriptor.safetensors")
-_SHA256 = "2956504fa29fb466aba45423920927963319bf4d994e27bfe27f123138fb3e5a"  # of that file
+_SHA256 = "1794cbf333d041c88e8e16c507d44de483f4528d93341bcfb17af96c3fddd646"  # of that file
 _NAME = "descriptor"  # of the configuration in a file's header
 
 
