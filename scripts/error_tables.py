@@ -163,18 +163,16 @@ def describing() -> str:
     """Return the table of the time that describing three dense scans takes."""
     times = read("descriptors_scales_h100.json")["times"]
     rows = [["three scans, together", "described", "one H100", "inputs alone", "network alone"]]
-    for what, told in (("automatic voxel", "automatic voxel"), ("2 cm", "voxel of 2 cm")):
+    for what, told in (("automatic voxel",) * 2, ("2 cm", "voxel of 2 cm"), ("every point, 7 mm", "every point, 7 mm")):
         row = times[f"two, {what}"]
         cells = (f"{1e3 * row[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
         rows.append([f"{row['points']:,} points, {told}", f"{row['described']:,}", *cells])
-    every = times["included, every point, 7 mm"]
-    cells = (f"{1e3 * every[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
-    rows.append([f"every point, one resolution, {every['edges'][0] * 1e3:.0f} mm", f"{every['described']:,}", *cells])
     dense = read("descriptors_plain_cpu.json")["dense"]
-    shown = " and ".join(f"{row['cpu_seconds']:.1f} s ({name})" for name, row in dense.items())
+    shown = " and ".join(
+        f"{row['seconds']:.1f} s ({name}; {row['cpu_seconds']:.1f} s of processor time)" for name, row in dense.items()
+    )
     described, threads = f"{dense['learned']['described']:,}", dense["learned"]["threads"]
-    about = f"On a loaded CPU with {threads} threads, {described} points at 2 cm take {shown} of processor time"
-    return f"{lines(rows)}\n{about}, thinning included.\n"
+    return f"{lines(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
 
 
 def large_frames() -> str:

@@ -351,7 +351,7 @@ def _() -> Any:
     return list(held.compute().values())
 
 
-for _name in ("aae", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
+for _name in ("aae", "angular_error", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
     CASES[f"metrics.{_name}"] = lambda name=_name: getattr(metrics, name)(flow() + noise(2, 24, 32, seed=1), flow())
 
 
@@ -669,8 +669,9 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
         *neighbors.grid_downsample(cloud(), 0.2),
         neighbors.spatial_order(cloud()),
     ),
-    ("metrics.four_values", "metrics.boundary_distance"): lambda: (
+    ("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance"): lambda: (
         metrics.four_values(flow()),
+        metrics.true_motion(flow()),
         metrics.boundary_distance(noise(24, 32) > 1),
     ),
 }

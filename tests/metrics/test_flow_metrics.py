@@ -81,8 +81,6 @@ def test_one_image_against_the_definitions(size, four):
     assert wanted["pixels"] < case[2].sum()  # some truth is unknown
     assert not math.isnan(wanted["lm_epe"])
     pred, truth, valid, _ = tensors(*case)
-    motion = truth.double().norm(dim=-3)  # of each of the four values, or of the one
-    motion = motion.mean(0) if four else motion
     single = {
         "epe": metrics.epe(pred, truth, valid),
         "aae": metrics.aae(pred, truth, valid),
@@ -90,7 +88,7 @@ def test_one_image_against_the_definitions(size, four):
         "px5": metrics.outliers(pred, truth, valid, threshold=5),
         "fl_all": metrics.fl_all(pred, truth, valid),
         "wauc": metrics.wauc(pred, truth, valid),
-        "lm_epe": metrics.epe(pred, truth, valid & (motion > 128)),
+        "lm_epe": metrics.epe(pred, truth, valid & (metrics.true_motion(truth) > 128)),
     }
     assert_same(single, {key: wanted[key] for key in single})
 
@@ -286,10 +284,14 @@ def test_wrong_input_is_named(change, message):
 def test_error_maps():
     case = random_case(8, 40, 30)
     pred, truth, valid, _ = tensors(*case)
-    error = metrics.end_point_error(pred, truth, valid)
+    error, angle = metrics.end_point_error(pred, truth, valid), metrics.angular_error(pred, truth, valid)
     assert error.dtype == torch.float64
     flat = records(*case[:3])
     assert error[~error.isnan()].tolist() == pytest.approx([r["epe"] for r in flat], rel=1e-12)
+    assert angle[~angle.isnan()].tolist() == pytest.approx([r["aae"] for r in flat], rel=1e-9)
+    assert bool((error.isnan() == angle.isnan()).all())
+    motion = metrics.true_motion(truth)
+    assert bool((motion.isnan() == ((truth.abs() <= 1e9).all(0)).logical_not()).all())
 
 
 def test_dtypes_strides_and_blocks_do_not_show(monkeypatch):

@@ -7,11 +7,13 @@ from fullfield.metrics.accumulator import AVERAGING, FlowMetrics
 from fullfield.metrics.distance import boundary_distance
 from fullfield.metrics.pixels import (
     aae,
+    angular_error,
     end_point_error,
     epe,
     fl_all,
     four_values,
     outliers,
+    true_motion,
     wauc,
 )
 from fullfield.metrics.registration import (
@@ -30,6 +32,7 @@ __all__ = [
     "AVERAGING",
     "FlowMetrics",
     "aae",
+    "angular_error",
     "boundary_distance",
     "end_point_error",
     "epe",
@@ -45,5 +48,6 @@ __all__ = [
     "rmse_by_information",
     "rmse_by_moment",
     "second_moment",
+    "true_motion",
     "wauc",
 ]

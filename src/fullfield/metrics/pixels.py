@@ -109,12 +109,21 @@ def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) ->
     Returns:
         ``[H, W]`` float64, pixels; NaN where the truth is unknown or not valid, and where ``pred`` is NaN.
     """
-    check_pair(pred, truth, valid)
-    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_place(pred.device))
-    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
-        block = compare(pred, truth, valid, rows)
-        result[rows] = torch.where(block.known, block.epe, math.nan)
-    return result
+    return _map(pred, truth, valid, "epe")
+
+
+def angular_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Return the angle between (u, v, 1) of prediction and truth, degrees; otherwise as :func:`end_point_error`."""
+    return _map(pred, truth, valid, "aae")
+
+
+def true_motion(truth: Tensor) -> Tensor:
+    """Return the length of the true vectors ``[2, H, W]``, or the mean length of the four of ``[4, 2, H, W]``.
+
+    The result is ``[H, W]`` float64, pixels; NaN where the truth is unknown.
+    """
+    pred = truth[0] if isinstance(truth, Tensor) and truth.ndim == 4 else truth
+    return _map(pred, truth, None, "mean_motion")
 
 
 def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -141,6 +150,15 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
         if valid is not None:
             values[index].masked_fill_(~valid[row::2, column::2], math.nan)
     return values
+
+
+def _map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
+    check_pair(pred, truth, valid)
+    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_place(pred.device))
+    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
+        block = compare(pred, truth, valid, rows)
+        result[rows] = torch.where(block.known, getattr(block, field), math.nan)
+    return result
 
 
 def _double(values: Tensor) -> Tensor:
