@@ -225,3 +225,31 @@ def test_the_example_at_a_frame_rate_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "99 flows: " in done.stdout
+
+
+def test_memory_formula_of_the_solver() -> None:
+    from fullfield.ops.tvl1 import PRESETS
+    from fullfield.ops.tvl1.cpu import Solver
+
+    page = (ROOT / "src" / "fullfield" / "ops" / "tvl1" / "README.md").read_text("utf-8")
+    height, width = 600, 800
+    for name, stated in (("default", "29.5 planes"), ("fast", "21.7 planes")):
+        assert stated in page
+        solver = Solver(height, width, PRESETS[name])
+        arrays = [solver._state, solver._packed, *solver._pyramid1, *solver._pyramid2]
+        planes = 2 + sum(array.size for array in arrays) / (height * width)  # and the grey frames, the caller's
+        assert planes == pytest.approx(float(stated.split()[0]), rel=0.06)  # rows are padded
+
+
+def absent(page: str) -> list[str]:
+    """Return the paths in the table "Where to …" that do not exist."""
+    (table,) = re.findall(r"^## Where to …\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    told = [word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)]
+    folders = ROOT, ROOT / "src/fullfield"
+    return [place for place in told if "/" in place and not any((folder / place).exists() for folder in folders)]
+
+
+def test_where_to_find_things() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert absent(page) == []
+    assert absent(page.replace("io/flow.py", "io/flows.py")) == ["io/flows.py"]

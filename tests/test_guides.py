@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -156,3 +157,26 @@ def test_the_replacements_for_other_libraries_run(here: Path) -> None:
     pytest.importorskip("cv2")
     theirs = run(cv2, {"grey1": grey[0], "grey2": grey[1]})["theirs"]
     assert np.abs(np.median(theirs - given["ours"], (0, 1))).max() < 0.2  # the same axes, units and order
+
+
+def test_the_messages_that_are_explained_exist() -> None:
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    sections = re.findall(r"^## From .*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    assert len(sections) == 3
+    messages = [
+        quoted
+        for section in sections
+        for cell in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+        for quoted in re.findall(r"`([^`]+)`", cell)
+    ]
+    assert len(messages) > 15
+    assert [message for message in messages if message not in source] == []
+
+
+def test_the_table_of_operators_names_every_backend() -> None:
+    page = (DOCS / "support.md").read_text("utf-8")
+    for operator in ("correlation", "tvl1", "neighbors", "point_conv"):
+        backends = list(importlib.import_module(f"fullfield.ops.{operator}").BACKENDS)
+        line = next(line for line in page.splitlines() if f"/ops/{operator}/" in line)
+        assert re.findall(r"`(\w+)`", line.split("|")[2]) == backends

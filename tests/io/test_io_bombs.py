@@ -150,6 +150,10 @@ def test_ply_vertices_without_properties(tmp_path: Path, form: str) -> None:
         (npy("(99999999999999999999, 3)"), "shape"),
         (npy("(2, 3)").replace(b"'shape'", b"'sharp'"), "not in NumPy's format"),
         (npy("(2, 3)").replace(b"False", b"Fals "), "not in NumPy's format"),
+        (npy("(2, 3)").replace(b"'shape'", b"[]     "), "not in NumPy's format"),
+        (npy("(2, 3)").replace(b"'shape'", b"1      "), "not in NumPy's format"),
+        (npy("(2, 3)").replace(b"'<f8'", b"()   "), "not in NumPy's format"),
+        (b"\x93NUMPY\x02\x00" + struct.pack("<I", 400 << 20), "a header of 419430400 bytes"),
     ],
 )
 def test_npy_headers_that_are_no_plain_array(tmp_path: Path, header: bytes, match: str) -> None:

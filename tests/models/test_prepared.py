@@ -16,7 +16,7 @@ from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, sh
 from fullfield.models.prepared.shared import Form, folded, stem
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
-from fullfield.ops.fused.reference import CELL_CHANNELS, Frame
+from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from refusals import refuses
 
 SIZE = (70, 93)

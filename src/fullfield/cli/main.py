@@ -314,6 +314,7 @@ def _plain_warnings() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.showwarning = show
+        warnings.filterwarnings("ignore", "Reading `.npy` or `.npz` file", UserWarning)  # of a file of Python 2
         yield
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, partial
 from pathlib import Path
@@ -88,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
     return vectors.finish(args, written, problems, factor=float(factor), **more)
 
 
-def _cached(read: Callable[[int], Any], path: Callable[[int], str]) -> Callable[[int], Any]:
-    """Return ``read`` that keeps its last two results; a file that is replaced is read again."""
-    kept = lru_cache(maxsize=2)(lambda number, _stamp: read(number))
+def _cached(read: Callable[[int], Any], path: Callable[[int], str], most: int = 2) -> Callable[[int], Any]:
+    """Return ``read`` that keeps its last ``most`` results; a file that is replaced is read again."""
+    kept = lru_cache(maxsize=most)(lambda number, _stamp: read(number))
     return lambda number: kept(number, stamp_of(path(number)))
 
 
@@ -105,7 +104,8 @@ class _Reader:
         self._plate: Callable[[int], Raw] = _cached(lambda number: read_raw(path(number)), path)
         self._small: Callable[[int], Small] = _cached(lambda number: small(io.read_frame(path(number))), path)
         self._forward, self._backward = (
-            _cached(flow.field(name), lambda number: flow.path(number) or "") for name in ("forward", "backward")
+            _cached(flow.field(name), lambda number: flow.path(number) or "", most=1)
+            for name in ("forward", "backward")
         )
         self._checked: dict[tuple[object, ...], bool] = {}
         self.cuts: list[tuple[int, int]] = []
@@ -138,9 +138,11 @@ class _Reader:
         pair = (number, number + 1)
         key = (*pair, *(stamp_of(self._path(n)) for n in pair))
         if key not in self._checked:
-            self._checked[key] = False
-            with suppress(InputError):  # not a picture in colour: depth, masks
-                self._checked[key] = is_cut(self._small(number), self._small(number + 1))
-            if self._checked[key] and pair not in self.cuts:
+            try:
+                found = is_cut(self._small(number), self._small(number + 1))
+            except InputError:  # not a picture in colour: depth, masks
+                found = False
+            self._checked[key] = found
+            if found and pair not in self.cuts:
                 self.cuts.append(pair)
         return self._checked[key]

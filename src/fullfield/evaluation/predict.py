@@ -334,12 +334,13 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
         )
     written = []
     for record in dataset.records:
-        scene, _, file = record.name.rpartition("/")
-        name = {
-            "sintel": f"{dataset.name.split('-')[1]}/{record.name}.flo",
-            "kitti": f"flow/{record.name}.png",
-            "spring": f"{scene}/{file.rpartition('_')[0]}/{file}.flo5",
-        }[form]
+        if form == "sintel":
+            name = f"{dataset.name.split('-')[1]}/{record.name}.flo"
+        elif form == "kitti":
+            name = f"flow/{record.name}.png"
+        else:
+            scene, _, file = record.name.rpartition("/")
+            name = f"{scene}/{file.rpartition('_')[0]}/{file}.flo5"
         target = Path(folder) / name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_flow(target, run.read(record.name)[0])

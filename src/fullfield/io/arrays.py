@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import tokenize
@@ -23,9 +24,15 @@ _BROKEN = (
     ValueError,
 )  # fmt: skip
 
-_PARSING = (RecursionError, MemoryError, SyntaxError, tokenize.TokenError)  # of a header, which is a Python literal
+_PARSING = (  # of a header, which is a Python literal
+    IndexError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, SyntaxError, tokenize.TokenError,
+)  # fmt: skip
 _LOCAL_HEADER = 30  # of a member of an archive, without its name
-_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_READERS = {
+    (1, 0): ("<H", np.lib.format.read_array_header_1_0),
+    (2, 0): ("<I", np.lib.format.read_array_header_2_0),
+}
+_LONGEST_HEADER = 10_000  # bytes; NumPy reads as many as a header says before it looks at the number
 
 
 def read_header(
@@ -39,7 +46,12 @@ def read_header(
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
             raise ValueError(f"format version {version}")
-        shape, fortran, dtype = _READERS[version](stream)
+        form, parse = _READERS[version]
+        said = stream.read(struct.calcsize(form))
+        (length,) = struct.unpack(form, said)
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        shape, fortran, dtype = parse(io.BytesIO(said + stream.read(length)))
         if bool in map(type, shape):
             raise ValueError(f"shape {shape}")
     if dtype.kind not in "fiu" or dtype.itemsize > 8 or dtype.shape:

@@ -220,7 +220,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     bad = False
     for area, pixels in source.inside(part, wanted, frame, form):
         if planes is None:  # only now is the size known to be plausible
-            new = torch.empty(shape if covered else 0, dtype=torch.float32, pin_memory=how.pinned)
+            new = torch.empty(shape if covered else 0, dtype=torch.float32, device="cpu", pin_memory=how.pinned)
             planes = new.numpy() if covered else np.zeros(shape, np.float32)
         slab = planes[:, area[0], area[1]]
         if table is not None:

@@ -25,9 +25,11 @@ from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors.api import several_within
 from fullfield.ops.neighbors.ragged import Cloud
 from fullfield.ops.point_conv.geometry import sorted_geometry
+from fullfield.ops.point_conv.triplets import fits
 from fullfield.registration.descriptors import Floats, Ints, local_shapes, nearest, plane_normals
 from fullfield.registration.learned_network import (
     BITS,
+    CELLS,
     DESCRIBER,
     KERNEL,
     LINKED,
@@ -118,7 +120,10 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | 
     if launching.why_not(fine.device) is not None:
         upright = None if normals is None else normals.cpu().numpy()
         return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales, upright).to(fine.device)
+    _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
+    _check.require(fits(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
     inputs, links = list[NetworkInput](), list[Links]()
+    fine = fine.contiguous()
     points = fine[rows]
     for scale in range(scales):
         if scale:
@@ -132,7 +137,7 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | 
         near, around = several_within(
             [(cloud, asked, (flat, places), NORMAL_RADIUS), (asked, asked, (places, places), FEATURE_RADIUS)]
         )
-        outward = torch.empty_like(places) if normals is None else normals.to(torch.float32)
+        outward = torch.empty_like(places) if normals is None else normals.to(torch.float32).contiguous()
         features = DESCRIBER.shapes(fine, points, near, SHAPE_RADIUS, outward if normals is None else None)
         cells, triplets = DESCRIBER.pairs(places, outward, around, BITS, features)
         geometry = sorted_geometry(places, asked.offsets, triplets, KERNEL, gradient=False)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield.ops import launching
 from fullfield.ops.fused import cuda, reference
-from fullfield.ops.fused.reference import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame, Norm, Target
 from fullfield.ops.launching import Device
 
 POISON = 7.0

@@ -22,7 +22,7 @@ from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
 from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
-from fullfield.ops.fused.reference import CELL_CHANNELS, Frame
+from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from fullfield.ops.recording import InOrder
 
 PRECISIONS = ("fast", "bfloat16", "exact")

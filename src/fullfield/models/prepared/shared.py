@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield.models.network import FlowNetwork
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.reference import CELL_CHANNELS, Norm, Target
+from fullfield.ops.fused.arguments import CELL_CHANNELS, Norm, Target
 
 LANE = 8
 """Channels are padded to multiples of this: 16 bytes of half precision."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.fused.reference import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame, Norm, Target
 from fullfield.ops.launching import CODES, FRAMES, Kernels, address, read_source, structures
 
 LIBRARIES = Libraries("kernels of the networks")

@@ -7,43 +7,15 @@ argument.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullfield.ops.fused.arguments import Frame, Norm, Target
 from fullfield.ops.positions import positions
 
-CELL_CHANNELS = 32
-"""Channels of :func:`frames_to_cells`: twelve values of each frame, then zeros."""
 _CACHED = 1 << 19  # values
-
-
-class Norm(NamedTuple):
-    """Normalisation of channels: x scale + shift."""
-
-    scale: Tensor | None
-    """[C] or [B, C] float32; None for 1."""
-    shift: Tensor
-    """[C] or [B, C] float32."""
-
-
-class Frame(NamedTuple):
-    """Padding of a frame, and its size with the padding."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-class Target(NamedTuple):
-    """Destination of a result."""
-
-    slice: Tensor
-    """Tensor [B, h, w, C], possibly channels of a larger one; [B, w, h, C] if ``transposed``."""
-    transposed: bool = False
 
 
 def convolve(

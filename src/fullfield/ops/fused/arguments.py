@@ -1,0 +1,36 @@
+"""Arguments of the passes, for every backend."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+CELL_CHANNELS = 32
+"""Channels of :func:`fullfield.ops.fused.reference.frames_to_cells`: twelve values of each frame, then zeros."""
+
+
+class Norm(NamedTuple):
+    """Normalisation of channels: x scale + shift."""
+
+    scale: Tensor | None
+    """[C] or [B, C] float32; None for 1."""
+    shift: Tensor
+    """[C] or [B, C] float32."""
+
+
+class Frame(NamedTuple):
+    """Padding of a frame, and its size with the padding."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Target(NamedTuple):
+    """Destination of a result."""
+
+    slice: Tensor
+    """Tensor [B, h, w, C], possibly channels of a larger one; [B, w, h, C] if ``transposed``."""
+    transposed: bool = False
