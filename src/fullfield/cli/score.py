@@ -151,12 +151,14 @@ def _images(args: argparse.Namespace) -> list[ImageFiles]:
         more = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
         path = (predicted | true)[stray[0]]
         raise InputError(f"{path}: has no counterpart in {other}{more}; both folders must hold the same names")
-    found = [predicted, true, *(_mask_files(option, folder, sorted(predicted)) for option, folder in masks)]
-    each = ((str(files[stem]) if stem in files else None for files in found) for stem in sorted(predicted))
-    return [ImageFiles(*paths) for paths in each]  # type: ignore[arg-type]  # the first two are never None
+    found = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
+    return [
+        ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found))
+        for stem in sorted(predicted)
+    ]
 
 
-def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, Path]:
+def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
     if not Path(folder).is_dir():
@@ -165,7 +167,7 @@ def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, 
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise InputError(f"{option} {folder}: has no mask for {missing[0]}")
-    return files
+    return {stem: str(files[stem]) for stem in stems}
 
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:

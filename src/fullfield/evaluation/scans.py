@@ -362,10 +362,12 @@ class ScanProtocol:
 
         Arguments are those of :class:`Registrar`; without ``samples`` and ``iterations`` they are the protocol's.
         """
-        given = {"voxel": voxel, "seed": seed, "weights": weights}
-        given["iterations"] = self.trials if iterations is None else iterations
-        every = [(count, alone) for count in samples or self.samples for alone in (True, False)]
-        return [Registrar(**given, samples=count, ransac_only=alone) for count, alone in every]  # type: ignore[arg-type]
+        trials = self.trials if iterations is None else iterations
+        return [
+            Registrar(voxel=voxel, seed=seed, iterations=trials, samples=count, weights=weights, ransac_only=alone)
+            for count in samples or self.samples
+            for alone in (True, False)
+        ]
 
 
 POINTCNNPP = ScanProtocol(

@@ -100,7 +100,7 @@ class FrameReader:
     alpha: Alpha = "ignore"
     window: Window = "display"
     pinned: bool = False
-    """Whether frames are read into pinned memory, where their format and orientation allow."""
+    """True reads frames into pinned memory, where their format and orientation allow."""
 
     def read(self, path: PathLike) -> ReadFrame:
         """Read a frame; errors are those of :func:`read_frame`."""

@@ -67,10 +67,11 @@ def download(
             except _Cut as cut:
                 if attempt == _ATTEMPTS - 1:
                     raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
-        found = digest(part) if sha256 is not None else ""
-        if not found.startswith((sha256 or "").lower()):
-            _forget(part)
-            raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {found}; nothing was kept")
+        if sha256 is not None:
+            found = digest(part)
+            if not found.startswith(sha256.lower()):
+                _forget(part)
+                raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {found}; nothing was kept")
         part.replace(target)
         _tag(part).unlink(missing_ok=True)
 

@@ -101,7 +101,15 @@ def _frame_flows(done: Estimated, estimator: Estimator) -> FrameFlows:
     def planes(what: str) -> dict[str, Tensor]:
         return {name: parts[f"{what}.{name}"] for name in flows if f"{what}.{name}" in parts}
 
-    lists: Any = {name: tuple(getattr(done, name)) for name in ("problems", "cuts", "held")}
-    maps: Any = {"occlusion": planes("occlusion"), "confidence": planes("confidence"), "window": done.window}
-    metadata = () if done.plate is None else done.plate.metadata
-    return FrameFlows(done.number, **flows, **maps, **lists, metadata=metadata)  # type: ignore[arg-type]
+    return FrameFlows(
+        done.number,
+        flows.get("forward"),
+        flows.get("backward"),
+        planes("occlusion"),
+        planes("confidence"),
+        tuple(done.problems),
+        tuple(done.cuts),
+        tuple(done.held),
+        done.window,
+        () if done.plate is None else done.plate.metadata,
+    )
