@@ -144,12 +144,13 @@ def dense_times(files: list[str], descriptor: LearnedDescriptor | None, threads:
         return {}
     clouds = [read_point_cloud(file).points.astype(np.float64) for file in files]
     clouds = [(cloud - (cloud.min(0) + cloud.max(0)) / 2) / DENSE for cloud in clouds]
+    describe = None if descriptor is None else descriptor.described
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     seconds, busy, described = math.inf, math.inf, 0
     for _ in range(3):
         begin, used = time.perf_counter(), time.process_time()
-        described = sum(len(prepare(cloud, descriptor).points) for cloud in clouds)
+        described = sum(len(prepare(cloud, describe).points) for cloud in clouds)
         seconds, busy = min(seconds, time.perf_counter() - begin), min(busy, time.process_time() - used)
     torch.set_num_threads(before)
     row: dict[str, float] = {"points": sum(map(len, clouds)), "described": described, "threads": threads}

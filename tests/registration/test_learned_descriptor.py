@@ -20,7 +20,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, cuda, learned, register
-from fullfield.registration.descriptors import local_shapes, plane_normals
+from fullfield.registration.descriptors import surfaces
 from fullfield.registration.learned import MOST_BYTES, batched, levels_on_device, network_input, network_levels
 from fullfield.registration.learned_network import (
     CELLS,
@@ -62,23 +62,23 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
     plane, line = draw.uniform(-4, 4, (2, 3000, 3)) * (1, 1, 0), draw.uniform(-4, 4, (3000, 3)) * (1, 0, 0)
     ball = draw.normal(size=(3000, 3))
     for cloud, wanted in ((plane[0], (0, 1, 0, 0)), (line, (0, 0, 1, 0)), (ball, (1, 0, 0, 0))):
-        found = local_shapes(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 2.0)
+        found = surfaces(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 3.0, 2.0)[1]
         assert np.abs(np.median(found, axis=0) - wanted).max() < 0.25
-        turned = local_shapes(cloud @ turn().T, cloud[:50] @ turn().T, 2.0)
-        assert np.allclose(turned, local_shapes(cloud, cloud[:50], 2.0), atol=1e-6)
+        turned = surfaces(cloud @ turn().T, cloud[:50] @ turn().T, 3.0, 2.0)[1]
+        assert np.allclose(turned, surfaces(cloud, cloud[:50], 3.0, 2.0)[1], atol=1e-6)
         assert (found >= 0).all()
     edge = np.concatenate([plane[0], plane[1][:, [2, 1, 0]]])
-    assert local_shapes(edge, np.zeros((1, 3)), 2.0)[0, 0] > 0.3
+    assert surfaces(edge, np.zeros((1, 3)), 3.0, 2.0)[1][0, 0] > 0.3
     lifted = np.concatenate([plane[0], [[0.0, 0.0, 1.0]]])
-    assert local_shapes(lifted, lifted[-1:], 2.0)[0, 3] == pytest.approx(0.5, abs=0.05)
-    assert np.isfinite(local_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 2.0)).all()
+    assert surfaces(lifted, lifted[-1:], 3.0, 2.0)[1][0, 3] == pytest.approx(0.5, abs=0.05)
+    assert np.isfinite(surfaces(np.zeros((3, 3)), np.zeros((3, 3)), 3.0, 2.0)[1]).all()
 
 
 @pytest.mark.parametrize("scale", [(1, 1, 1), (3, 1, 0.1), (3, 2, 0), (2, 0, 0), (1e-3, 1e-3, 1e-7)])
 def test_normals_have_the_least_variance(scale: tuple[float, ...]) -> None:
     cloud = np.random.default_rng(0).normal(size=(400, 3)) * scale @ turn().T
     variances, axes = np.linalg.eigh(np.cov(cloud.T, bias=True))
-    normal, shape = plane_normals(cloud, cloud[:1], 100.0)[0], local_shapes(cloud, cloud[:1], 100.0)[0]
+    normal, shape = (part[0] for part in surfaces(cloud, cloud[:1], 100.0, 100.0))
     assert normal @ np.cov(cloud.T, bias=True) @ normal == pytest.approx(variances[0], abs=1e-9 * variances[2])
     assert np.linalg.norm(normal) == pytest.approx(1.0)
     least, middle, most = np.sqrt(variances.clip(0))
@@ -298,10 +298,10 @@ def test_weights_go_round(tmp_path: Path, room: Floats) -> None:
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
     assert second.config == SMALL
-    described = prepare(room, first).features
+    described = prepare(room, first.described).features
     assert described.shape == (len(prepare(room).points), WIDTH)
     assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
-    assert np.array_equal(described, prepare(room, second).features)
+    assert np.array_equal(described, prepare(room, second.described).features)
     second.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 

@@ -22,6 +22,7 @@ from fullfield._kernels.simd import (
 from fullfield._kernels.simd import __file__ as _simd_file
 
 BINS = 11
+RINGS = 3
 SWEEPS = 6  # over a matrix of three axes: more change nothing
 ROW = 48
 """Numbers of a row of three histograms: 3 * BINS and a padding to vectors."""
@@ -182,45 +183,67 @@ def _rotate(a, v, i, j):
 
 
 @_jit
+def _axes(m, a, v):
+    """Turn moments into principal axes, the columns of ``v``, with variances ``a[k, k]``; return the least one's k.
+
+    ``m``: sums of the coordinates, of their products (xx, xy, xz, yy, yz, zz) and of the points. They become means.
+    """
+    m[:9] /= max(m[9], 1.0)
+    at = 3
+    for row in range(3):
+        for column in range(row, 3):
+            a[row, column] = a[column, row] = m[at] - m[row] * m[column]
+            at += 1
+            v[row, column], v[column, row] = 0.0, 0.0
+        v[row, row] = 1.0
+    for _ in range(SWEEPS):
+        _rotate(a, v, 0, 1)
+        _rotate(a, v, 0, 2)
+        _rotate(a, v, 1, 2)
+    least = 0
+    for k in range(3):
+        a[k, k] = max(a[k, k], 0.0)
+        least = k if a[k, k] < a[least, least] else least
+    return least
+
+
+@_jit
 def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, first, last):
-    """Fill the normal of the plane through each query's neighbours, and their shape (descriptors.local_shapes)."""
-    a, v, m = np.empty((3, 3)), np.empty((3, 3)), np.empty(9)
+    """Fill the normal of the plane through each query's neighbours and, unless ``shapes`` is empty, the shape.
+
+    See descriptors.surfaces; ``radius`` limits the neighbours of the shape.
+    """
+    a, v, m = np.empty((3, 3)), np.empty((3, 3)), np.empty(20)  # moments of near neighbours, then of others
+    close, wide, limit = m[:10], m[10:], radius * radius
     for i in range(first, last):
         m[:] = 0.0
         x, y, z = queries[i, 0], queries[i, 1], queries[i, 2]
         for at in range(offsets[i], offsets[i + 1]):
             j = indices[at]
             dx, dy, dz = points[j, 0] - x, points[j, 1] - y, points[j, 2] - z
-            m[0] += dx
-            m[1] += dy
-            m[2] += dz
-            m[3] += dx * dx
-            m[4] += dx * dy
-            m[5] += dx * dz
-            m[6] += dy * dy
-            m[7] += dy * dz
-            m[8] += dz * dz
-        m /= max(offsets[i + 1] - offsets[i], 1)
-        at = 3
-        for row in range(3):
-            for column in range(row, 3):
-                a[row, column] = a[column, row] = m[at] - m[row] * m[column]
-                at += 1
-                v[row, column], v[column, row] = 0.0, 0.0
-            v[row, row] = 1.0
-        for _ in range(SWEEPS):
-            _rotate(a, v, 0, 1)
-            _rotate(a, v, 0, 2)
-            _rotate(a, v, 1, 2)
-        least = 0
+            xx, yy, zz = dx * dx, dy * dy, dz * dz
+            n = 10 * (xx + yy + zz > limit)
+            m[n] += dx
+            m[n + 1] += dy
+            m[n + 2] += dz
+            m[n + 3] += xx
+            m[n + 4] += dx * dy
+            m[n + 5] += dx * dz
+            m[n + 6] += yy
+            m[n + 7] += dy * dz
+            m[n + 8] += zz
+            m[n + 9] += 1.0
+        wide += close
+        least = _axes(wide, a, v)
         for k in range(3):
-            a[k, k] = max(a[k, k], 0.0)
-            least = k if a[k, k] < a[least, least] else least
+            normals[i, k] = v[k, least]
+        if len(shapes) == 0:
+            continue
+        least = _axes(close, a, v)
         low, high = a[least, least], max(a[0, 0], a[1, 1], a[2, 2])
         total, height = a[0, 0] + a[1, 1] + a[2, 2], 0.0
         for k in range(3):
-            normals[i, k] = v[k, least]
-            height += m[k] * v[k, least]
+            height += close[k] * v[k, least]
         middle, far = np.sqrt(max(total - low - high, 0.0)), max(np.sqrt(high), 1e-6)
         shapes[i, 0] = 3.0 * low / max(total, 1e-12)
         shapes[i, 1] = (middle - np.sqrt(low)) / far
@@ -271,6 +294,40 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
                 place[cell] += 1
 
 
+@_jit
+def known_properties(features, counts, rows, entries, bits, known, first, last):
+    """Fill what is known of each point: its features, their means over the rings, shares of the cells (square roots).
+
+    ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sorted_cells` fills it.
+    """
+    width, cells = (known.shape[1] - counts.shape[1]) // (RINGS + 1), counts.shape[1]
+    values, total, zero = features.reshape(-1), np.empty(ROW, np.float32), splat(np.float32(0.0))
+    index, at = np.uint32((1 << bits) - 1), np.uintp(rows[first])
+    for i in range(first, last):
+        known[i, :width] = features[i, :width]
+        for ring in range(RINGS):
+            count = np.float32(0.0)
+            for cell in range(ring * cells // RINGS, (ring + 1) * cells // RINGS):
+                count += counts[i, cell]
+            a, b, c = zero, zero, zero
+            for _ in range(np.uintp(count)):
+                neighbour = np.int64(entries[at] & index) * ROW
+                a, b, c = (
+                    a + load(values, neighbour),
+                    b + load(values, neighbour + LANES),
+                    c + load(values, neighbour + 2 * LANES),
+                )
+                at += np.uintp(1)
+            store(total, 0, a)
+            store(total, LANES, b)
+            store(total, 2 * LANES, c)
+            for k in range(width):
+                known[i, (ring + 1) * width + k] = total[k] / max(count, np.float32(1.0))
+        share = np.float32(max(rows[i + 1] - rows[i], 1))
+        for cell in range(cells):
+            known[i, (RINGS + 1) * width + cell] = np.sqrt(counts[i, cell] / share)
+
+
 _i = types.intp
 _points = types.float64[:, ::1]
 _single = types.float32[:, ::1]
@@ -279,6 +336,7 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _found = (_flat, _long, _int)
 ENTRY_POINTS = {
+    "known_properties": (known_properties, (_single, _single, _long, types.uint32[::1], _i, _single, _i, _i)),
     "local_surfaces": (
         local_surfaces,
         (_points, _points, _long, _int, types.float64, _points, _points, _i, _i),

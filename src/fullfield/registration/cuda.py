@@ -43,7 +43,7 @@ class Describer:
         kernels = launching.kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
-    def shapes(self, fine: Tensor, queries: Tensor, found: Neighbors, radius: float, upright: Tensor | None) -> Tensor:
+    def shapes(self, fine: Tensor, queries: Tensor, found: Neighbors, radius: float, upright: Tensor) -> Tensor:
         """Return features [N, inputs] whose first four are the shapes of the points around each query.
 
         ``found`` has the points that a normal is computed from, ``radius`` limits those of the shape; normals are

@@ -86,26 +86,22 @@ def plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
 
     Their sign is arbitrary.
     """
-    return _surfaces(points, queries, radius)[0]
+    return surfaces(points, queries, radius, None)[0]
 
 
-def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
-    """Return [M, 4] in 0 to 1 that describe the points within ``radius`` of each query, which must be one of them.
+def surfaces(points: Floats, queries: Floats, radius: float, near: float | None) -> tuple[Floats, Floats]:
+    """Return :func:`plane_normals`, and shapes [M, 4] of the points within ``near`` <= ``radius``; None: no shapes.
 
-    Curvature (three times the least variance's share), planarity and linearity (differences of deviations over the
-    largest), and the query's height over the plane through them, over the radius.
+    A shape has four numbers in 0 to 1: curvature (three times the least variance's share), planarity and linearity
+    (differences of deviations over the largest), and the query's height over the plane through them, over ``near``.
     """
-    return _surfaces(points, queries, radius)[1]
-
-
-def _surfaces(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
-    """Return :func:`plane_normals` and :func:`local_shapes`."""
     kernel = kernels().local_surfaces
     places, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
     found = radius_search(_tensor(places), radius, _tensor(centres), sort=False)
     pairs = found.offsets.numpy(), found.indices.numpy()
-    normals, shapes = np.empty((len(centres), 3)), np.empty((len(centres), 4))
-    parallel(len(centres), lambda a, b: kernel(places, centres, *pairs, float(radius), normals, shapes, a, b))
+    normals, shapes = np.empty((len(centres), 3)), np.empty((0 if near is None else len(centres), 4))
+    limit = float(radius if near is None else near)
+    parallel(len(centres), lambda a, b: kernel(places, centres, *pairs, limit, normals, shapes, a, b))
     return normals, shapes
 
 

@@ -26,7 +26,7 @@ from fullfield.ops.neighbors.api import several_within
 from fullfield.ops.neighbors.ragged import Cloud
 from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.ops.point_conv.triplets import fits
-from fullfield.registration.descriptors import Floats, Ints, local_shapes, nearest, plane_normals
+from fullfield.registration.descriptors import Floats, Ints, nearest, surfaces
 from fullfield.registration.learned_network import (
     BITS,
     CELLS,
@@ -41,7 +41,7 @@ from fullfield.registration.learned_network import (
     Surroundings,
     surroundings,
 )
-from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, fpfh, kept
+from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Described, fpfh, kept
 
 MOST_BYTES = 10_000_000
 """Of a file of weights."""
@@ -68,17 +68,16 @@ class NetworkInput(NamedTuple):
     around: Surroundings | None = None  # None: to be computed
 
 
-def network_input(fine: Floats, rows: Ints, normals: Floats | None = None, *, around: bool = False) -> NetworkInput:
+def network_input(fine: Floats, rows: Ints, *, around: bool = False) -> NetworkInput:
     """Prepare the network's input from ``fine`` [F, 3], one point per half voxel.
 
-    ``rows`` are the points to describe, ``normals`` their normals if known; with ``around`` the surroundings come
-    along, of the neighbours that FPFH searches.
+    ``rows`` are the points to describe; with ``around`` the surroundings come along, of the neighbours that FPFH
+    searches.
     """
     points = fine[rows]
-    if normals is None:
-        normals = plane_normals(fine, points, NORMAL_RADIUS)
+    normals, shapes = surfaces(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
     found = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort=False)
-    features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals, found)], 1)
+    features = np.concatenate([shapes, fpfh(points, normals, found)], 1)
     places, upright, known = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
     seen = surroundings(places, upright, found=found, gradient=False) if around else None
     return NetworkInput(places, upright, known, seen)
@@ -98,14 +97,12 @@ class Levels(NamedTuple):
         return Levels(tuple(inputs), tuple(Links(*(part.to(device) for part in one)) for one in self.links))
 
 
-def network_levels(
-    fine: Floats, rows: Ints, scales: int, normals: Floats | None = None, *, around: bool = False
-) -> Levels:
+def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = False) -> Levels:
     """Prepare the inputs at ``scales`` resolutions, each half the one before; arguments as in :func:`network_input`.
 
     Every resolution is seen in its own voxels, so its points stand to the finer ones as ``fine[rows]`` to ``fine``.
     """
-    inputs, links = [network_input(fine, rows, normals, around=around)], list[Links]()
+    inputs, links = [network_input(fine, rows, around=around)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
         rows = kept(fine, 1.0)
@@ -115,11 +112,10 @@ def network_levels(
     return Levels(tuple(inputs), tuple(links))
 
 
-def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | None = None) -> Levels:
+def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
     """Return :func:`network_levels` of float64 tensors, with the surroundings, computed on their device."""
     if launching.why_not(fine.device) is not None:
-        upright = None if normals is None else normals.cpu().numpy()
-        return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales, upright).to(fine.device)
+        return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
     _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
     _check.require(fits(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
     inputs, links = list[NetworkInput](), list[Links]()
@@ -127,7 +123,7 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | 
     points = fine[rows]
     for scale in range(scales):
         if scale:
-            fine, normals = points / 2, None
+            fine = points / 2
             rows = grid_downsample(fine, 1.0).indices
             points = fine[rows]
             found = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
@@ -137,8 +133,8 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int, normals: Tensor | 
         near, around = several_within(
             [(cloud, asked, (flat, places), NORMAL_RADIUS), (asked, asked, (places, places), FEATURE_RADIUS)]
         )
-        outward = torch.empty_like(places) if normals is None else normals.to(torch.float32).contiguous()
-        features = DESCRIBER.shapes(fine, points, near, SHAPE_RADIUS, outward if normals is None else None)
+        outward = torch.empty_like(places)
+        features = DESCRIBER.shapes(fine, points, near, SHAPE_RADIUS, outward)
         cells, triplets = DESCRIBER.pairs(places, outward, around, BITS, features)
         geometry = sorted_geometry(places, asked.offsets, triplets, KERNEL, gradient=False)
         inputs.append(NetworkInput(places, outward, features, Surroundings(geometry, cells)))
@@ -251,25 +247,24 @@ class LearnedDescriptor:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
 
-    def __call__(self, fine: Floats, rows: Ints, normals: Floats | None = None) -> Floats:
-        """Return features [N, C] of ``fine[rows]``.
+    def __call__(self, fine: Floats, rows: Ints) -> Floats:
+        """Return features [N, C] of ``fine[rows]``; ``fine`` [F, 3] has one point per half voxel."""
+        return self.described(fine, rows).features
 
-        ``fine`` [F, 3] has one point per half voxel; ``normals`` [N, 3] are computed if absent.
-        """
+    def described(self, fine: Floats, rows: Ints) -> Described:
+        """Return normals [N, 3] and features [N, C] of ``fine[rows]``."""
         if not len(rows):
-            return np.empty((0, WIDTH))
+            return Described(np.empty((0, 3)), np.empty((0, WIDTH)))
         device = next(self.model.parameters()).device
         if device.type == "cpu":
-            given = network_levels(fine, rows, self.config.scales, normals, around=True)
+            given = network_levels(fine, rows, self.config.scales, around=True)
         else:
             cloud, chosen = (torch.from_numpy(part).to(device) for part in (fine, rows))
-            upright = None if normals is None else torch.from_numpy(normals).to(device)
-            given = levels_on_device(cloud, chosen, self.config.scales, upright)
+            given = levels_on_device(cloud, chosen, self.config.scales)
         self.model.eval()
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
             found = self.model(*batched([given], gradient=False))
-        described: Floats = found.cpu().double().numpy()
-        return described
+        return Described(*(part.cpu().double().numpy() for part in (given.inputs[0].normals, found)))
 
 
 def _header(path: Path) -> dict[str, str]:

@@ -122,6 +122,16 @@ def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[T
     return cells, Triplets(found.offsets - torch.arange(count + 1), packed, torch.empty(0, dtype=torch.uint8))
 
 
+def _known_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
+    """Return what is known of each point [N, WIDTH]; ``rows`` and ``entries`` as in :class:`Triplets`."""
+    compiled = kernels()
+    padded = nn.functional.pad(features, (0, compiled.ROW - INPUTS)).numpy()
+    known = torch.empty(len(features), WIDTH, dtype=torch.float32)
+    given = padded, cells.numpy(), rows.numpy(), entries.numpy().view(np.uint32), BITS, known.numpy()
+    parallel(len(features), lambda first, last: compiled.known_properties(*given, first, last))
+    return known
+
+
 class Links(NamedTuple):
     """Connections of a coarser cloud to the next finer one."""
 
@@ -176,16 +186,12 @@ class DescriptorNetwork(nn.Module):
 
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
-        entries = around.geometry.forward.entries
+        forward = around.geometry.forward
         if launching.why_not(features.device) is None:
-            return DESCRIBER.known(features, around.cells, around.geometry.forward, BITS)
-        ends = around.cells.view(-1, CELLS // len(RINGS)).sum(1).to(torch.int32).cumsum(0, dtype=torch.int32)
-        rings = nn.functional.pad(ends, (1, 0))
-        means = nn.functional.embedding_bag(
-            entries & (1 << BITS) - 1, features, rings, mode="mean", include_last_offset=True
+            return DESCRIBER.known(features, around.cells, forward, BITS)
+        return _known_on_cpu(features.cpu(), around.cells.cpu(), forward.rows.cpu(), forward.entries.cpu()).to(
+            features.device
         )
-        histogram = (around.cells / around.counts).sqrt()
-        return torch.cat([features, means.view(len(features), -1), histogram], 1)
 
     def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
         """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""

@@ -239,9 +239,10 @@ class _Search(NamedTuple):
 def _at_voxel(clouds: list[Floats], edge: float, search: _Search, report: _Steps) -> Registration:
     """Register centred clouds at one voxel size."""
     report(0.0, "describing the source")
-    first = prepare(clouds[0] / edge, search.descriptor)
+    describe = None if search.descriptor is None else search.descriptor.described
+    first = prepare(clouds[0] / edge, describe)
     report(0.3, "describing the target")
-    second = prepare(clouds[1] / edge, search.descriptor)
+    second = prepare(clouds[1] / edge, describe)
     report(0.6, "matching")
     for scan, name in ((first, "source"), (second, "target")):
         complaint = _hopeless(scan, name, edge)

@@ -13,10 +13,19 @@ from fullfield.io.pointcloud import as_point_cloud
 from fullfield.ops.neighbors import Neighbors, grid_downsample
 from fullfield.registration.descriptors import BINS, Floats, Ints, histograms, nearest, plane_normals
 
-Describe = Callable[[Floats, Ints, Floats], Floats]
-
 NORMAL_RADIUS = 3.0
 FEATURE_RADIUS = 8.0
+
+
+class Described(NamedTuple):
+    """Points as a descriptor sees them."""
+
+    normals: Floats  # [N, 3], of either sign
+    features: Floats  # [N, C], alike where their Euclidean distance is small
+
+
+Describe = Callable[[Floats, Ints], Described]
+"""Describes ``fine[rows]`` of ``fine`` [F, 3]."""
 
 
 class Scan(NamedTuple):
@@ -51,15 +60,16 @@ def finite_points(value: Any, name: str, least: int = 0) -> Floats:
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
-    ``describe`` computes features [N, C] of ``fine[rows]`` from ``fine`` [F, 3], ``rows`` [N] and the normals there;
-    None is :func:`fpfh`.
+    Without ``describe`` by :func:`fpfh`.
     """
     fine, rows = thin(points)
     coarse = fine[rows]
     if not len(coarse):
         return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
+    if describe is not None:
+        return Scan(fine, coarse, *describe(fine, rows))
     normals = plane_normals(fine, coarse, NORMAL_RADIUS)
-    return Scan(fine, coarse, normals, fpfh(coarse, normals) if describe is None else describe(fine, rows, normals))
+    return Scan(fine, coarse, normals, fpfh(coarse, normals))
 
 
 def thin(points: Floats) -> tuple[Floats, Ints]:
