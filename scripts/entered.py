@@ -1,4 +1,4 @@
-"""Plugin of pytest for ``mutate.py``: writes seconds and entered functions of every test as lines of JSON."""
+"""Plugin of pytest for ``mutate.py``: writes of every test whether it passed, its seconds and functions entered."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def _trace(frame: FrameType, _event: str, _argument: object) -> None:
     _codes[id(frame.f_code)] = frame.f_code
 
 
+_failed = set[str]()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a failure, also in a fixture."""
+    if report.failed:
+        _failed.add(report.nodeid)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Note the functions that are entered in a test and in its fixtures."""
@@ -39,4 +48,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         if code.co_filename.startswith(_SOURCE)
     }
     with _FILE.open("a", encoding="utf-8") as file:
-        file.write(json.dumps([item.nodeid, round(seconds, 3), sorted(names)]) + "\n")
+        file.write(json.dumps([item.nodeid, round(seconds, 3), item.nodeid not in _failed, sorted(names)]) + "\n")

@@ -4,12 +4,12 @@ python scripts/mutate.py --count 40 --seed 1
 python scripts/mutate.py --count 5 --only fullfield/io --notes notes.json
 
 A fault is one changed operator, comparison, constant or condition on a line inside a function. Each is tried in a copy
-of the repository, so the checkout stays as it is. The tests of the packages first run without a fault, and have to
-pass; it is noted which functions each of them enters. A fault is then shown to the tests that enter its function, the
-shortest first, until one fails; where none enters it, as with functions that numba compiles, to all tests of its
-package. ``--notes`` names a file that keeps these notes for the next call. Exits with 1 if more than --missed faults
-survive. Survivors are printed, and most ask for a test; those that change no result are listed in HARMLESS with the
-reason, and others are drawn in their place.
+of the repository, so the checkout stays as it is. The tests of the packages first run without a fault; those that fail
+are named and left out, and it is noted which functions each of the others enters. A fault is then shown to the tests
+that enter its function, the shortest first, until one fails; where none enters it, as with functions that numba
+compiles, to all tests of its package. ``--notes`` names a file that keeps these notes for the next call, ``--jobs``
+tries several faults at once. Exits with 1 if more than --missed faults survive. Survivors are printed, and most ask for
+a test; those that change no result are listed in HARMLESS with the reason, and others are drawn in their place.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import ast
 import json
 import os
+import queue
 import random
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,7 +163,7 @@ def run(copy: Path, tests: Sequence[str], workers: int, *options: str, **environ
     given.setdefault("FULLFIELD_DATA", os.fspath(ROOT.parent / "shared" / "data"))
     chosen = copy / "tests.txt"
     chosen.write_text("\n".join(tests), "utf-8")
-    command = ["-m", "pytest", "-q", "-x", "-m", "not long", f"--numprocesses={workers}", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "-q", "-m", "not long", f"--numprocesses={workers}", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
             [sys.executable, *command, *options, f"@{chosen}"],
@@ -177,19 +179,23 @@ def run(copy: Path, tests: Sequence[str], workers: int, *options: str, **environ
 
 
 def noted(copy: Path, tests: Sequence[str], workers: int) -> Notes:
-    """Run tests without a fault and return what they enter; ValueError if they do not pass."""
+    """Run tests without a fault, name those that fail, and return what the others enter."""
     place = copy / "entered"
     source = os.fspath(copy / "src" / "fullfield")
     code = run(copy, tests, workers, "-p", "entered", ENTERED_SOURCE=source, ENTERED_FILE=os.fspath(place))
-    if code:
+    if code > 1:
         raise ValueError(f"without a fault {' '.join(tests)} ends with {code}")
     notes: Notes = {}
+    failed = set[str]()
     for part in copy.glob("entered*"):
         for line in part.read_text("utf-8").splitlines():
-            test, seconds, functions = json.loads(line)
+            test, seconds, passed, functions = json.loads(line)
             notes[test] = seconds, frozenset(functions)
+            if not passed:
+                failed.add(test)
         part.unlink()
-    return notes
+    sys.stdout.writelines(f"left out, fails without a fault: {test}\n" for test in sorted(failed))
+    return {test: note for test, note in notes.items() if test not in failed}
 
 
 def those_that_enter(fault: Fault, notes: Notes) -> list[str]:
@@ -214,7 +220,7 @@ def found(fault: Fault, copy: Path, notes: Notes, workers: int) -> bool:
     tests = those_that_enter(fault, notes)
     few = sum(notes[test][0] for test in tests) < 20  # then further processes would take longer to start
     try:
-        code = run(copy, tests, 0 if few else workers)
+        code = run(copy, tests, 0 if few else workers, "-x")
     finally:
         shutil.copyfile(fault.path, target)
     if code > 2:  # pytest's own error, such as a test of the notes that is gone
@@ -229,7 +235,8 @@ def main() -> int:
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--missed", type=int, default=2, help="faults that may survive [2]")
     made.add_argument("--only", default="", help="part of the paths of files")
-    made.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    made.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of pytest")
+    made.add_argument("--jobs", type=int, default=1, help="faults at once, the workers shared among them [1]")
     made.add_argument("--notes", type=Path, help="file that keeps what each test enters")
     made.add_argument("--list", action="store_true", help="print the faults and end")
     args = made.parse_args()
@@ -248,7 +255,6 @@ def main() -> int:
     if args.list:
         sys.stdout.writelines(f"{fault}\n" for fault in drawn)
         return 0
-    survivors = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "fullfield"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "results"))
@@ -266,12 +272,23 @@ def main() -> int:
         if args.notes is not None:
             kept = {test: (seconds, sorted(functions)) for test, (seconds, functions) in notes.items()}
             args.notes.write_text(json.dumps(kept), "utf-8")
-        for number, fault in enumerate(drawn, 1):
-            start = time.perf_counter()
-            hit = found(fault, copy, notes, args.workers)
-            survivors += [] if hit else [fault]
+        copies = queue.SimpleQueue[Path]()
+        for number in range(args.jobs):
+            copies.put(shutil.copytree(copy, copy.with_name(f"fullfield{number}")))
+
+        def tried(number: int) -> bool:
+            start, place = time.perf_counter(), copies.get()
+            try:
+                hit = found(drawn[number], place, notes, max(1, args.workers // args.jobs))
+            finally:
+                copies.put(place)
             seconds = time.perf_counter() - start
-            print(f"{number}/{len(drawn)} {'found' if hit else 'MISSED'} {seconds:.0f} s {fault}", flush=True)
+            print(f"{number + 1} {'found' if hit else 'MISSED'} {seconds:.0f} s {drawn[number]}", flush=True)
+            return hit
+
+        with ThreadPoolExecutor(args.jobs) as pool:
+            hits = list(pool.map(tried, range(len(drawn))))
+    survivors = [fault for fault, hit in zip(drawn, hits, strict=True) if not hit]
     print(f"{len(drawn) - len(survivors)} of {len(drawn)} faults found")
     sys.stdout.writelines(f"  missed: {fault}\n" for fault in survivors)
     return 1 if len(survivors) > args.missed else 0
