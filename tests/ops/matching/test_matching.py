@@ -237,9 +237,15 @@ def whole(one: Tensor, two: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("_emulated")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("channels", "one", "two"), [(12, (5, 9), (3, 701)), (16, (6, 8), (6, 8)), (5, (1, 3), (1, 2))], ids=str
+    ("dtype", "channels", "one", "two"),
+    [
+        (torch.float32, 12, (5, 9), (3, 701)),
+        (torch.float16, 12, (5, 9), (3, 701)),
+        (torch.bfloat16, 16, (6, 8), (6, 8)),
+        (torch.float32, 5, (1, 3), (1, 2)),
+    ],
+    ids=str,
 )
 def test_emulated_flow_and_gradients(
     dtype: torch.dtype, channels: int, one: tuple[int, int], two: tuple[int, int], monkeypatch: pytest.MonkeyPatch
