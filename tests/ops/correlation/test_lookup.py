@@ -113,7 +113,7 @@ ON_CPU_CASES = [
 @pytest.mark.parametrize(("shape", "dtype", "motion"), ON_CPU_CASES, ids=str)
 @on_cpu
 def test_within_float64_budget(backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]) -> None:
-    check(backend, case_of(shape, motion), dtype, pooled=False)
+    check(backend, case_of(shape, motion), dtype, pooled=dtype == torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -252,13 +252,6 @@ def test_long_sums_round_as_little_as_the_references() -> None:
     assert off("cpu") <= 1.25 * off("reference")
 
 
-@on_cpu
-def test_pooling_gradient(backend: Backend) -> None:
-    case = make_case((7, 9), (13, 11), levels=4, radius=2)
-    for a, b in zip(results(backend, case, weights(case)), run(case, weights(case), backend="reference"), strict=True):
-        assert_within(a, b, 2e-5 * float(b.abs().max()), "result")
-
-
 @pytest.mark.parametrize("name", ["reference", "dense", None])
 @on_gpu
 def test_backends_of_a_gpu(backend: Backend, name: str | None) -> None:
@@ -353,15 +346,10 @@ def strided(case: Case) -> Case:
 
 @on_cpu
 def test_strides_of_the_input_do_not_matter(backend: Backend) -> None:
+    """But for the order in which PyTorch's products are summed."""
     case = make_case((9, 13), (8, 12), channels=16)
-    got, again = look(case, backend.name), look(strided(case), backend.name)
-    if backend.name == "cpu":
-        assert torch.equal(again, got)
-        return
-    # PyTorch's products may sum in another order where strides differ.
-    exact = look(case.double(), "reference")
-    for out in (got, again):
-        assert_within(out, exact, budget(look(case, "reference"), exact, torch.float32), "lookup")
+    allowed = 0.0 if backend.name == "cpu" else 1e-5
+    assert_within(look(strided(case), backend.name), look(case, backend.name), allowed, "lookup")
 
 
 @pytest.mark.parametrize(

@@ -385,23 +385,13 @@ def test_a_batch_and_frames_of_any_strides() -> None:
     close([refiner(**colour)], colour, config)  # channels may change from call to call
 
 
-SPOILT: list[tuple[str, Callable[[Tensor], None], int]] = [
-    ("frame1", lambda t: t[0, 1, 2, 3].fill_(torch.nan), 1),
-    ("frame2", lambda t: t[0, 2, 2, 3].fill_(2e6), 2),
-    ("flow", lambda t: t[0, 1, 5, 6].fill_(torch.inf), 8),
-    ("flow", lambda t: t[0, 0, 5, 6].fill_(torch.nan), 8),
-    ("backward", lambda t: t[0, 1, 0, 0].fill_(torch.nan), 16),
+SPOILT: list[tuple[str, Callable[[Tensor], None]]] = [
+    ("frame1", lambda t: t[0, 1, 2, 3].fill_(torch.nan)),
+    ("frame2", lambda t: t[0, 2, 2, 3].fill_(2e6)),
+    ("flow", lambda t: t[0, 1, 5, 6].fill_(torch.inf)),
+    ("flow", lambda t: t[0, 0, 5, 6].fill_(torch.nan)),
+    ("backward", lambda t: t[0, 1, 0, 0].fill_(torch.nan)),
 ]
-
-
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("name", "spoil", "bit"), SPOILT)
-def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: int) -> None:
-    inputs = laid_out(10, 12)
-    spoil(inputs[name])
-    _, flags, _ = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
-    assert int(flags) & bit
-    assert not int(flags) & ~(bit | 4)
 
 
 def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner:
@@ -422,10 +412,10 @@ def test_passes_and_what_remains_of_them() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("name", "spoil", "_bit"), SPOILT)
+@pytest.mark.parametrize(("name", "spoil"), SPOILT)
 @pytest.mark.parametrize("passes", [1, 2])
 def test_bad_values_are_refused_by_name_after_the_last_pass(
-    name: str, spoil: Callable[[Tensor], None], _bit: int, passes: int
+    name: str, spoil: Callable[[Tensor], None], passes: int
 ) -> None:
     inputs = laid_out(10, 12)
     spoil(inputs[name])

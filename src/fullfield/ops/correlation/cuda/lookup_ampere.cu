@@ -1,12 +1,8 @@
 // The lookup on every GPU from sm_75: same plan, same sampling; chunks come with cp.async (sm_80), products with mma.sync.
 
-#define PART_BYTES (NCOL * CBLK * 2)
-#define STAGE_BYTES (PART_BYTES * PARTS)
-#define STEPS (CBLK / 16)
 #define STAGING_OFFSET STAGE_BYTES
 #define BUFFER_OFFSET (STAGING_OFFSET + GROUPS * 4 * STAGING_FLOATS * 4)
 #define COORDS_OFFSET (BUFFER_OFFSET + GROUPS * 4 * OUT_BUFFER_BYTES)
-#define TILE_PIXELS (64 * GROUPS)
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(const __grid_constant__ Params p) {
     extern __shared__ u8 raw[];
@@ -52,9 +48,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
         more = plan.next(p, step);
         int until = more ? step.level : it.end;
         while (level < until) {
-#if CLAST
             if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
-#endif
             if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level);
         }
         if (!more) break;

@@ -3,39 +3,18 @@
 // which multiply them with wgmma (their pixels stay in registers) and sample. #include'd after common, sample and the generated
 // wgmma wrappers.
 
-#define PART_BYTES (NCOL * CBLK * 2)
-#define STAGE_BYTES (PART_BYTES * PARTS)
-#define STEPS (CBLK / 16)
-
 struct Maps { TensorMap map[MAPS]; };
 
 static __device__ __forceinline__ void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
 static __device__ __forceinline__ void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// With ARRIVE_ALL (for compute-sanitizer's racecheck, which does not see that __syncwarp orders the other lanes before lane 0)
-// every lane arrives.
-#ifdef ARRIVE_ALL
-#define ARRIVALS 32
-static __device__ __forceinline__ void warp_arrive(u32 bar) { barrier_arrive(bar); }
-#else
-#define ARRIVALS 1
 static __device__ __forceinline__ void warp_arrive(u32 bar) {
     if (lane_id() == 0) barrier_arrive(bar);
 }
-#endif
 static __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-#ifdef WATCHDOG
-    for (u32 tries = 0;; tries++) {
-        u32 done;
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-        if (done) return;
-        if (tries > (1u << 24)) asm volatile("trap;");
-    }
-#else
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(bar), "r"(parity) : "memory");
-#endif
 }
 static __device__ __forceinline__ void copy_box(u32 to, const TensorMap *map, u32 bar, int c, int x, int y, int b) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
@@ -64,7 +43,6 @@ static __device__ __forceinline__ Step read_message(const Message *from) {
     return step;
 }
 
-#define TILE_PIXELS (64 * GROUPS)
 #define WARPS (4 * GROUPS)         // of a team, that multiply and sample
 #define THREADS (32 * (WARPS * TEAMS + 4))
 // Shared memory: the stages of all teams, the consumers' warps' areas, then what a team's warps tell each other.
@@ -201,9 +179,6 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
                     } else
                         barrier_arrive(full + ring.at * 8);
                 }
-#ifdef ARRIVE_ALL
-                if (lane) barrier_arrive(full + ring.at * 8);
-#endif
                 __syncwarp();
                 ring.advance();
             }
@@ -288,9 +263,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                             if (staged) sample_staged();
                             Step step = read_message((const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at);
                             while (level < step.level) {
-#if CLAST
                                 if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
-#endif
                                 level++;
                                 enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
                             }
@@ -341,9 +314,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
         __syncwarp();
         int until = step.kind == SCATTERED ? step.level : end;
         while (level < until) {
-#if CLAST
             if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
-#endif
             if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
         }
         if (step.kind == EXIT) break;
@@ -383,8 +354,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
         for (int team = 0; team < TEAMS; team++) {
             u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES;
             for (int i = 0; i < STAGES; i++) {
-                barrier_init(bars + FULL + i * 8, ARRIVALS);
-                barrier_init(bars + EMPTY + i * 8, WARPS * ARRIVALS);
+                barrier_init(bars + FULL + i * 8, 1);
+                barrier_init(bars + EMPTY + i * 8, WARPS);
             }
         }
         for (int i = 0; i < SHARED_TILES; i++) ((u32 *)(smem + SHARED_OFFSET))[i] = 0;

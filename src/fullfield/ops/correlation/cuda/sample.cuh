@@ -2,6 +2,10 @@
 // memory, and each pixel streams over the rows of its own window: blend along x, keep the previous row, blend along y, write
 // the finished row. Two lanes serve a pixel: the lower half of the warp the first taps in x, the upper half the others.
 
+#define PART_BYTES (NCOL * CBLK * 2)
+#define STAGE_BYTES (PART_BYTES * PARTS)
+#define STEPS (CBLK / 16)
+#define TILE_PIXELS (64 * GROUPS)
 #define SCATTER_FLOATS (ROWLEN / 2 + (KP * KP + 15) / 16 * 16)
 #define STAGING_STRIDE 20          // 16 pixels and 4: neither the writes nor the reads of coherent windows collide
 #define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // of a warp
@@ -78,9 +82,9 @@ static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &
     }
 }
 
-#if CLAST
-// Writes the warp's handled pixels of a finished level from the buffer, coalesced.
+// Channels-last: writes the warp's handled pixels of a finished level from the buffer, coalesced.
 static __device__ __forceinline__ void leave_level(const Params &p, const Item &it, int level, int row, const WarpPixel &px, const out_t *buffer) {
+#if CLAST
     int lane = lane_id();
     __syncwarp();
     u32 handled = __ballot_sync(0xffffffffu, px.handled);
@@ -96,8 +100,8 @@ static __device__ __forceinline__ void leave_level(const Params &p, const Item &
         to += i % BLOCK_W == BLOCK_W - 1 ? (p.width - BLOCK_W + 1) * pixel : pixel;
     }
     __syncwarp();
-}
 #endif
+}
 
 static __device__ __forceinline__ void store_if(bool yes, u64 at, float x) {
 #if CLAST

@@ -144,14 +144,7 @@ static __device__ __forceinline__ void find_cells(const Triplets &t, const Share
             size = (int)(t.rows[row + 1] - base);
         }
         s.base[r] = base;
-        int low = 0, high = size;
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (cell_at(t, base + middle) < first)
-                low = middle + 1;
-            else
-                high = middle;
-        }
+        int low = (int)(end_below(t, base, base + size, first) - base);
         int cell = low < size ? cell_at(t, base + low) : NONE;
         for (int c = 0; c <= CELLS; c++) {
             while (cell < first + c) {
