@@ -37,10 +37,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     }
     __syncwarp();
     u32 a[PARTS][STEPS][4];
-    if (KB == 1) {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-    }
+    if (KB == 1) load_parts(a, p, it, warp);
     int level = it.begin - 1;
     bool more = true;
     while (more) {
@@ -57,8 +54,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             int h = p.level_h[level], w = p.level_w[level];
             const u16 *f2 = p.f2 + p.level_offset[level] + (i64)it.batch * h * w * ROWLEN;
             float d[NCOL / 2];
-#pragma unroll
-            for (int j = 0; j < NCOL / 2; j++) d[j] = 0.f;
+            clear(d);
 #pragma unroll
             for (int kb = 0; kb < KB; kb++) {
                 __syncthreads();
@@ -75,10 +71,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                 await_copies<0>();
                 __syncthreads();
                 if (step.groups >> group & 1) {
-                    if (KB > 1) {
-#pragma unroll
-                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, (part * CPAD + kb * CBLK) / 16);
-                    }
+                    if (KB > 1) load_parts(a, p, it, warp, kb);
 #pragma unroll
                     for (int part = PARTS - 1; part >= 0; part--)  // small products first: what a sum loses grows with its magnitude
 #pragma unroll
@@ -110,10 +103,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             __syncwarp();
             px.handled = px.handled || px.active && is_member(px, step);
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords + warp * 32, staging, buffer);
-            if (KB == 1) {
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-            }
+            if (KB == 1) load_parts(a, p, it, warp);
         }
     }
 }

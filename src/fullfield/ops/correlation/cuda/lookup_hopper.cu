@@ -119,6 +119,10 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     };
     Item coming;
     if (item < items) coming = read_item(item);
+    auto go_on = [&](int following) {
+        item = __shfl_sync(0xffffffffu, following, 0);
+        if (item < items) coming = read_item(item);
+    };
     while (true) {
         Item it;
         Step step;
@@ -184,15 +188,11 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             }
             if (!ahead) {
                 ahead = true;
-                item = __shfl_sync(0xffffffffu, following, 0);
-                if (item < items) coming = read_item(item);
+                go_on(following);
             }
             more = plan.next(p, step);
         }
-        if (!ahead) {
-            item = __shfl_sync(0xffffffffu, following, 0);
-            if (item < items) coming = read_item(item);
-        }
+        if (!ahead) go_on(following);
     }
     barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
     if (lane == 0) {
@@ -237,8 +237,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                     if (kb) barrier_wait(bars + FULL + ring.at * 8, ring.phase);
                     if (KB > 1) {
                         Item it = note->it;
-#pragma unroll
-                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, (part * CPAD + kb * CBLK) / 16);
+                        load_parts(a, p, it, warp, kb);
                     }
                     u32 at = __shfl_sync(0xffffffffu, (stages + ring.at * STAGE_BYTES) >> 4 | 1 << 16, 0);
 #pragma unroll
@@ -305,10 +304,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
         warp_arrive(bars + EMPTY + ring.at * 8);
         ring.advance();
         Item it = {step.first, step.x, step.y, step.level, step.groups};
-        if (KB == 1 && step.kind == ITEM) {  // on their way while the last chunk is sampled
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-        }
+        if (KB == 1 && step.kind == ITEM) load_parts(a, p, it, warp);  // on their way while the last chunk is sampled
         if (staged) sample_staged();
         staged = false;
         __syncwarp();
@@ -336,10 +332,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, note->x, staging, buffer);
 #pragma unroll
             for (int i = 0; i < DX1; i++) px.previous[i] = 0.f;
-            if (KB == 1) {  // again, so that the registers need not live through them
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-            }
+            if (KB == 1) load_parts(a, p, it, warp);  // again, so that the registers need not live through them
         }
     }
 }

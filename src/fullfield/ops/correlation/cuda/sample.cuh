@@ -246,6 +246,13 @@ static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params 
     }
 }
 
+// All parts of a K block.
+template <int N>
+static __device__ __forceinline__ void load_parts(u32 (&a)[PARTS][N][4], const Params &p, const Item &it, int row, int kb = 0) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, row, (part * CPAD + kb * CBLK) / 16);
+}
+
 // A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there.
 template <int N>
 static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, bool add = false) {

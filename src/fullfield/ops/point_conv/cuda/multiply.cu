@@ -52,10 +52,7 @@ static __device__ __forceinline__ void multiply_slab(Sums &sums, const Operands 
             for (int n = 0; n < CHUNK; n++) b[j][n] = weights[(j * OCTETS + first + n) * 32];
 #if SPLIT
         float part[LAST - FIRST][CHUNK][4];  // the tensor cores' sums lose bits: at most one slab long
-#pragma unroll
-        for (int m = 0; m < LAST - FIRST; m++)
-#pragma unroll
-            for (int n = 0; n < CHUNK; n++) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
+        clear(part);
 #endif
         // Products that add to the same sums lie apart.
 #pragma unroll
@@ -133,10 +130,7 @@ static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &s
         cursor.end = end_below(t, cursor.at, end, cells.end);
     }
     cursor.read(t);
-#pragma unroll
-    for (int m = 0; m < TILES; m++)
-#pragma unroll
-        for (int n = 0; n < OCTETS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
+    clear(sums);
     Pass pass;
     pass.choose(t, cursor, features, p.features_row, lane);
     Raw raw;
@@ -165,7 +159,7 @@ static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &s
 
 static __device__ __forceinline__ void store_tiles(const MultiplyParams &p, const Sums &sums, i64 first, int column, float scale) {
 #pragma unroll
-    for (int m = 0; m < TILES; m++) store_rows(p, first + 16 * m, column, *(const float(*)[4 * OCTETS])sums[m], scale);
+    for (int m = 0; m < TILES; m++) store_rows(p, first + 16 * m, column, column / p.blocks, *(const float(*)[4 * OCTETS])sums[m], scale);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __grid_constant__ MultiplyParams p) {

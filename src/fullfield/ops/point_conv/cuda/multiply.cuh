@@ -161,8 +161,9 @@ static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 ro
 }
 
 // The lane's two of a warp's 16 rows from `first` on, where they exist.
-static __device__ __forceinline__ void store_rows(const MultiplyParams &p, i64 first, int column, const float (&sums)[4 * OCTETS], float scale) {
-    int lane = threadIdx.x & 31, at = column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4), group = column / p.blocks * p.outputs;
+static __device__ __forceinline__ void store_rows(const MultiplyParams &p, i64 first, int column, int group, const float (&sums)[4 * OCTETS], float scale) {
+    int lane = threadIdx.x & 31, at = column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4);
+    group *= p.outputs;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float own[2 * OCTETS];

@@ -280,11 +280,10 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
     ring.wait();
     while (true) {
         if (head & (1 << 31 | 1)) {
-            if (round >= 0) store_rows(p, work.first_row(round, own) + warp * 16, work.column, sums, scale);
+            if (round >= 0) store_rows(p, work.first_row(round, own) + warp * 16, work.column, work.group, sums, scale);
             if (head < 0) break;
             round++;
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.f;
+            clear(sums);
         }
         int on = head >> 2, stage_left = 0, position = 0;
         u32 before = 0;

@@ -400,8 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
         grad += ROWS * p.grad_row;
     };
     Sums sums;
-#pragma unroll
-    for (int i = 0; i < 96; i++) sums[i] = 0.f;
+    clear(sums);
     u32 at = shared_address(stages), own_cells = warp / 4 * 3 * CELL_BYTES;
     int turn = 0;
     quad.begin(t, work.cell, first, end);

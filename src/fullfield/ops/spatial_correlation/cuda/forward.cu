@@ -25,10 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) spatial_forward(const __gr
     const int unit = threadIdx.x < UNITS ? threadIdx.x : 0;
     const int xg = unit % XG, i = unit / XG % PI, jn = unit / (XG * PI) % JN, t = unit / (XG * PI * JN);
     float sums[JG][XR];
-#pragma unroll
-    for (int j = 0; j < JG; j++)
-#pragma unroll
-        for (int x = 0; x < XR; x++) sums[j][x] = 0.f;
+    clear(sums);
 
     bring(0, 0);
     for (int first = 0, turn = 0; first < p.channels; first += CC, turn ^= 1) {

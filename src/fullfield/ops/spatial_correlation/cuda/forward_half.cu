@@ -28,12 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) spatial_forward_
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = warp / 2, left = warp % 2 * 16;
     float sums[PI][NT][4];
-#pragma unroll
-    for (int i = 0; i < PI; i++)
-#pragma unroll
-        for (int n = 0; n < NT; n++)
-#pragma unroll
-            for (int k = 0; k < 4; k++) sums[i][n][k] = 0.f;
+    clear(sums);
 
     bring(0, 0);
     for (int first = 0, turn = 0; first < p.channels; first += CC, turn ^= 1) {
