@@ -84,7 +84,10 @@ static __device__ __forceinline__ void multiply(Sums &sums, u32 stage, u32 weigh
     int thread = thread_now(), warp = thread >> 5, lane = thread & 31, upper = warp & 1, quarter = warp >> 1;
 #if SPLIT
     Sums part;                     // the tensor cores' sums lose bits: at most one chunk long
-    clear(part);
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < OUTPUTS; n++) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
 #else
     Sums &part = sums;
 #endif
@@ -454,7 +457,10 @@ struct SecondMap {
 template <bool TRANSPOSED, class Operands>
 static __device__ __forceinline__ bool sum_up(Operands &operands, Sums &sums, u32 base, float gain) {
     if (!operands.next()) return false;
-    clear(sums);
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int n = 0; n < OUTPUTS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
     __syncthreads();
     operands.copy(base);
     bool more = true;

@@ -52,7 +52,10 @@ static __device__ __forceinline__ void multiply_slab(Sums &sums, const Operands 
             for (int n = 0; n < CHUNK; n++) b[j][n] = weights[(j * OCTETS + first + n) * 32];
 #if SPLIT
         float part[LAST - FIRST][CHUNK][4];  // the tensor cores' sums lose bits: at most one slab long
-        clear(part);
+#pragma unroll
+        for (int m = 0; m < LAST - FIRST; m++)
+#pragma unroll
+            for (int n = 0; n < CHUNK; n++) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
 #endif
         // Products that add to the same sums lie apart.
 #pragma unroll
@@ -130,7 +133,10 @@ static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &s
         cursor.end = end_below(t, cursor.at, end, cells.end);
     }
     cursor.read(t);
-    clear(sums);
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int n = 0; n < OCTETS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
     Pass pass;
     pass.choose(t, cursor, features, p.features_row, lane);
     Raw raw;
