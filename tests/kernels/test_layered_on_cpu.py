@@ -27,8 +27,7 @@ def atlas() -> PictureAtlas:
     return PictureAtlas(pictures, shapes)
 
 
-@pytest.mark.parametrize("style", ["usual", "bodies"])
-@pytest.mark.parametrize("size", [(24, 33), (8, 9)], ids=str)
+@pytest.mark.parametrize(("size", "style"), [((24, 33), "usual"), ((8, 9), "bodies")], ids=str)
 def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     held, style_of_scenes = atlas(), replace(SceneStyle.preset(style), instants=3)

@@ -97,7 +97,7 @@ def of_lookups(arch: str) -> Limits:
         # Hopper's blocks move registers between their warps at run time.
         yield lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
         prepare = shapes.prepare_source(forward, code, shapes.is_scaled(request, forward), False)
-        yield prepare, "prepare prepare_deep magnitude", 80, 16
+        yield prepare, "prepare magnitude", 80, 16
         collect, multiply = gradient_sources(request, arch)
         # Five blocks a multiprocessor; before sm_80 shared memory holds one.
         yield collect, "collect", 104 if turing else 102, 0

@@ -79,7 +79,7 @@ def test_growing_pools_lose_no_callers() -> None:
         except BaseException as error:  # noqa: BLE001 - the test is that there is none
             problems.append(error)
 
-    for _ in range(20):
+    for _ in range(8):
         threads._pool = None
         callers = [threading.Thread(target=call, args=(number,)) for number in range(4)]
         for caller in callers:

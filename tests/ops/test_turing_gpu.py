@@ -112,7 +112,7 @@ def test_spatial_correlation(number: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_matching(dtype: torch.dtype) -> None:
-    matching.test_backends_of_a_gpu("cuda", dtype)
+    matching.test_the_kernels_of_a_gpu(dtype)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,13 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// Zeros everywhere in an array of any number of axes.
+static __device__ __forceinline__ void clear(float &x) { x = 0.f; }
+template <class T, int N> static __device__ __forceinline__ void clear(T (&values)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) clear(values[i]);
+}
+
 static __device__ __forceinline__ u16 to_f16(float x) {
     u16 h;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
@@ -27,6 +34,26 @@ static __device__ __forceinline__ u16 to_bf16(float x) {
 #endif
 }
 static __device__ __forceinline__ float from_bf16(u16 h) { return __uint_as_float((u32)h << 16); }
+
+// Of a frame's data: 0 float32, 1 float16, 2 bfloat16, 3 uint8.
+static __device__ __forceinline__ float frame_value(const void *data, i64 at, int kind) {
+    if (kind == 0) return ((const float *)data)[at];
+    if (kind == 1) return from_f16(((const u16 *)data)[at]);
+    if (kind == 2) return from_bf16(((const u16 *)data)[at]);
+    return (float)((const u8 *)data)[at];
+}
+
+// The GPU's own approximations.
+static __device__ __forceinline__ float root(float x) {
+    float r;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+static __device__ __forceinline__ float reciprocal_root(float x) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 
 // Two numbers in a word, the first in its low half.
 static __device__ __forceinline__ u32 pair_f16(float low, float high) {

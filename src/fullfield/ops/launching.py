@@ -195,12 +195,12 @@ class Kernels:
         with torch.cuda.device(index):
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
 
-    def launch_batch(self, name: str, params: Any, blocks: Sequence[int], threads: int = 256) -> None:
+    def launch_batch(self, name: str, params: Any, blocks: Sequence[int]) -> None:
         """Launch a :func:`batch` of problems once; ``blocks`` holds the number of blocks of each."""
         total = sum(blocks)
         if total <= MOST_BLOCKS:
             params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MOST_PROBLEMS - len(blocks))]
-        self.launch(name, total, threads, params)
+        self.launch(name, total, 256, params)
 
 
 class Launch:

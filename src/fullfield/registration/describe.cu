@@ -2,8 +2,8 @@
 // _cpu_kernels.py defines the same for processors. A warp works on a point. No system headers (NVRTC). Sums are taken in
 // one order: no floating-point atomics. Built behind batches.cuh.
 //
-// Macros set by the launcher: INPUTS numbers of a point, SHAPE of them its shape, the others three histograms of BINS;
-// RINGS, ELEVATIONS, BENDS: the kernel's cells.
+// Macros set by the launcher: INPUTS numbers of a point, its shape and three histograms of BINS; RINGS, ELEVATIONS,
+// BENDS: the kernel's cells.
 
 #define WARPS 8
 #define ALL 0xffffffffu

@@ -77,7 +77,7 @@ def test_arrays_do_not_overlap() -> None:
     """Every array of the parameters lies in its tensor, and ends where the next one begins."""
     features = gradients_of(2, (20, 37), (45, 70))
     sums = features.sums(True, True)
-    p, tiles, spots = sums.params, sums.params.p.tiles, sums.params.target_tiles
+    p, tiles, spots = sums.params, sums.params.p.tiles, features.target_tiles
     assert (tiles, spots) == (2 * 3 * 5, 2 * (6 * 9 + 3 * 5 + 2 * 3 + 1 * 1))
     _, _, patches, notes, marks = sums.memory
     count = 4 * tiles

@@ -40,7 +40,6 @@ needs_gpu = [pytest.mark.gpu, without_gpu]
 CUDA = pytest.param("cuda", marks=needs_gpu)
 every = pytest.mark.parametrize("backend", [*ON_CPU, "emulated", CUDA], indirect=True)
 on_cpu = pytest.mark.parametrize("backend", ON_CPU, indirect=True)
-kernels = pytest.mark.parametrize("backend", ["cpu", "emulated", CUDA], indirect=True)
 on_gpu = pytest.mark.parametrize("backend", [CUDA], indirect=True)
 RADIUS = 3  # one for most, so that few kernels are compiled for the emulator
 HALVES = DTYPES[1:]
@@ -57,28 +56,14 @@ def results(backend: Backend, case: Case, weight: Tensor) -> Any:
 # ---- values and gradients
 
 
-@pytest.mark.parametrize("backend", ["reference", "dense"])
+@pytest.mark.parametrize("backend", ON_CPU)
 @pytest.mark.parametrize("motion", ["smooth", "random", "outside", "integer"])
 def test_equals_python_loops(backend: str, motion: str) -> None:
-    case = make_case((5, 6), (7, 9), channels=5, levels=3, radius=2, motion=motion).double()
+    case = make_case((5, 11), (7, 9), batch=1, channels=19, levels=3, radius=2, motion=motion)
+    case = case if backend == "cpu" else case.double()
     expected = lookup_by_loops(case.fmap1, case.pyramid(), case.coords, case.radius)
     assert expected.abs().max() > 0.5
-    assert_within(look(case, backend), expected, 1e-12, "lookup")
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(
-            make_case((5, 11), (7, 9), channels=19, levels=3, radius=2, motion=motion)
-            for motion in ("smooth", "random", "outside", "integer")
-        ),
-        make_case((4, 4), (1, 1), levels=1, radius=1),
-    ],
-)
-def test_cpu_kernel_equals_python_loops(case: Case) -> None:
-    expected = lookup_by_loops(case.fmap1, case.pyramid(), case.coords, case.radius)
-    assert_within(look(case, "cpu"), expected, 1e-5, "lookup")
+    assert_within(look(case, backend), expected, 1e-5 if backend == "cpu" else 1e-12, "lookup")
 
 
 @pytest.mark.parametrize("backend", ["reference", "dense"])
@@ -97,7 +82,7 @@ def test_gradcheck_away_from_kinks(backend: str) -> None:
 SHAPES = [
     # size1, size2, batch, channels, levels, radius
     ((9, 13), (9, 13), 2, 20, 3, 3),
-    ((17, 33), (10, 40), 1, 67, 4, 4),
+    ((9, 18), (10, 25), 1, 67, 4, 4),
     ((1, 1), (8, 8), 3, 1, 1, 1),
     ((3, 50), (3, 50), 1, 16, 2, 8),
     ((8, 8), (5, 3), 2, 130, 8, 1),  # levels that pool to nothing
@@ -105,15 +90,10 @@ SHAPES = [
 ]
 GPU_SHAPES = [
     *SHAPES,
+    ((17, 33), (10, 40), 1, 67, 4, 4),
     ((20, 37), (45, 70), 1, 256, 6, 4),
     ((5, 18), (19, 21), 1, 600, 2, 2),  # several blocks of channels
     ((13, 17), (40, 60), 2, 64, 3, 6),
-]
-EMULATED_SHAPES = [
-    ((5, 7), (5, 7), 3, 8, 2, RADIUS),
-    ((10, 18), (16, 24), 1, 40, 4, RADIUS),
-    ((9, 17), (10, 27), 2, 64, 6, RADIUS),  # levels that pool to nothing
-    ((5, 9), (9, 400), 1, 20, 2, RADIUS),  # at random: pixels that no strip holds
 ]
 
 
@@ -122,21 +102,18 @@ def case_of(shape: tuple[Any, ...], motion: str = "smooth") -> Case:
     return make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius, motion=motion)
 
 
-# Every dtype and every motion: positions are float32 for features of any dtype.
-@pytest.mark.parametrize(
-    ("dtype", "motion"),
-    [
-        (torch.float32, "smooth"),
-        (torch.float32, "random"),
-        (torch.float16, "random"),
-        (torch.bfloat16, "smooth"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# In turns: every shape in float32 and in one of 16 bits, with another motion.
+ON_CPU_CASES = [
+    (shape, dtype, ("smooth", "random")[(number + column) % 2])
+    for number, shape in enumerate(SHAPES)
+    for column, dtype in enumerate((torch.float32, HALVES[number // 2 % 2]))
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "motion"), ON_CPU_CASES, ids=str)
 @on_cpu
 def test_within_float64_budget(backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]) -> None:
-    check(backend, case_of(shape, motion), dtype, pooled=False)
+    check(backend, case_of(shape, motion), dtype, pooled=dtype == torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -152,19 +129,16 @@ def test_within_float64_budget_on_a_gpu(
     check(backend, single_level(case), dtype, pooled=False)
 
 
-# Of the precisions one each, in turns: every shape in both, every motion in both, every shape with every motion.
+# In 16 bits of one level, for there the reference rounds the others.
 EMULATED_CASES = [
-    ("emulated", shape, motion, (torch.float32, torch.bfloat16)[(row + column) % 2])
-    for row, shape in enumerate(EMULATED_SHAPES)
-    for column, motion in enumerate(("smooth", "random", "outside"))
-] + [
-    ("turing", shape, motion, dtype)
-    for dtype in DTYPES
-    for shape, motion in (
-        (((9, 17), (10, 27), 2, 64, 6, RADIUS), "smooth"),
-        (((5, 9), (9, 400), 1, 20, 2, RADIUS), "random"),
-        (((6, 10), (7, 11), 1, 256, 2, RADIUS), "smooth"),  # several blocks of channels
-    )
+    ("emulated", ((5, 7), (5, 7), 3, 8, 2, RADIUS), "outside", torch.float32),
+    ("emulated", ((10, 18), (16, 24), 1, 40, 4, RADIUS), "random", torch.float32),
+    ("emulated", ((24, 40), (24, 40), 1, 40, 1, RADIUS), "smooth", torch.bfloat16),
+    ("emulated", ((5, 9), (10, 27), 2, 24, 6, RADIUS), "smooth", torch.float32),  # levels that pool to nothing
+    ("emulated", ((5, 9), (9, 400), 1, 20, 1, RADIUS), "random", torch.bfloat16),  # pixels that no strip holds
+    ("turing", ((5, 9), (9, 400), 1, 20, 2, RADIUS), "random", torch.float32),
+    ("turing", ((9, 17), (10, 27), 2, 64, 1, RADIUS), "smooth", torch.float16),
+    ("turing", ((6, 10), (7, 11), 1, 256, 1, RADIUS), "outside", torch.bfloat16),  # several blocks of channels
 ]
 
 
@@ -172,11 +146,7 @@ EMULATED_CASES = [
 def test_within_float64_budget_emulated(
     backend: Backend, dtype: torch.dtype, motion: str, shape: tuple[Any, ...]
 ) -> None:
-    case = case_of(shape, motion)
-    if dtype != torch.float32:
-        larger = shape == EMULATED_SHAPES[1]  # in 16 bits of one level, for there the reference rounds the others
-        case = single_level(make_case((24, 40), batch=1, channels=40, radius=RADIUS, motion=motion) if larger else case)
-    check(backend, case, dtype)
+    check(backend, case_of(shape, motion), dtype)
 
 
 @pytest.mark.parametrize("backend", ["emulated"], indirect=True)
@@ -190,7 +160,7 @@ def test_blocks_of_two_rows(backend: Backend, motion: str, monkeypatch: pytest.M
         return found and replace(found, block=8, widths=config._widths(RADIUS, 8))
 
     monkeypatch.setattr(config, "lookup_config", square)
-    check(backend, case_of(((20, 24), (30, 35), 1, 16, 4, RADIUS), motion), torch.float32)
+    check(backend, case_of(((10, 12), (14, 18), 1, 16, 2, RADIUS), motion), torch.float32)
 
 
 def test_tiles_of_little_shared_memory(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +195,7 @@ def test_several_blocks_of_channels_in_float16(backend: Backend) -> None:
 
 
 POOLED = [
-    pytest.param("emulated", torch.bfloat16, ((9, 13), (27, 18), 2, 20, 5, RADIUS)),
+    pytest.param("emulated", torch.bfloat16, ((5, 9), (27, 18), 1, 20, 5, RADIUS)),
     *(pytest.param("cuda", dtype, shape, marks=needs_gpu) for dtype in HALVES for shape in GPU_SHAPES),
 ]
 
@@ -282,13 +252,6 @@ def test_long_sums_round_as_little_as_the_references() -> None:
     assert off("cpu") <= 1.25 * off("reference")
 
 
-@on_cpu
-def test_pooling_gradient(backend: Backend) -> None:
-    case = make_case((7, 9), (13, 11), levels=4, radius=2)
-    for a, b in zip(results(backend, case, weights(case)), run(case, weights(case), backend="reference"), strict=True):
-        assert_within(a, b, 2e-5 * float(b.abs().max()), "result")
-
-
 @pytest.mark.parametrize("name", ["reference", "dense", None])
 @on_gpu
 def test_backends_of_a_gpu(backend: Backend, name: str | None) -> None:
@@ -300,35 +263,33 @@ def test_backends_of_a_gpu(backend: Backend, name: str | None) -> None:
 
 
 @pytest.mark.parametrize("block", ["CorrBlock", "IterativeCorrBlock"])
-@pytest.mark.parametrize("backend", ON_CPU)
-def test_equals_ptlflow(backend: str, block: str, ptlflow: Any) -> None:
+def test_equals_ptlflow(block: str, ptlflow: Any) -> None:
     module = importlib.import_module(f"{ptlflow.__name__}.models.raft.corr")
     case = make_case((16, 24), channels=32, levels=4, radius=4, batch=1)
     peer = getattr(module, block)(case.fmap1, case.fmap2, num_levels=4, radius=4)
     # ptlflow samples through normalised coordinates in float32.
-    assert_within(look(case, backend), peer(case.coords), 1e-4, "lookup")
+    assert_within(look(case, "reference"), peer(case.coords), 1e-4, "lookup")
 
 
 # ---- corners of the semantics
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e9])
-@pytest.mark.parametrize("axis", [0, 1])
 @every
-def test_unusable_coordinates_touch_their_pixel_only(backend: Backend, bad: float, axis: int) -> None:
+def test_unusable_coordinates_touch_their_pixels_only(backend: Backend) -> None:
     case = backend.make((5, 9), levels=2, radius=RADIUS)
-    weight, coords = weights(case), case.coords.clone()
-    coords[1, axis, 2, 3] = bad
-    without = weight.clone()
-    without[1, :, 2, 3] = 0.0
-    clean = results(backend, case, without)
-    weight[1, :, 2, 3] = float("nan") if bad != bad or (backend.is_cuda and not backend.on_gpu) else 1.0
-    got = results(backend, replace(case, coords=coords), weight)
-    expected = clean.out.clone()
-    expected[1, :, 2, 3] = 0.0
-    assert torch.equal(got.out, expected)
-    assert not got.fmap1[1, :, 2, 3].any()
-    assert not got.coords[1, :, 2, 3].any()
+    coords = case.coords.clone()
+    for number, bad in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 3e9)):
+        for axis in (0, 1):
+            coords[1, axis, 2 * axis, number] = bad
+    changed = (coords != case.coords).any(1, keepdim=True)
+    weight = weights(case)
+    clean = results(backend, case, weight.masked_fill(changed, 0.0))
+    emulated = backend.is_cuda and not backend.on_gpu
+    spoiled = changed if emulated else coords.isnan().any(1, keepdim=True)
+    got = results(backend, replace(case, coords=coords), weight.masked_fill(spoiled, float("nan")))
+    assert torch.equal(got.out, clean.out.masked_fill(changed, 0.0))
+    assert not got.fmap1.masked_select(changed).any()
+    assert not got.coords.masked_select(changed).any()
     for a, b in zip(got[1:], clean[1:], strict=True):
         assert_within(a, b, 1e-5, "gradient")
 
@@ -385,15 +346,10 @@ def strided(case: Case) -> Case:
 
 @on_cpu
 def test_strides_of_the_input_do_not_matter(backend: Backend) -> None:
+    """But for the order in which PyTorch's products are summed."""
     case = make_case((9, 13), (8, 12), channels=16)
-    got, again = look(case, backend.name), look(strided(case), backend.name)
-    if backend.name == "cpu":
-        assert torch.equal(again, got)
-        return
-    # PyTorch's products may sum in another order where strides differ.
-    exact = look(case.double(), "reference")
-    for out in (got, again):
-        assert_within(out, exact, budget(look(case, "reference"), exact, torch.float32), "lookup")
+    allowed = 0.0 if backend.name == "cpu" else 1e-5
+    assert_within(look(strided(case), backend.name), look(case, backend.name), allowed, "lookup")
 
 
 @pytest.mark.parametrize(
@@ -446,11 +402,8 @@ def test_output_dtype_and_layout(backend: Backend, dtype: torch.dtype) -> None:
 
 
 LAID_OUT = [
-    *(
-        pytest.param("emulated", motion, radius, torch.bfloat16, dtype, 50)
-        for motion in ("smooth", "random", "outside")
-        for radius, dtype in ((RADIUS, torch.float16), (2, torch.float32))
-    ),
+    pytest.param("emulated", "smooth", RADIUS, torch.bfloat16, torch.float16, 50),
+    pytest.param("emulated", "random", 2, torch.bfloat16, torch.float32, 50),
     *(
         pytest.param("cuda", "smooth", radius, features, dtype, 200, marks=needs_gpu)
         for dtype in (*DTYPES, torch.float64)
@@ -505,10 +458,9 @@ def test_runs_as_written_under_autocast(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("motion", ["smooth", "random"])
-@pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
+@on_gpu
 def test_the_same_bits_in_every_run(backend: Backend, motion: str) -> None:
-    size = (48, 70) if backend.on_gpu else (16, 24)
-    case = backend.make(size, motion=motion, channels=64 if backend.on_gpu else 32, radius=4)
+    case = backend.make((48, 70), motion=motion, channels=64, radius=4)
     first, second = (results(backend, case, weights(case)) for _ in range(2))
     for name, one, two in zip(first._fields, first, second, strict=True):
         assert torch.equal(one, two), name
@@ -524,9 +476,10 @@ def test_cpu_kernel_does_not_depend_on_threads(motion: str) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("motion", ["smooth", "random", "outside"])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("backend", [*ON_CPU, CUDA], indirect=True)
+@pytest.mark.parametrize(
+    ("motion", "layout"), [("random", torch.contiguous_format), ("outside", torch.channels_last)], ids=str
+)
+@pytest.mark.parametrize("backend", ["cpu", CUDA], indirect=True)
 def test_every_element_of_the_output_is_written(
     backend: Backend, motion: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:

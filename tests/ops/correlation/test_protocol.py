@@ -21,9 +21,6 @@ from fullfield.ops.correlation.prepared import fold, pool
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request
 from tests.oracles.correlation import (
     assert_within,
-    budget,
-    error,
-    lookup_by_loops,
     make_case,
 )
 
@@ -43,35 +40,6 @@ def test_assert_within_fails_on_wrong_data() -> None:
         assert_within(exact[:, :3], exact, 1.0, "thing")
     with pytest.raises(AssertionError, match="off by"):
         assert_within(exact.flip(1), exact, float("nan"), "thing")
-
-
-def test_budget_grows_with_eager_error_and_rounding() -> None:
-    exact = torch.full((4,), 2.0, dtype=torch.float64)
-    assert budget(exact, exact, torch.float32) == pytest.approx(4 * torch.finfo(torch.float32).eps)
-    assert budget(exact + 0.25, exact, torch.float32) == pytest.approx(0.5, rel=1e-5)
-    assert error(exact[:0], exact[:0]) == 0.0
-
-
-def test_oracle_by_hand() -> None:
-    fmap1 = torch.tensor([1.0, 2.0, 0.0, 1.0]).view(1, 4, 1, 1)
-    fmap2 = torch.zeros(1, 4, 2, 3)
-    fmap2[0, 1, 1, 2] = 3.0  # one pixel, at x = 2, y = 1: correlation 2 * 3 / 2
-    coords = torch.tensor([1.25, 0.5]).view(1, 2, 1, 1)
-    found = lookup_by_loops(fmap1, [fmap2], coords, 1).view(3, 3)
-    expected = torch.zeros(3, 3, dtype=torch.float64)  # [dx, dy]
-    expected[1, 1] = 3 * 0.25 * 0.5
-    expected[1, 2] = 3 * 0.25 * 0.5
-    expected[2, 1] = 3 * 0.75 * 0.5
-    expected[2, 2] = 3 * 0.75 * 0.5
-    assert torch.equal(found, expected)
-
-
-def test_cases_are_reproducible_and_differ() -> None:
-    assert torch.equal(make_case(seed=3).fmap1, make_case(seed=3).fmap1)
-    assert not torch.equal(make_case(seed=3).fmap1, make_case(seed=4).fmap1)
-    assert torch.equal(make_case(motion="integer").coords, make_case(motion="integer").coords.round())
-    with pytest.raises(InputError, match="motion: expected one of smooth"):
-        make_case(motion="wild")
 
 
 def test_element_offsets_past_31_bits() -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -67,9 +66,15 @@ def prepared(look: CorrelationPyramid) -> cpu.Cpu:
     return found.prepared
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("motion", ["smooth", "random"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "motion"),
+    [
+        (shape, dtype, ("smooth", "random")[(number + column) % 2])
+        for number, shape in enumerate(SHAPES)
+        for column, dtype in enumerate((torch.float32, (torch.float16, torch.bfloat16)[number // 2 % 2]))
+    ],
+    ids=str,
+)
 def test_bits_do_not_depend_on_what_was_looked_up(dtype: torch.dtype, motion: str, shape: tuple[Any, ...]) -> None:
     size1, size2, batch, channels, levels, radius = shape
     case = make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius, motion=motion)
@@ -214,13 +219,6 @@ def test_memory_is_what_the_page_says() -> None:
     assert kept.cells.nbytes == pixels * 4200
     assert kept.notes.nbytes == pixels / 16 * 4 * 264
     assert sum(cpu.slot_cells(4, level) for level in range(4)) * 4 == 4200
-
-
-def test_slots_hold_the_windows_of_every_radius() -> None:
-    for radius in range(1, 9):
-        window = 2 * radius + 2
-        for level in range(8):
-            assert np.sqrt(cpu.slot_cells(radius, level)) >= window + 1
 
 
 def test_refusals_are_named() -> None:

@@ -327,8 +327,11 @@ def geometries() -> list[PointGeometry]:
 
 @emulated
 @pytest.mark.usefixtures("cells_where")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mode", ["max", "mean"])
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [("max", torch.float32), ("max", torch.bfloat16), ("mean", torch.float64), ("mean", torch.float16)],
+    ids=str,
+)
 def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype) -> None:
     for number, geometry in enumerate(geometries()):
         generator = torch.Generator().manual_seed(number)
@@ -354,9 +357,8 @@ def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype)
 
 @emulated
 @pytest.mark.parametrize("order", points_listing.ORDERS)
-@pytest.mark.parametrize(("cin", "cout"), [(64, 32), (5, 40)])
-def test_the_listing(cin: int, cout: int, order: str) -> None:
-    points = surface(150)
+def test_the_listing(order: str) -> None:
+    points, cin, cout = surface(150), 5, 40
     generator = torch.Generator().manual_seed(0)
     for geometry in (radius_geometry(points, 0.1), radius_geometry(points, 0.1, 3, points[::5])):
         tensors = [torch.randn(s, generator=generator) for s in ((150, cin), (27, cin, cout))]

@@ -102,15 +102,17 @@ CHANNELS = [((3, 5), 1), ((64, 64), 1), ((17, 130), 1), ((1, 1), 1), ((32, 32), 
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("channels", "groups"), CHANNELS, ids=str)
-def test_within_float64_budget(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
-    check(random_geometry(45, 37, 400), channels, groups, dtype)
+@pytest.mark.parametrize("number", range(len(CHANNELS)))
+def test_within_float64_budget(number: int) -> None:
+    check(random_geometry(45, 37, 400), *CHANNELS[number], (torch.float32, torch.bfloat16)[number % 2])
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("channels", "groups"), [((64, 64), 1), ((17, 130), 1), ((12, 18), 6)], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "groups", "dtype"),
+    [((64, 64), 1, torch.float16), ((17, 130), 1, torch.float32), ((12, 18), 6, torch.bfloat16)],
+    ids=str,
+)
 def test_turing(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
     emulate_as(monkeypatch, TURING)
     check(random_geometry(70, 50, 900), channels, groups, dtype)
@@ -123,8 +125,11 @@ def test_turing_at_medium_precision_multiplies_float16(monkeypatch: pytest.Monke
     check(random_geometry(70, 50, 900), (24, 40), 1, torch.float32, operands=2.0**-11)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["mirrored", "strided", "kernel 5"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("mirrored", torch.float32), ("strided", torch.bfloat16), ("kernel 5", torch.float16)],
+    ids=str,
+)
 def test_clouds(machine: Emulator, kind: str, dtype: torch.dtype) -> None:
     """Several tiles, warps and segments; other orders of threads and of copies."""
     generator = torch.Generator().manual_seed(1)
@@ -176,8 +181,11 @@ def test_forms_of_the_forward_give_the_same_bits(
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("slabs", "cells"), [(1, 8), (2, 2), (2, 1), (4, 4)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("slabs", "cells", "dtype"),
+    [(1, 8, torch.float16), (2, 2, torch.float32), (2, 1, torch.float16), (4, 4, torch.float32)],
+    ids=str,
+)
 def test_warps_that_share_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slabs: int, cells: int) -> None:
     geometry = random_geometry(50, 80, 900)
     form = config.Multiply(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
@@ -206,14 +214,14 @@ def test_few_rows_are_shared_and_many_are_not() -> None:
     assert form(200, (512, 512), torch.float32) == (8, 1)
 
 
-HOPPER_CHANNELS = [((64, 64), 1), ((17, 130), 1), ((136, 40), 1), ((32, 32), 32), ((64, 96), 2), ((96, 144), 2)]
-
-
-# Of the two half precisions one each, in turns: they differ in the type that loads and products are told. float32 is
-# multiplied in parts by the same kernel, in twice the time.
+# The half precisions differ in the type that loads and products are told. float32 is multiplied in parts by the same
+# kernel.
 HOPPER_CASES = [
-    *((*case, (torch.float16, torch.bfloat16)[number % 2]) for number, case in enumerate(HOPPER_CHANNELS)),
-    *((*case, torch.float32) for case in (((64, 64), 1), ((17, 130), 1), ((32, 32), 32))),
+    ((136, 40), 1, torch.float16),
+    ((96, 144), 2, torch.bfloat16),
+    ((64, 64), 1, torch.float32),
+    ((17, 130), 1, torch.float32),
+    ((32, 32), 32, torch.bfloat16),
 ]
 
 
@@ -242,30 +250,23 @@ def test_hopper(
         assert torch.equal(one, two)
 
 
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_hopper_with_rows_and_cells_that_have_nothing(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+@pytest.mark.usefixtures("machine", "beside")
+def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warpgroups and whole bands without triplets, weights that nobody takes, cells beside the words."""
-    request.getfixturevalue("beside")
     emulate_as(monkeypatch, HOPPER, bands=0)
-    i = torch.tensor([3, 3, 3, 70, 600, 600, 1199])
+    i = torch.tensor([3, 3, 3, 70, 600, 600, 699])
     j = torch.tensor([0, 4, 2, 9, 0, 1, 9])
     k = torch.tensor([0, 0, 341, 300, 7, 342, 256])
-    geometry = triplet_geometry(i, j, k, (1200, 10), 7)
+    geometry = triplet_geometry(i, j, k, (700, 10), 7)
     assert geometry.forward.cells.numel()
-    channels = (64, 72) if dtype == torch.bfloat16 else (40, 24)  # the former takes wgmma twice
+    channels, dtype = (64, 72), torch.bfloat16  # takes wgmma twice
     out = check(geometry, channels, 1, dtype)[0]
-    assert torch.equal(out[900], draw(geometry, channels, 1, dtype)[2])
+    assert torch.equal(out[400], draw(geometry, channels, 1, dtype)[2])
 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("kind", ["kernel 5", "strided", "beside", "long rows"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_hopper_geometries(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype
-) -> None:
+def test_hopper_geometries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Rows of more words than are looked at together, with and without the block's cells; more cells than a block's."""
     emulate_as(monkeypatch, HOPPER, bands=0)
     points = torch.rand(200, 3, generator=torch.Generator().manual_seed(6))
@@ -282,13 +283,12 @@ def test_hopper_geometries(
         centers = torch.tensor([[5.0, 5.0, 5.0], [0.5, 0.5, 0.5], [-5.0, 0.0, 0.0], [0.4, 0.5, 0.6]])
         geometry = radius_geometry(points, 0.4, centers=centers)
         assert geometry.forward.rows.diff().tolist()[::2] == [0, 0]
+    dtype = torch.float16 if kind in ("kernel 5", "long rows") else torch.bfloat16
     check(geometry, (64, 72), 1, dtype, bucket_sums=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_segments_with_a_share_in_common(
-    machine: Emulator, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_segments_with_a_share_in_common(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtype = torch.bfloat16
     geometry = random_geometry(700, 300, 2500)
     tensors = draw(geometry, (64, 64), 1, dtype)
     exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
@@ -393,7 +393,7 @@ def test_long_rows() -> None:
     centers = torch.tensor([[5.0, 5.0, 5.0], [0.05, 0.05, 0.05], [-5.0, 0.0, 0.0]])
     geometry = radius_geometry(points, 1.0, centers=centers)
     assert geometry.forward.rows.tolist() == [0, 0, 3000, 3000]
-    for dtype in DTYPES:
+    for dtype in (torch.float32, torch.float16):
         check(geometry, (16, 16), 1, dtype)
 
 
@@ -420,7 +420,7 @@ def test_values_that_are_not_finite_stay_with_their_centres() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("power", [-60, 0, 60])
+@pytest.mark.parametrize("power", [-60, 60])
 def test_float32_of_any_size(power: int) -> None:
     """Values become float16 only after scaling, whatever their size."""
     geometry = random_geometry(30, 30, 300)
@@ -459,21 +459,13 @@ def test_first_and_second_derivatives() -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_rows_that_are_not_aligned() -> None:
-    """Slices that begin anywhere give the same bits."""
+    """Slices that begin anywhere give the same bits, and a bias that does not lie together."""
     geometry = random_geometry(20, 20, 150)
     features, weight, bias, _ = draw(geometry, (8, 8), 1, torch.bfloat16)
     moved = torch.zeros(20 * 8 + 3, dtype=torch.bfloat16)[3:].view(20, 8).copy_(features)
     assert moved.data_ptr() % 16
-    out = [point_conv(f, weight, geometry, bias, backend="cuda") for f in (features, moved)]
-    assert torch.equal(*out)
-
-
-@pytest.mark.usefixtures("machine")
-def test_a_bias_that_does_not_lie_together() -> None:
-    geometry = random_geometry(20, 20, 150)
-    features, weight, bias, _ = draw(geometry, (8, 8), 1, torch.float32)
     apart = torch.stack((bias, -bias), 1)[:, 0]
-    out = [point_conv(features, weight, geometry, b, backend="cuda") for b in (bias, apart)]
+    out = [point_conv(f, weight, geometry, b, backend="cuda") for f, b in ((features, bias), (moved, apart))]
     assert torch.equal(*out)
 
 

@@ -47,8 +47,15 @@ def inputs_of(height: int, width: int, channels: int = 3, seed: int = 0, batch: 
     return {name: value[..., :height, :width] for name, value in whole.items()}
 
 
-@pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1)])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(("default", size) for size in ((23, 37), (5, 130), (40, 1))),
+        ("two passes", (17, 30)),
+        ("bare", (23, 37)),
+        ("all median", (5, 130)),
+    ],
+)
 def test_backends_agree(name: str, size: tuple[int, int]) -> None:
     inputs = inputs_of(*size, batch=2)
     exact = refine_flow(**{key: value.double() for key, value in inputs.items()}, config=CONFIGS[name])
@@ -64,13 +71,12 @@ def test_threads_change_nothing() -> None:
     inputs, before = pair(150, 90), torch.get_num_threads()
     found = []
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 3):
             torch.set_num_threads(threads)
             found.append(refine_flow(**inputs, backend="cpu"))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(*found)
 
 
 def test_an_iteration_equals_loops() -> None:
@@ -244,8 +250,9 @@ def test_a_second_pass_begins_with_both_flows_refined() -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("passes", [{}, {"passes": 2, "rounds": 1}], ids=["one pass", "two passes"])
+@pytest.mark.parametrize(
+    ("passes", "backend"), [({}, "reference"), ({"passes": 2, "rounds": 1}, "cpu")], ids=["one pass", "two passes"]
+)
 def test_an_exact_flow_of_noisy_frames_is_left_more(passes: dict[str, int], backend: str) -> None:
     """A round hardly lets their gradients fit better."""
     scene = textured_scene(64, 96, seed=2, max_motion=2)
@@ -333,9 +340,9 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        *(("default", size) for size in ((23, 37), (5, 130), (40, 1), (1, 40), (70, 101))),
-        *(("bare", size) for size in ((23, 37), (1, 40))),
-        *(("all median", size) for size in ((23, 37), (40, 1))),
+        *(("default", size) for size in ((23, 37), (5, 130), (40, 1), (1, 40))),
+        ("bare", (23, 37)),
+        ("all median", (23, 37)),
     ],
 )
 def test_the_kernels_are_the_reference(name: str, size: tuple[int, int], machine: Emulator) -> None:
@@ -378,23 +385,13 @@ def test_a_batch_and_frames_of_any_strides() -> None:
     close([refiner(**colour)], colour, config)  # channels may change from call to call
 
 
-SPOILT: list[tuple[str, Callable[[Tensor], None], int]] = [
-    ("frame1", lambda t: t[0, 1, 2, 3].fill_(torch.nan), 1),
-    ("frame2", lambda t: t[0, 2, 2, 3].fill_(2e6), 2),
-    ("flow", lambda t: t[0, 1, 5, 6].fill_(torch.inf), 8),
-    ("flow", lambda t: t[0, 0, 5, 6].fill_(torch.nan), 8),
-    ("backward", lambda t: t[0, 1, 0, 0].fill_(torch.nan), 16),
+SPOILT: list[tuple[str, Callable[[Tensor], None]]] = [
+    ("frame1", lambda t: t[0, 1, 2, 3].fill_(torch.nan)),
+    ("frame2", lambda t: t[0, 2, 2, 3].fill_(2e6)),
+    ("flow", lambda t: t[0, 1, 5, 6].fill_(torch.inf)),
+    ("flow", lambda t: t[0, 0, 5, 6].fill_(torch.nan)),
+    ("backward", lambda t: t[0, 1, 0, 0].fill_(torch.nan)),
 ]
-
-
-@pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("name", "spoil", "bit"), SPOILT)
-def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: int) -> None:
-    inputs = laid_out(10, 12)
-    spoil(inputs[name])
-    _, flags, _ = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
-    assert int(flags) & bit
-    assert not int(flags) & ~(bit | 4)
 
 
 def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner:
@@ -415,10 +412,10 @@ def test_passes_and_what_remains_of_them() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("name", "spoil", "_bit"), SPOILT)
+@pytest.mark.parametrize(("name", "spoil"), SPOILT)
 @pytest.mark.parametrize("passes", [1, 2])
 def test_bad_values_are_refused_by_name_after_the_last_pass(
-    name: str, spoil: Callable[[Tensor], None], _bit: int, passes: int
+    name: str, spoil: Callable[[Tensor], None], passes: int
 ) -> None:
     inputs = laid_out(10, 12)
     spoil(inputs[name])

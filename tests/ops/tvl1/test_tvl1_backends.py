@@ -52,7 +52,7 @@ def solve(backend: str, frames: tuple[torch.Tensor, torch.Tensor], config: TVL1C
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_scale_equals_loops(variant: str) -> None:
     config = TVL1Config(scales=1, warps=2, iterations=13, **VARIANTS[variant])
-    frames = scene(19, 23)
+    frames = scene(14, 17)
     truth = tvl1_by_loops(*(f.numpy() * 255 for f in frames), config)
     assert np.abs(truth).max() > 0.3, "the scene must move"
     for backend, budget in (("reference64", 1e-9), ("reference", 3e-4), ("cpu", 3e-4)):
@@ -60,8 +60,12 @@ def test_one_scale_equals_loops(variant: str) -> None:
         assert error.max() < budget, backend
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("size", [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)])
+SIZES = [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)]
+
+
+@pytest.mark.parametrize(
+    ("variant", "size"), [*((next(iter(VARIANTS)), size) for size in SIZES), *((one, (31, 52)) for one in VARIANTS)]
+)
 def test_cpu_equals_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
     config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
     frames = scene(*size)
@@ -72,8 +76,7 @@ def test_cpu_equals_reference_to_rounding(variant: str, size: tuple[int, int]) -
     assert error.max() < 5e-3
 
 
-@pytest.mark.parametrize("number", [2, 3, 5])
-@pytest.mark.parametrize("size", [(97, 2600), (431, 61), (23, 40)])
+@pytest.mark.parametrize(("number", "size"), [(2, (97, 1300)), (3, (431, 61)), (5, (23, 40))])
 def test_bits_do_not_depend_on_threads(number: int, size: tuple[int, int]) -> None:
     config = TVL1Config(warps=2, iterations=23, scale_factor=0.6, borders="clamp")
     frames = scene(*size)
@@ -95,7 +98,7 @@ def test_stopping_rule_is_the_reference_one_and_stops() -> None:
     assert torch.equal(full, solve("cpu", frames, config.replace(epsilon=1e-12)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 40), st.integers(2, 40), st.integers(0, 1000))
 def test_any_size_and_texture(height: int, width: int, seed: int) -> None:
     frames = scene(height, width, seed=seed)

@@ -96,39 +96,48 @@ def test_register_pipeline_on_turing(dtype: torch.dtype, borders: str) -> None:
     check("register_pipeline", make_term(2, 19, 75, borders), dtype, TVL1Config(borders=borders))
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 37), (40, 1), (2, 65), (31, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("schedule", "size"),
+    [
+        *(("register_pipeline", size) for size in ((1, 1), (1, 37), (40, 1), (2, 65), (31, 2))),
+        *((schedule, (2, 65)) for schedule in SCHEDULES if schedule != "register_pipeline"),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_thin_frames(schedule: str, dtype: torch.dtype, size: tuple[int, int]) -> None:
     for borders in ("adjoint", "clamp"):
         check(schedule, make_term(1, *size, borders), dtype, TVL1Config(borders=borders))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("iterations", [1, 2, 7, 11, 23, 40])
+@pytest.mark.parametrize(
+    ("dtype", "iterations"),
+    [(DTYPES[number % 2], count) for number, count in enumerate((1, 2, 7, 11, 40, 23))],
+    ids=str,
+)
 def test_any_number_of_iterations(dtype: torch.dtype, iterations: int) -> None:
     for schedule in SCHEDULES[2:]:
         check(schedule, make_term(1, 13, 41, "adjoint"), dtype, TVL1Config(), iterations)
 
 
 # Strips that touch no border, in every way of dealing iterations to warps; the last threads first; copies late.
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("threads", "words", "depth", "ahead"),
-    [(32, 2, 4, 1), (32, 2, 10, 2), (64, 4, 10, 3), (96, 2, 7, 2), (128, 2, 10, 2), (160, 4, 10, 4)],
+    ("number", "threads", "words", "depth", "ahead"),
+    [(0, 32, 2, 4, 1), (1, 32, 2, 10, 2), (0, 64, 4, 10, 3), (1, 96, 2, 7, 2), (0, 128, 2, 10, 2), (1, 160, 4, 10, 4)],
 )
-def test_register_pipelines(
-    machine: Emulator, dtype: torch.dtype, threads: int, words: int, depth: int, ahead: int
-) -> None:
-    machine.schedule = 3
+def test_register_pipelines(machine: Emulator, number: int, threads: int, words: int, depth: int, ahead: int) -> None:
+    machine.schedule, dtype = 3, DTYPES[number]
     width = 2 * 32 * words * (2 if dtype == torch.float16 else 1) + 50
     shape = Shape(threads, depth, 20, words, ahead)
     check("register_pipeline", make_term(1, 50, width, "adjoint"), dtype, TVL1Config(), depth, shape)
 
 
 # One strip that is the frame, strips that end with it, and widths at which copies do not let them.
-@pytest.mark.parametrize("borders", ["adjoint", "clamp"])
-@pytest.mark.parametrize(("dtype", "words"), [(torch.float32, 4), (torch.float16, 2), (torch.float16, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "words", "borders"),
+    [(torch.float32, 4, "adjoint"), (torch.float16, 2, "adjoint"), (torch.float16, 4, "clamp")],
+    ids=str,
+)
 def test_strips_at_the_sides(dtype: torch.dtype, words: int, borders: str) -> None:
     strip = 32 * words * (2 if dtype == torch.float16 else 1)
     for width in (strip, strip + 4, strip + 6, strip + 121, 2 * strip + 60):

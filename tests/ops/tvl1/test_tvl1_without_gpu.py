@@ -30,18 +30,6 @@ def test_levels_are_one_allocation() -> None:
     assert level.address(3) - level.address(0) == 3 * 5 * 128 * 2
 
 
-def test_levels_refuse() -> None:
-    cpu = torch.device("cpu")
-    with pytest.raises(ValueError, match=r"expected float32 or float16, got torch\.float64"):
-        Level(1, 4, 4, torch.float64, cpu)
-    with pytest.raises(ValueError, match="at least one frame of one pixel"):
-        Level(1, 0, 4, torch.float32, cpu)
-    with pytest.raises(ValueError, match="contiguous aligned elements"):
-        Level(1, 4, 4, torch.float32, cpu, torch.empty(10))
-    with pytest.raises(ValueError, match="only a level in float16 has an origin"):
-        _ = Level(1, 4, 4, torch.float32, cpu).origin
-
-
 @pytest.mark.parametrize(
     ("iterations", "depth", "passes"),
     [(10, 10, [10]), (11, 10, [6, 5]), (30, 10, [10, 10, 10]), (3, 5, [3]), (7, 1, [1] * 7)],

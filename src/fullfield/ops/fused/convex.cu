@@ -57,8 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) convex(const ConvexParams p) {
     for (int c = 0; c < p.channels; c++) {
         const float *field = p.field + item * p.field_b + c * p.field_c;
         float v[FACTOR];
-#pragma unroll
-        for (int j = 0; j < FACTOR; j++) v[j] = 0.f;
+        clear(v);
 #pragma unroll
         for (int k = 0; k < 9; k++) {
             const int ty = y + k / 3 - 1, tx = x + k % 3 - 1;

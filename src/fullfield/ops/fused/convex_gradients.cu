@@ -33,8 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) convex_gradients(const ConvexG
     const int b = there ? (int)(cell / plane) : 0, at = there ? (int)(cell - b * plane) : 0;
     const int y = at / p.width, x = at - y * p.width;
     float v[KEPT];
-#pragma unroll
-    for (int i = 0; i < KEPT; i++) v[i] = 0.f;
+    clear(v);
     if (there) {
         const i64 mask = b * p.mask_b + y * p.mask_y + x * p.mask_x + sub * p.mask_c;
         float w[9], dot[9], g[CHANNELS], most = -1e30f, sum = 0.f, mean = 0.f;
@@ -78,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) convex_gather(const ConvexGrad
     if (index >= p.batch * plane) return;
     const int b = (int)(index / plane), at = (int)(index - b * plane), y = at / p.width, x = at - y * p.width;
     float sum[CHANNELS];
-#pragma unroll
-    for (int c = 0; c < CHANNELS; c++) sum[c] = 0.f;
+    clear(sum);
 #pragma unroll
     for (int k = 0; k < 9; k++) {
         const int from_y = y - (k / 3 - 1), from_x = x - (k % 3 - 1);

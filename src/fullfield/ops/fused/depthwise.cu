@@ -2,12 +2,10 @@
 //
 // Macros: CHANNELS, a multiple of 64, at most 2048.
 //
-// A block is CHANNELS / 2 threads and STRIP × ROWS pixels; a thread is two channels of all of them, so that every access
+// A block is CHANNELS / 2 threads and STRIP pixels of a row; a thread is two channels of all of them, so that every access
 // of a warp is 32 neighbouring pairs. Sums over the channels go through shuffles that halve the number of values.
 
 #define STRIP 8
-#define ROWS 1
-#define PIXELS (ROWS * STRIP)
 #define WARPS (CHANNELS / 64)
 #define BLOCKS (2048 / CHANNELS)  // on a multiprocessor: more help than registers do
 
@@ -45,66 +43,58 @@ static __device__ __forceinline__ void load_row(const T *x, int y, int x0, const
 }
 
 template <bool INNER>
-static __device__ __forceinline__ void convolve(const T *x, int y0, int x0, const DepthwiseParams &p, float2 (&total)[ROWS][STRIP]) {
+static __device__ __forceinline__ void convolve(const T *x, int y0, int x0, const DepthwiseParams &p, float2 (&total)[STRIP]) {
     const float *weight = p.weight + 2 * threadIdx.x;
-    float2 w[ROWS][7];
     Pair next[STRIP + 6];
     load_row<INNER>(x, y0 - 3, x0, p, next);
-    // Row y0 - 3 + k of the image meets row k - r of the window for y0 + r.
 #pragma unroll
-    for (int k = 0; k < ROWS + 6; k++) {
+    for (int k = 0; k < 7; k++) {
+        float2 w[7];
         Pair row[STRIP + 6];
 #pragma unroll
         for (int j = 0; j < STRIP + 6; j++) row[j] = next[j];
-        if (k < ROWS + 5) load_row<INNER>(x, y0 - 2 + k, x0, p, next);
+        if (k < 6) load_row<INNER>(x, y0 - 2 + k, x0, p, next);
 #pragma unroll
-        for (int i = 0; i < 7; i++) {
-#pragma unroll
-            for (int r = ROWS - 1; r > 0; r--) w[r][i] = w[r - 1][i];
-            if (k < 7) w[0][i] = __ldg((const float2 *)(weight + (k * 7 + i) * CHANNELS));
-        }
+        for (int i = 0; i < 7; i++) w[i] = __ldg((const float2 *)(weight + (k * 7 + i) * CHANNELS));
 #pragma unroll
         for (int j = 0; j < STRIP + 6; j++) {
             const float2 v = widened(row[j]);
 #pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int i = 0; i < STRIP; i++)
-                    if (j - i >= 0 && j - i < 7 && k - r >= 0 && k - r < 7) {
-                        total[r][i].x = fmaf(v.x, w[r][j - i].x, total[r][i].x);
-                        total[r][i].y = fmaf(v.y, w[r][j - i].y, total[r][i].y);
-                    }
+            for (int i = 0; i < STRIP; i++)
+                if (j - i >= 0 && j - i < 7) {
+                    total[i].x = fmaf(v.x, w[j - i].x, total[i].x);
+                    total[i].y = fmaf(v.y, w[j - i].y, total[i].y);
+                }
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_norm(const DepthwiseParams p) {
-    __shared__ float partial[WARPS][2 * PIXELS];
-    __shared__ float2 norms[PIXELS];
+    __shared__ float partial[WARPS][2 * STRIP];
+    __shared__ float2 norms[STRIP];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = 2 * threadIdx.x;
-    const int x0 = blockIdx.y * STRIP, rows = (p.height + ROWS - 1) / ROWS;
-    const int item = blockIdx.x / rows, y0 = blockIdx.x % rows * ROWS;
+    const int x0 = blockIdx.y * STRIP, item = blockIdx.x / p.height, y0 = blockIdx.x % p.height;
     const T *x = p.x + (i64)item * p.height * p.width * CHANNELS + c;
-    float2 total[ROWS][STRIP];
+    float2 total[STRIP];
     const float2 bias = *(const float2 *)(p.bias + c);
 #pragma unroll
-    for (int i = 0; i < PIXELS; i++) total[i / STRIP][i % STRIP] = bias;
+    for (int i = 0; i < STRIP; i++) total[i] = bias;
     if (x0 >= 3 && x0 + STRIP + 3 <= p.width) convolve<true>(x, y0, x0, p, total);
     else convolve<false>(x, y0, x0, p, total);
     // Lane l ends with the warp's sum of value l: sums of the pixels, then sums of squares.
-    float v[2 * PIXELS];
+    float v[2 * STRIP];
 #pragma unroll
-    for (int i = 0; i < PIXELS; i++) {
-        const float2 t = total[i / STRIP][i % STRIP];
+    for (int i = 0; i < STRIP; i++) {
+        const float2 t = total[i];
         v[i] = t.x + t.y;
-        v[PIXELS + i] = fmaf(t.x, t.x, t.y * t.y);
+        v[STRIP + i] = fmaf(t.x, t.x, t.y * t.y);
     }
 #pragma unroll
-    for (int half = 16; half > PIXELS; half /= 2)
+    for (int half = 16; half > STRIP; half /= 2)
 #pragma unroll
-        for (int i = 0; i < 2 * PIXELS; i++) v[i] += __shfl_xor_sync(0xffffffffu, v[i], half);
+        for (int i = 0; i < 2 * STRIP; i++) v[i] += __shfl_xor_sync(0xffffffffu, v[i], half);
 #pragma unroll
-    for (int half = PIXELS; half > 0; half /= 2) {
+    for (int half = STRIP; half > 0; half /= 2) {
         const bool upper = lane & half;
 #pragma unroll
         for (int i = 0; i < half; i++) {
@@ -112,22 +102,21 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
             v[i] = mine + __shfl_xor_sync(0xffffffffu, other, half);
         }
     }
-    if (lane < 2 * PIXELS) partial[warp][lane] = v[0];
+    if (lane < 2 * STRIP) partial[warp][lane] = v[0];
     __syncthreads();
-    if (threadIdx.x < PIXELS) {
+    if (threadIdx.x < STRIP) {
         float first = 0.f, second = 0.f;
-        for (int i = 0; i < WARPS; i++) first += partial[i][threadIdx.x], second += partial[i][PIXELS + threadIdx.x];
+        for (int i = 0; i < WARPS; i++) first += partial[i][threadIdx.x], second += partial[i][STRIP + threadIdx.x];
         const float mean = first / CHANNELS, variance = second / CHANNELS - mean * mean;
         norms[threadIdx.x] = make_float2(mean, 1.f / sqrtf((variance < 0.f ? 0.f : variance) + p.epsilon));  // NaN stays
     }
     __syncthreads();
     T *out = p.out + (i64)item * p.height * p.width * CHANNELS + c;
 #pragma unroll
-    for (int i = 0; i < PIXELS; i++) {
-        const int y = y0 + i / STRIP, at = x0 + i % STRIP;
-        if (y >= p.height || at >= p.width) continue;
-        const float2 n = norms[i], t = total[i / STRIP][i % STRIP];
-        T *to = out + ((i64)y * p.width + at) * CHANNELS;
+    for (int i = 0; i < STRIP; i++) {
+        if (x0 + i >= p.width) continue;
+        const float2 n = norms[i], t = total[i];
+        T *to = out + ((i64)y0 * p.width + x0 + i) * CHANNELS;
         const float first = (t.x - n.x) * n.y, second = (t.y - n.x) * n.y;
 #if IN == 0
         *(float2 *)to = make_float2(first, second);

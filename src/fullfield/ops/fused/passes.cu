@@ -16,13 +16,9 @@ struct CellsParams {
     int kind;                        // 0 float32, 1 float16, 2 bfloat16, 3 uint8
 };
 
-static __device__ __forceinline__ float frame_value(const void *data, i64 at, int kind) {
-    float v;
-    if (kind == 0) v = ((const float *)data)[at];
-    else if (kind == 1) v = from_f16(((const u16 *)data)[at]);
-    else if (kind == 2) v = __uint_as_float((u32)((const u16 *)data)[at] << 16);
-    else v = __fdiv_rn((float)((const unsigned char *)data)[at], 255.f);
-    return 2.f * v - 1.f;
+static __device__ __forceinline__ float between_ones(const void *data, i64 at, int kind) {
+    const float v = frame_value(data, at, kind);
+    return 2.f * (kind == 3 ? __fdiv_rn(v, 255.f) : v) - 1.f;
 }
 
 extern "C" __global__ void __launch_bounds__(256) frames_to_cells(const CellsParams p) {
@@ -30,8 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) frames_to_cells(const CellsPar
     const int item = blockIdx.x / p.cell_rows, row = blockIdx.x % p.cell_rows;
     if (column >= p.cell_columns) return;
     float v[32];
-#pragma unroll
-    for (int i = 0; i < 32; i++) v[i] = 0.f;
+    clear(v);
     const int y0 = 2 * (row - 2), x0 = 2 * (column - 2);
     if (y0 >= 0 && y0 < p.padded_height && x0 >= 0 && x0 < p.padded_width) {
 #pragma unroll
@@ -45,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256) frames_to_cells(const CellsPar
                     const i64 at = item * p.b[f] + y * p.y[f] + x * p.x[f];
 #pragma unroll
                     for (int c = 0; c < 3; c++)
-                        v[f * 12 + dy * 6 + dx * 3 + c] = frame_value(p.frames[f], at + c * p.c[f], p.kind);
+                        v[f * 12 + dy * 6 + dx * 3 + c] = between_ones(p.frames[f], at + c * p.c[f], p.kind);
                 }
             }
     }
@@ -116,8 +111,7 @@ extern "C" __global__ void __launch_bounds__(256) moments(const MomentsParams p)
     __shared__ float sums[2 * 256 * VEC];
     const u32 lanes = p.channels / VEC, rows = 256 / lanes, row = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     float first[VEC], second[VEC];
-#pragma unroll
-    for (int i = 0; i < VEC; i++) first[i] = second[i] = 0.f;
+    clear(first), clear(second);
     const u32 end = min(p.pixels, (blockIdx.x + 1) * p.chunk);
     const T *from = p.y + blockIdx.y * p.item + lane * VEC;
     if (row < rows)

@@ -20,7 +20,7 @@ from fullfield.ops.matching.protocol import Request, map_of, rows_of, size_of
 from fullfield.ops.operators import direct_apply, gradients_again, wants_gradient
 from fullfield.ops.spatial_correlation import spatial_correlation
 
-BACKENDS = ("cuda", "fused", "chunks")
+BACKENDS = ("cuda", "chunks")
 """Backends of :func:`global_matching`, preferred first."""
 MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -72,7 +72,6 @@ def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
 
 _MATCHED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "cuda": matched,
-    "fused": fused.matched,
     "chunks": chunks.matched,
 }
 
@@ -84,8 +83,8 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
     _check.require(fmap2.shape[2] > 0 and fmap2.shape[3] > 0, "fmap2", "at least one position", fmap2)
 
 
-def _named(channels: int, dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
-    return _chosen(Request(channels, dtype, device, eager), backend)
+def _named(dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
+    return _chosen(Request(dtype, device, eager), backend)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
@@ -100,9 +99,9 @@ def _chosen(request: Request, backend: str | None) -> str:
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
     """Return (name, None) for every backend of :func:`global_matching` that runs here, (name, reason) for others.
 
-    The answer is for 128 channels; the preferred backend is first.
+    The preferred backend is first.
     """
-    return MATCHERS.reasons(Request(128, dtype, torch.empty(0, device=device).device))
+    return MATCHERS.reasons(Request(dtype, torch.empty(0, device=device).device))
 
 
 def global_matching(
@@ -116,13 +115,13 @@ def global_matching(
     Memory is linear in pixels, forward and backward: only some rows of the matrix of all pairs are in memory at a time,
     64 MiB or one row, or the whole of a smaller matrix. float32 features are compared in float32; 16-bit features are
     multiplied in 16 bits and summed in float32, and all later steps are float32. The result is float32, or float64 for
-    float64. It is differentiable in both maps, and deterministic except for gradients of "fused".
+    float64. It is differentiable in both maps, and deterministic.
 
     Args:
         fmap1: float32, float16, bfloat16 or float64, any strides.
         fmap2: of the same dtype, any strides.
-        backend: "cuda", "fused" or "chunks"; the first runs eager calls only. None chooses the best one that can run; a
-            named one never falls back.
+        backend: "cuda" or "chunks"; the first runs eager calls only. None chooses the best one that can run; a named
+            one never falls back.
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
@@ -131,11 +130,7 @@ def global_matching(
     """
     _check_maps(fmap1, fmap2)
     scale = max(fmap1.shape[1], 1) ** -0.5
-    eager = is_eager(fmap1, fmap2)
-    channels = int(fmap1.shape[1])
-    if not eager:  # it may be a symbol, which a request must not contain
-        channels = 0 if channels == 0 else 1 if channels <= fused.WIDEST else fused.WIDEST + 1
-    name = _named(channels, fmap1.dtype, fmap1.device, eager, backend)
+    name = _named(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
     if fmap1.numel() == 0:
         return chunks.matched(fmap1, fmap2, scale)
     return _MATCHED[name](fmap1, fmap2, scale)
@@ -166,7 +161,7 @@ def global_attention(
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return softmax(query · key / √C) times value, [B, N, V] of [B, N, C], [B, M, C], [B, M, V], in linear memory."""
     scale = max(query.shape[-1], 1) ** -0.5
-    request = Request(max(query.shape[-1], value.shape[-1]), query.dtype, query.device)
+    request = Request(query.dtype, query.device, channels=max(query.shape[-1], value.shape[-1]))
     serves = query.numel() > 0 and fused.supports(request) is None
     return fused.attend(query, key, value, scale) if serves else chunks.attend(query, key, value, scale)
 

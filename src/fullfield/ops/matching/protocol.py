@@ -18,11 +18,12 @@ ELEMENTS = 1 << 24
 class Request:
     """Request of one call."""
 
-    channels: int
     dtype: torch.dtype
     device: torch.device
     eager: bool = True
     """True if the call is neither traced nor transformed."""
+    channels: int = 1
+    """The wider of features and values: of attention alone."""
 
 
 def rows_at_a_time(key: Tensor) -> int:

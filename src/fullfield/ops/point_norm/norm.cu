@@ -36,12 +36,6 @@ struct NormParams {
     float eps;
 };
 
-static __device__ __forceinline__ float reciprocal_root(float x) {
-    float r;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-
 typedef float Lane[VALUES];  // a lane's channels of a row
 
 struct Vector {
@@ -178,8 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) layer_backward(const __gri
     const i64 begin = (i64)blockIdx.x * p.chunk, end = begin + p.chunk < p.rows ? begin + p.chunk : p.rows;
     Lane weight, of_weight, of_bias;
     load_learned(weight, p.weight, p.channels, lane);
-#pragma unroll
-    for (int i = 0; i < VALUES; i++) of_weight[i] = of_bias[i] = 0.f;
+    clear(of_weight), clear(of_bias);
     for (i64 base = begin; base < end; base += SIDE) {
         const i64 row = base + threadIdx.x / LANES;
         const bool inside = row < end;

@@ -27,9 +27,7 @@
 #define MAXLEVELS 8
 #define PARTS_MOST 8
 #define BIG 0x3fffffff
-#ifndef CHUNKS_PER_PIXEL
 #define CHUNKS_PER_PIXEL 2
-#endif
 
 struct Params {
     const u16 *f1;                 // [B, H, ceil(W/8), PARTS, CPAD/32, 32 lanes, 8]: A fragments of 8 pixels and 32 channels
@@ -42,7 +40,7 @@ struct Params {
     i64 level_offset[MAXLEVELS];
     int level_h[MAXLEVELS], level_w[MAXLEVELS];
     int batch, height, width, levels;
-    int tiles_x, tiles_y, tiles, items, parts;
+    int tiles_x, tiles_y, tiles, items;
     int part_begin[PARTS_MOST], part_end[PARTS_MOST];  // levels of a part of a tile
     int whole;                     // so many tiles are one item each, the others are in parts
     int active_teams;              // teams that work on items at a time
@@ -72,7 +70,6 @@ typedef OutElement::type out_t;
 
 static __device__ __forceinline__ void store_streaming(float *p, float x) { asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 static __device__ __forceinline__ void store_streaming(u16 *p, u16 x) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(x) : "memory"); }
-
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The window of one pixel at one level: first column and row, fractions. false: no position of it lies inside the map.
@@ -155,7 +152,6 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
     }
 }
 
-
 // One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
 // a strip whose pixels are scattered so widely that each takes its own dot products.
 enum { CHUNK = 0, SCATTERED = 1, ITEM = 2, EXIT = 3 };
@@ -207,8 +203,16 @@ struct Plan {
             if (member(i, a, b) && iy[i] + KP > from) n = min(n, max(iy[i], from));
         return warp_min(n);
     }
-
-
+    // The pixels whose windows begin in columns first .. last-1 take their own dot products.
+    __device__ __forceinline__ bool scatter(Step &step, int first, int last) const {
+        step.kind = SCATTERED;
+        step.level = level;
+        step.width = step.rows = 0;
+        step.first = first;
+        step.last = last;
+        step.groups = (1 << GROUPS) - 1;
+        return true;
+    }
     __device__ __forceinline__ bool next(const Params &p, Step &step) {
         while (true) {
             int a = xmin + strip * bin, b = a + bin;
@@ -277,14 +281,8 @@ struct Plan {
                         if (r >= BIG) break;
                     }
                     if (chunks > CHUNKS_PER_PIXEL * pixels) {
-                        step.kind = SCATTERED;
-                        step.level = level;
-                        step.width = step.rows = 0;
-                        step.first = a;
-                        step.last = b;
-                        step.groups = (1 << GROUPS) - 1;
                         strip++;
-                        return true;
+                        return scatter(step, a, b);
                     }
                 }
                 walking = true;
@@ -312,13 +310,7 @@ struct Plan {
             bin = (hi - lo) / strips + 1;
             if (strips > MAXSTRIPS) {
                 strips = 0;
-                step.kind = SCATTERED;
-                step.level = level;
-                step.width = step.rows = 0;
-                step.first = lo;
-                step.last = hi + 1;
-                step.groups = (1 << GROUPS) - 1;
-                return true;
+                return scatter(step, lo, hi + 1);
             }
         }
     }

@@ -34,7 +34,7 @@ struct GradientParams {
     u32 *target_largest;           // [target tiles]: bits of the largest magnitude of that
     int *turn;                     // [tiles and target tiles, channel blocks]: whose split it is to add its share
     Work *work;
-    int mode, grad_type, want_first, want_second, target_tiles;
+    int mode, grad_type, want_first, want_second;
     int target_begin[MAXLEVELS], splits[MAXLEVELS];
 };
 

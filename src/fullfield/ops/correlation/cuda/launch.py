@@ -27,9 +27,12 @@ from fullfield.ops.correlation.cuda.structs import (
     split_levels,
     tensor_maps,
 )
+from fullfield.ops.correlation.prepared import pool
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
+# Levels that the kernel pools; all are pooled in float32.
+MOST_POOLED = 4
 # Below this many tiles every level is a separate item, above only the finest.
 FEW_TILES = 1200
 # In a persistent lookup every level of the last tiles, this many for four teams, is a separate item.
@@ -99,13 +102,15 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor) -> None:
-    """Write f1, all levels of f2 (pooled here if ``maps`` is one) and the products' factor.
+    """Write f1, all levels of f2 (pooled if ``maps`` is one, more than four in PyTorch) and the products' factor.
 
     Without f2: only f1, in f2's layout.
     """
     config = config_of(r)
     scaled = shapes.is_scaled(r, config)
-    source = shapes.prepare_source(config, CODES[r.dtype], scaled, f2 is None)
+    if f2 is not None and len(maps) < r.levels and r.levels > MOST_POOLED:
+        fmap1, maps = fmap1.float(), pool(maps[0].float(), r.levels)
+    source = shapes.prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
     kernels = launching.kernels(LIBRARIES, source, launching.device_of(r.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [_prepare_params(r, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
@@ -115,16 +120,7 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
             kernels.launch("magnitude", 1024, 256, params)
     for params in launches:
         blocks = r.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
-        deep = None  # level 3 in float32, from which the further levels are pooled
-        if params.levels > 4 and params.f2:
-            deep = f1.new_empty(
-                (r.batch * params.level_h[3] * params.level_w[3] * config.channels,), dtype=torch.float32
-            )
-            params.deep = deep.data_ptr()
         kernels.launch("prepare", blocks, 256, params)
-        octets = sum(h * w for h, w in r.sizes2[4:]) * r.batch * config.channels // 8
-        if deep is not None:
-            kernels.launch("prepare_deep", -(-octets // 256), 256, params)
 
 
 def _prepare_params(
@@ -153,7 +149,8 @@ def first_sources(request: Request) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
-    sources = [shapes.prepare_source(config, dtype, scaled, False)]
+    pooled = 0 if request.pooled and request.levels > MOST_POOLED else dtype
+    sources = [shapes.prepare_source(config, pooled, scaled, False)]
     usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))

@@ -91,7 +91,7 @@ class FeatureGradients:
             pair.target_begin[level] = request.batch * sum(counts[:level])
             # As many pixels for an item of a coarse level as for one of level 1.
             pair.splits[level] = max(1, min(MOST_SPLITS, round(tiles / (4 * max(count, 1)))))
-        pair.target_tiles = request.batch * sum(counts)
+        self.target_tiles = request.batch * sum(counts)
 
     def sums(self, fmap1: bool, levels: bool) -> Sums:
         """Return the sums of a new pass for the requested gradients."""
@@ -102,7 +102,7 @@ class FeatureGradients:
         second = new((targets * channels if levels else 0,), dtype=torch.float32)
         patches = first.new_empty((count * 64 * self._side**2,))
         notes = first.new_empty((count * (4 * 64 + 4 + 2) + pair.p.tiles,), dtype=torch.int32)
-        tiles, spots = pair.p.tiles, pair.target_tiles
+        tiles, spots = pair.p.tiles, self.target_tiles
         marks = new((WORK + tiles + spots * 4 + (tiles + spots) * self._blocks,), dtype=torch.int32)
         params = GradientParams.from_buffer_copy(pair)
         params.want_first, params.want_second = fmap1, levels

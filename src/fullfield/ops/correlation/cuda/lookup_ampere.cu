@@ -1,12 +1,8 @@
 // The lookup on every GPU from sm_75: same plan, same sampling; chunks come with cp.async (sm_80), products with mma.sync.
 
-#define PART_BYTES (NCOL * CBLK * 2)
-#define STAGE_BYTES (PART_BYTES * PARTS)
-#define STEPS (CBLK / 16)
 #define STAGING_OFFSET STAGE_BYTES
 #define BUFFER_OFFSET (STAGING_OFFSET + GROUPS * 4 * STAGING_FLOATS * 4)
 #define COORDS_OFFSET (BUFFER_OFFSET + GROUPS * 4 * OUT_BUFFER_BYTES)
-#define TILE_PIXELS (64 * GROUPS)
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(const __grid_constant__ Params p) {
     extern __shared__ u8 raw[];
@@ -41,10 +37,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     }
     __syncwarp();
     u32 a[PARTS][STEPS][4];
-    if (KB == 1) {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-    }
+    if (KB == 1) load_parts(a, p, it, warp);
     int level = it.begin - 1;
     bool more = true;
     while (more) {
@@ -52,9 +45,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
         more = plan.next(p, step);
         int until = more ? step.level : it.end;
         while (level < until) {
-#if CLAST
             if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
-#endif
             if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level);
         }
         if (!more) break;
@@ -63,8 +54,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             int h = p.level_h[level], w = p.level_w[level];
             const u16 *f2 = p.f2 + p.level_offset[level] + (i64)it.batch * h * w * ROWLEN;
             float d[NCOL / 2];
-#pragma unroll
-            for (int j = 0; j < NCOL / 2; j++) d[j] = 0.f;
+            clear(d);
 #pragma unroll
             for (int kb = 0; kb < KB; kb++) {
                 __syncthreads();
@@ -81,10 +71,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                 await_copies<0>();
                 __syncthreads();
                 if (step.groups >> group & 1) {
-                    if (KB > 1) {
-#pragma unroll
-                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, (part * CPAD + kb * CBLK) / 16);
-                    }
+                    if (KB > 1) load_parts(a, p, it, warp, kb);
 #pragma unroll
                     for (int part = PARTS - 1; part >= 0; part--)  // small products first: what a sum loses grows with its magnitude
 #pragma unroll
@@ -116,10 +103,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             __syncwarp();
             px.handled = px.handled || px.active && is_member(px, step);
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords + warp * 32, staging, buffer);
-            if (KB == 1) {
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-            }
+            if (KB == 1) load_parts(a, p, it, warp);
         }
     }
 }

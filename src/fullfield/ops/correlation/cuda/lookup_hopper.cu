@@ -3,39 +3,18 @@
 // which multiply them with wgmma (their pixels stay in registers) and sample. #include'd after common, sample and the generated
 // wgmma wrappers.
 
-#define PART_BYTES (NCOL * CBLK * 2)
-#define STAGE_BYTES (PART_BYTES * PARTS)
-#define STEPS (CBLK / 16)
-
 struct Maps { TensorMap map[MAPS]; };
 
 static __device__ __forceinline__ void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
 static __device__ __forceinline__ void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// With ARRIVE_ALL (for compute-sanitizer's racecheck, which does not see that __syncwarp orders the other lanes before lane 0)
-// every lane arrives.
-#ifdef ARRIVE_ALL
-#define ARRIVALS 32
-static __device__ __forceinline__ void warp_arrive(u32 bar) { barrier_arrive(bar); }
-#else
-#define ARRIVALS 1
 static __device__ __forceinline__ void warp_arrive(u32 bar) {
     if (lane_id() == 0) barrier_arrive(bar);
 }
-#endif
 static __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 static __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-#ifdef WATCHDOG
-    for (u32 tries = 0;; tries++) {
-        u32 done;
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-        if (done) return;
-        if (tries > (1u << 24)) asm volatile("trap;");
-    }
-#else
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(bar), "r"(parity) : "memory");
-#endif
 }
 static __device__ __forceinline__ void copy_box(u32 to, const TensorMap *map, u32 bar, int c, int x, int y, int b) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
@@ -64,7 +43,6 @@ static __device__ __forceinline__ Step read_message(const Message *from) {
     return step;
 }
 
-#define TILE_PIXELS (64 * GROUPS)
 #define WARPS (4 * GROUPS)         // of a team, that multiply and sample
 #define THREADS (32 * (WARPS * TEAMS + 4))
 // Shared memory: the stages of all teams, the consumers' warps' areas, then what a team's warps tell each other.
@@ -141,6 +119,10 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     };
     Item coming;
     if (item < items) coming = read_item(item);
+    auto go_on = [&](int following) {
+        item = __shfl_sync(0xffffffffu, following, 0);
+        if (item < items) coming = read_item(item);
+    };
     while (true) {
         Item it;
         Step step;
@@ -201,23 +183,16 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
                     } else
                         barrier_arrive(full + ring.at * 8);
                 }
-#ifdef ARRIVE_ALL
-                if (lane) barrier_arrive(full + ring.at * 8);
-#endif
                 __syncwarp();
                 ring.advance();
             }
             if (!ahead) {
                 ahead = true;
-                item = __shfl_sync(0xffffffffu, following, 0);
-                if (item < items) coming = read_item(item);
+                go_on(following);
             }
             more = plan.next(p, step);
         }
-        if (!ahead) {
-            item = __shfl_sync(0xffffffffu, following, 0);
-            if (item < items) coming = read_item(item);
-        }
+        if (!ahead) go_on(following);
     }
     barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
     if (lane == 0) {
@@ -262,8 +237,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                     if (kb) barrier_wait(bars + FULL + ring.at * 8, ring.phase);
                     if (KB > 1) {
                         Item it = note->it;
-#pragma unroll
-                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, (part * CPAD + kb * CBLK) / 16);
+                        load_parts(a, p, it, warp, kb);
                     }
                     u32 at = __shfl_sync(0xffffffffu, (stages + ring.at * STAGE_BYTES) >> 4 | 1 << 16, 0);
 #pragma unroll
@@ -288,9 +262,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                             if (staged) sample_staged();
                             Step step = read_message((const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at);
                             while (level < step.level) {
-#if CLAST
                                 if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
-#endif
                                 level++;
                                 enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
                             }
@@ -332,18 +304,13 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
         warp_arrive(bars + EMPTY + ring.at * 8);
         ring.advance();
         Item it = {step.first, step.x, step.y, step.level, step.groups};
-        if (KB == 1 && step.kind == ITEM) {  // on their way while the last chunk is sampled
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-        }
+        if (KB == 1 && step.kind == ITEM) load_parts(a, p, it, warp);  // on their way while the last chunk is sampled
         if (staged) sample_staged();
         staged = false;
         __syncwarp();
         int until = step.kind == SCATTERED ? step.level : end;
         while (level < until) {
-#if CLAST
             if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
-#endif
             if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
         }
         if (step.kind == EXIT) break;
@@ -365,10 +332,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, note->x, staging, buffer);
 #pragma unroll
             for (int i = 0; i < DX1; i++) px.previous[i] = 0.f;
-            if (KB == 1) {  // again, so that the registers need not live through them
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
-            }
+            if (KB == 1) load_parts(a, p, it, warp);  // again, so that the registers need not live through them
         }
     }
 }
@@ -383,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
         for (int team = 0; team < TEAMS; team++) {
             u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES;
             for (int i = 0; i < STAGES; i++) {
-                barrier_init(bars + FULL + i * 8, ARRIVALS);
-                barrier_init(bars + EMPTY + i * 8, WARPS * ARRIVALS);
+                barrier_init(bars + FULL + i * 8, 1);
+                barrier_init(bars + EMPTY + i * 8, WARPS);
             }
         }
         for (int i = 0; i < SHARED_TILES; i++) ((u32 *)(smem + SHARED_OFFSET))[i] = 0;

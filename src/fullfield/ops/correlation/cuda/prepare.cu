@@ -1,4 +1,5 @@
-// Once per pair: both maps into the kernels' layout, the second one pooled 2x2 repeatedly (averages of the unrounded input).
+// Once per pair: both maps into the kernels' layout, the second one pooled 2x2 repeatedly to at most four levels (averages of
+// the unrounded input).
 // Macros beside common's: SRC element type of the inputs (0 float32, 1 float16, 2 bfloat16); SCALED 1: multiply by a power of
 // two that brings the largest magnitude of each map to 2^14..2^15 (float16 then keeps 11 bits over 29 octaves).
 
@@ -10,7 +11,6 @@ struct PrepareParams {
     u16 *f1, *f2;
     float *scale;                  // out: factors of products, of gradients of the first map and of the second
     u32 *magnitude;                // two words, zeroed by the caller: bits of the largest magnitude of each map
-    float *deep;                   // [B, h3, w3, CPAD] float32 when levels > 4, else null
     i64 level_offset[MAXLEVELS];
     int level_h[MAXLEVELS], level_w[MAXLEVELS];
     int batch, channels, levels, tiles_x[2], tiles_y[2];
@@ -55,9 +55,8 @@ static __device__ __forceinline__ void pool(const PrepareParams &p, const float 
     if (gy >= p.level_h[LEVEL] || gx >= p.level_w[LEVEL]) return;
     const i64 at = ((i64)batch * p.level_h[LEVEL] + gy) * p.level_w[LEVEL] + gx;
     store_octet(p.f2 + p.level_offset[LEVEL] + at * ROWLEN + c0 + q * 8, v);
-    if (LEVEL == 3 && p.deep)
-        for (int j = 0; j < 8; j++) p.deep[at * CPAD + c0 + q * 8 + j] = v[j];
 }
+
 extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ PrepareParams p) {
     __shared__ float full[32 * CS], half[32 * 69], quarter[32 * 19];
     int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -134,32 +133,6 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
     if (p.levels < 4) return;
     __syncthreads();
     pool<3, 19, 9, 1, 1>(p, quarter, nullptr, batch, x0, y0, c0);
-}
-
-// Levels 4 and above from the float32 copy of level 3: one thread per octet of channels of one position.
-extern "C" __global__ void __launch_bounds__(256) prepare_deep(const __grid_constant__ PrepareParams p) {
-    i64 index = (i64)blockIdx.x * 256 + threadIdx.x;
-    for (int level = 4; level < p.levels; level++) {
-        int h = p.level_h[level], w = p.level_w[level], side = 1 << (level - 3);
-        i64 count = (i64)p.batch * h * w * (CPAD / 8);
-        if (index < count) {
-            int octet = index % (CPAD / 8);
-            i64 at = index / (CPAD / 8);
-            int x = at % w, y = at / w % h, batch = at / w / h;
-            float v[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
-            for (int dy = 0; dy < side; dy++)
-                for (int dx = 0; dx < side; dx++) {
-                    const float *a = p.deep + (((i64)batch * p.level_h[3] + y * side + dy) * p.level_w[3] + x * side + dx) * CPAD + octet * 8;
-#pragma unroll
-                    for (int j = 0; j < 8; j++) v[j] += a[j];
-                }
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] *= 1.f / (float)(side * side);
-            store_octet(p.f2 + p.level_offset[level] + at * ROWLEN + octet * 8, v);
-            return;
-        }
-        index -= count;
-    }
 }
 
 // The largest magnitude of both maps (finite inputs), for SCALED.

@@ -2,6 +2,10 @@
 // memory, and each pixel streams over the rows of its own window: blend along x, keep the previous row, blend along y, write
 // the finished row. Two lanes serve a pixel: the lower half of the warp the first taps in x, the upper half the others.
 
+#define PART_BYTES (NCOL * CBLK * 2)
+#define STAGE_BYTES (PART_BYTES * PARTS)
+#define STEPS (CBLK / 16)
+#define TILE_PIXELS (64 * GROUPS)
 #define SCATTER_FLOATS (ROWLEN / 2 + (KP * KP + 15) / 16 * 16)
 #define STAGING_STRIDE 20          // 16 pixels and 4: neither the writes nor the reads of coherent windows collide
 #define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // of a warp
@@ -78,9 +82,9 @@ static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &
     }
 }
 
-#if CLAST
-// Writes the warp's handled pixels of a finished level from the buffer, coalesced.
+// Channels-last: writes the warp's handled pixels of a finished level from the buffer, coalesced.
 static __device__ __forceinline__ void leave_level(const Params &p, const Item &it, int level, int row, const WarpPixel &px, const out_t *buffer) {
+#if CLAST
     int lane = lane_id();
     __syncwarp();
     u32 handled = __ballot_sync(0xffffffffu, px.handled);
@@ -96,8 +100,8 @@ static __device__ __forceinline__ void leave_level(const Params &p, const Item &
         to += i % BLOCK_W == BLOCK_W - 1 ? (p.width - BLOCK_W + 1) * pixel : pixel;
     }
     __syncwarp();
-}
 #endif
+}
 
 static __device__ __forceinline__ void store_if(bool yes, u64 at, float x) {
 #if CLAST
@@ -240,6 +244,13 @@ static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params 
         load_streaming(a[s][0], a[s][2], a[s + 1][0], a[s + 1][2], first + s * 128, policy);
         load_streaming(a[s][1], a[s][3], a[s + 1][1], a[s + 1][3], second + s * 128, policy);
     }
+}
+
+// All parts of a K block.
+template <int N>
+static __device__ __forceinline__ void load_parts(u32 (&a)[PARTS][N][4], const Params &p, const Item &it, int row, int kb = 0) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, row, (part * CPAD + kb * CBLK) / 16);
 }
 
 // A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there.

@@ -57,11 +57,10 @@ def split_levels(params: ctypes.Structure, levels: int, parts: int, whole: int =
     The first ``whole`` tiles are one item each.
     """
     ends = sorted({min(end, levels) for end in (*range(1, parts), levels)})
-    params.parts = len(ends)
     for index, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         params.part_begin[index], params.part_end[index] = begin, end
     params.whole = whole
-    params.items = whole + (params.tiles - whole) * params.parts
+    params.items = whole + (params.tiles - whole) * len(ends)
 
 
 @functools.lru_cache(maxsize=256)

@@ -87,6 +87,16 @@ static __device__ __forceinline__ int cell_at(const Triplets &t, i64 at) {
     return w.cell_of(t);
 }
 
+// Of the first triplets of a row those of cells below `cell`.
+static __device__ __forceinline__ i64 end_below(const Triplets &t, i64 at, i64 end, int cell) {
+    while (at < end) {
+        i64 middle = (at + end) >> 1;
+        if (cell_at(t, middle) < cell) at = middle + 1;
+        else end = middle;
+    }
+    return at;
+}
+
 #if SCALED
 struct MagnitudeParams {
     const u32 *values;

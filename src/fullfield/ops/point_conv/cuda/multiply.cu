@@ -29,37 +29,6 @@ struct Cursor {
     }
 };
 
-// A row of the lane's outputs, first ... of its group; `sums` of its octets, 2 each.
-static __device__ __forceinline__ void store(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const float (&sums)[OCTETS][2],
-                                             float scale) {
-    int limit = p.outputs;
-    out += row * p.out_row;
-    bool whole = limit % 4 == 0 && p.out_row % 4 == 0 && (u32)(i64)p.out % (4 * sizeof(Value)) == 0;
-#pragma unroll
-    for (int n = 0; n < OCTETS; n += 2) {
-        int at = first + n * 2;
-        float v[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = sums[n + (i >> 1)][i & 1] * scale;
-            if (bias && at + i < limit) v[i] += widened(bias[at + i]);
-        }
-        if (whole) {
-            if (at < limit) {
-#if IN == 0
-                *(float4 *)(out + at) = make_float4(v[0], v[1], v[2], v[3]);
-#else
-                *(uint2 *)(out + at) = make_uint2((u32)rounded(v[0]) | (u32)rounded(v[1]) << 16, (u32)rounded(v[2]) | (u32)rounded(v[3]) << 16);
-#endif
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (at + i < limit) out[at + i] = rounded(v[i]);
-        }
-    }
-}
-
 typedef Eight Raw[2 * TILES];
 typedef uint4 Operands[2 * TILES][PARTS];
 typedef float Sums[TILES][OCTETS][4];
@@ -144,24 +113,6 @@ struct Pass {
     }
 };
 
-template <int M, int HALF>
-static __device__ __forceinline__ void store_half(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const Sums &sums, float scale) {
-    float own[OCTETS][2];
-#pragma unroll
-    for (int n = 0; n < OCTETS; n++) own[n][0] = sums[M][n][2 * HALF], own[n][1] = sums[M][n][2 * HALF + 1];
-    if (row < p.triplets.count) store(p, row, first, bias, out, own, scale);
-}
-
-// Of the first triplets of a row those of cells below `cell`.
-static __device__ __forceinline__ i64 end_below(const Triplets &t, i64 at, i64 end, int cell) {
-    while (at < end) {
-        i64 middle = (at + end) >> 1;
-        if (cell_at(t, middle) < cell) at = middle + 1;
-        else end = middle;
-    }
-    return at;
-}
-
 // The sums of ROWS rows from `first` on, over slabs and cells from `begin` to before `end` each.
 struct Range {
     int begin, end;
@@ -212,17 +163,9 @@ static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &s
     }
 }
 
-static __device__ __forceinline__ void store_rows(const MultiplyParams &p, const Sums &sums, i64 first, int column, float scale) {
-    int lane = threadIdx.x & 31, offset = column / p.blocks * p.outputs;
-    int at = (column % p.blocks) * COLUMNS + (lane & 3) * (COLUMNS / 4);
-    const Value *bias = p.bias ? p.bias + offset : p.bias;
-    first += lane >> 2;
-    store_half<0, 0>(p, first, at, bias, p.out + offset, sums, scale);
-    store_half<0, 1>(p, first + 8, at, bias, p.out + offset, sums, scale);
-    if (TILES == 2) {
-        store_half<TILES - 1, 0>(p, first + 16, at, bias, p.out + offset, sums, scale);
-        store_half<TILES - 1, 1>(p, first + 24, at, bias, p.out + offset, sums, scale);
-    }
+static __device__ __forceinline__ void store_tiles(const MultiplyParams &p, const Sums &sums, i64 first, int column, float scale) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++) store_rows(p, first + 16 * m, column, column / p.blocks, *(const float(*)[4 * OCTETS])sums[m], scale);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __grid_constant__ MultiplyParams p) {
@@ -263,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __g
     if (warp) return;
 #pragma unroll
     for (int i = 0; i < count; i++) own[i] = room[i * 32];
-    store_rows(p, sums, first, column, inverses[0] * inverses[1]);
+    store_tiles(p, sums, first, column, inverses[0] * inverses[1]);
 #else
     while (true) {
         int unit = 0;
@@ -271,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __g
         i64 first = (i64)__shfl_sync(ALL, unit, 0) * ROWS;
         if (first >= t.count) break;
         sum_rows(p, sums, first, Range{0, p.slabs}, Range{0, t.cells}, features, weights, width, gain);
-        store_rows(p, sums, first, column, inverses[0] * inverses[1]);
+        store_tiles(p, sums, first, column, inverses[0] * inverses[1]);
     }
 #endif
 }

@@ -129,3 +129,49 @@ struct Eight {
 #endif
     }
 };
+
+static __device__ __forceinline__ u32 rounded_pair(float a, float b) { return IN == 2 ? pair_bf16(a, b) : pair_f16(a, b); }
+
+// Neighbouring outputs of a row, from `first` of its group on, with the bias.
+static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const float (&v)[2 * OCTETS]) {
+    constexpr int most = WGMMA ? 16 / sizeof(Value) : 4, wide = most < 2 * OCTETS ? most : 2 * OCTETS;
+    out += row * p.out_row;
+    bool whole = p.outputs % wide == 0 && p.out_row % wide == 0 && (u32)(i64)p.out % 16 == 0;
+#pragma unroll
+    for (int n = 0; n < 2 * OCTETS; n += wide) {
+        int at = first + n;
+        float w[wide];
+#pragma unroll
+        for (int i = 0; i < wide; i++) w[i] = v[n + i] + (bias && at + i < p.outputs ? widened(bias[at + i]) : 0.f);
+        if (whole) {
+            if (at >= p.outputs) continue;
+#if IN == 0
+            *(float4 *)(out + at) = make_float4(w[0], w[1], w[2], w[3]);
+#elif WGMMA && COLUMNS > 16
+            *(uint4 *)(out + at) = make_uint4(rounded_pair(w[0], w[1]), rounded_pair(w[2], w[3]), rounded_pair(w[4], w[5]), rounded_pair(w[6], w[7]));
+#else
+            *(uint2 *)(out + at) = make_uint2(rounded_pair(w[0], w[1]), rounded_pair(w[2], w[3]));
+#endif
+        } else {
+#pragma unroll
+            for (int i = 0; i < wide; i++)
+                if (at + i < p.outputs) out[at + i] = rounded(w[i]);
+        }
+    }
+}
+
+// The lane's two of a warp's 16 rows from `first` on, where they exist.
+static __device__ __forceinline__ void store_rows(const MultiplyParams &p, i64 first, int column, int group, const float (&sums)[4 * OCTETS], float scale) {
+    int lane = threadIdx.x & 31, at = column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4);
+    group *= p.outputs;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float own[2 * OCTETS];
+#pragma unroll
+        for (int n = 0; n < OCTETS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) own[2 * n + i] = sums[4 * n + 2 * half + i] * scale;
+        i64 row = first + half * 8 + (lane >> 2);
+        if (row < p.triplets.count) store_row(p, row, at, p.bias ? p.bias + group : p.bias, p.out + group, own);
+    }
+}

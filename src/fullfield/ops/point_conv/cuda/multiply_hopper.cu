@@ -153,33 +153,6 @@ static __device__ __forceinline__ void settle(Sums &sums) {
     for (int i = 0; i < COLUMNS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const float (&v)[2 * OCTETS]) {
-    constexpr int most = 16 / sizeof(Value), wide = most < 2 * OCTETS ? most : 2 * OCTETS;
-    out += row * p.out_row;
-    bool whole = p.outputs % wide == 0 && p.out_row % wide == 0 && (u32)(i64)p.out % 16 == 0;
-#pragma unroll
-    for (int n = 0; n < 2 * OCTETS; n += wide) {
-        int at = first + n;
-        float w[wide];
-#pragma unroll
-        for (int i = 0; i < wide; i++) w[i] = v[n + i] + (bias && at + i < p.outputs ? widened(bias[at + i]) : 0.f);
-        if (whole) {
-            if (at >= p.outputs) continue;
-#if IN == 0
-            *(float4 *)(out + at) = make_float4(w[0], w[1], w[2], w[3]);
-#elif COLUMNS == 16
-            *(uint2 *)(out + at) = make_uint2(pack_pair(w[0], w[1]), pack_pair(w[2], w[3]));
-#else
-            *(uint4 *)(out + at) = make_uint4(pack_pair(w[0], w[1]), pack_pair(w[2], w[3]), pack_pair(w[4], w[5]), pack_pair(w[6], w[7]));
-#endif
-        } else {
-#pragma unroll
-            for (int i = 0; i < wide; i++)
-                if (at + i < p.outputs) out[at + i] = rounded(w[i]);
-        }
-    }
-}
-
 // The first triplet of a row that is not done, and the one behind it, which comes while a pass is listed.
 struct Cursor {
     int at, end;                   // from the warpgroup's first triplet
@@ -248,20 +221,6 @@ static __device__ __forceinline__ void list_passes(const MultiplyParams &p, cons
     emit(-1, make_uint2(0, 0));
 }
 
-static __device__ __forceinline__ void store_rows(const MultiplyParams &p, const Work &work, i64 first_row, const Sums &sums, float scale) {
-    int lane = threadIdx.x & 31, at = work.column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4), group = work.group * p.outputs;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float mine[2 * OCTETS];
-#pragma unroll
-        for (int n = 0; n < OCTETS; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) mine[2 * n + i] = sums[4 * n + 2 * half + i] * scale;
-        i64 row = first_row + half * 8 + (lane >> 2);
-        if (row < p.triplets.count) store_row(p, row, at, p.bias ? p.bias + group : p.bias, p.out + group, mine);
-    }
-}
-
 // Brings the features of the next pass.
 struct Gather {
     const MultiplyParams &p;
@@ -321,11 +280,10 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
     ring.wait();
     while (true) {
         if (head & (1 << 31 | 1)) {
-            if (round >= 0) store_rows(p, work, work.first_row(round, own) + warp * 16, sums, scale);
+            if (round >= 0) store_rows(p, work.first_row(round, own) + warp * 16, work.column, work.group, sums, scale);
             if (head < 0) break;
             round++;
-#pragma unroll
-            for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.f;
+            clear(sums);
         }
         int on = head >> 2, stage_left = 0, position = 0;
         u32 before = 0;

@@ -144,14 +144,7 @@ static __device__ __forceinline__ void find_cells(const Triplets &t, const Share
             size = (int)(t.rows[row + 1] - base);
         }
         s.base[r] = base;
-        int low = 0, high = size;
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (cell_at(t, base + middle) < first)
-                low = middle + 1;
-            else
-                high = middle;
-        }
+        int low = (int)(end_below(t, base, base + size, first) - base);
         int cell = low < size ? cell_at(t, base + low) : NONE;
         for (int c = 0; c <= CELLS; c++) {
             while (cell < first + c) {
@@ -203,10 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     float *share = p.shares + (((i64)segment * p.columns + column) * t.cells + cell + own) * (INPUTS * OUTPUTS);
     float inverse, gain = gain_of(p.magnitude, inverse), grad_gain = gain_of(p.magnitude + 1, inverse);
     Sums sums;
-#pragma unroll
-    for (int m = 0; m < INPUTS / 16; m++)
-#pragma unroll
-        for (int n = 0; n < OUTPUTS / 8; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
+    clear(sums);
     bool first = true;
     for (i64 tile = begin; tile < end; tile += TILE) {
         __syncthreads();               // the last tile is done with

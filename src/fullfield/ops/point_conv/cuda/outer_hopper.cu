@@ -82,17 +82,9 @@ struct Row {
     // Of a row that is too long to be looked at whole: from the block's first cell on.
     __device__ __forceinline__ void cut(const Triplets &t, int cell) {
         if (size <= WINDOW) return;
-        int low = 0, high = size;
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (cell_at(t, at + middle) < cell)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        skip(low);
+        int before = (int)(end_below(t, at, at + size, cell) - at);
+        at += before, size -= before;
     }
-    __device__ __forceinline__ void skip(int words) { at += words, size -= words; }
     __device__ __forceinline__ void load(const Triplets &t, Word (&words)[4]) const {
         int octet = threadIdx.x & 7;
 #pragma unroll
@@ -228,12 +220,7 @@ struct Quad {
 #pragma unroll
         for (int i = 0; i < EXTRAS; i++) left = most > EXTRAS ? left & left - 1 : 0;
         u32 seen = 0;
-        if (most <= WINDOW) {
-            auto step = [&](int place, const uint4 &v) {
-                uint4 *at = (uint4 *)(to + place), sum = *at;
-                *at = sum = make_uint4(added(sum.x, v.x), added(sum.y, v.y), added(sum.z, v.z), added(sum.w, v.w));
-                look_at(seen, sum);
-            };
+        auto for_points = [&](auto step) {
 #pragma unroll
             for (int i = 0; i < EXTRAS; i++)
                 if (i < most && places[i] >= 0) step(places[i], v[i]);
@@ -241,6 +228,13 @@ struct Quad {
                 Word w = word(turn, __ffs(left) - 1);
                 step((w.cell_of(t) - source.cell) * CELL_BYTES, *source.at(w.index_of(t)));
             }
+        };
+        if (most <= WINDOW) {
+            for_points([&](int place, const uint4 &v) {
+                uint4 *at = (uint4 *)(to + place), sum = *at;
+                *at = sum = make_uint4(added(sum.x, v.x), added(sum.y, v.y), added(sum.z, v.z), added(sum.w, v.w));
+                look_at(seen, sum);
+            });
             return not_finite(seen);
         }
         Wide sum;
@@ -250,19 +244,12 @@ struct Quad {
             *(uint4 *)(to + last) = v;
             look_at(seen, v);
         };
-        auto step = [&](int place, const uint4 &v) {
+        for_points([&](int place, const uint4 &v) {
             if (place != last) sum.start(*(uint4 *)(to + place));
             last = place;
             sum.add(v);
             store();
-        };
-#pragma unroll
-        for (int i = 0; i < EXTRAS; i++)
-            if (places[i] >= 0) step(places[i], v[i]);
-        for (; left; left &= left - 1) {
-            Word w = word(turn, __ffs(left) - 1);
-            step((w.cell_of(t) - source.cell) * CELL_BYTES, *source.at(w.index_of(t)));
-        }
+        });
         Place place_of_row;
         place_of_row.find(t, begin + own, end);
         Row rest(place_of_row.from, place_of_row.to);
@@ -413,8 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
         grad += ROWS * p.grad_row;
     };
     Sums sums;
-#pragma unroll
-    for (int i = 0; i < 96; i++) sums[i] = 0.f;
+    clear(sums);
     u32 at = shared_address(stages), own_cells = warp / 4 * 3 * CELL_BYTES;
     int turn = 0;
     quad.begin(t, work.cell, first, end);

@@ -84,10 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) spatial_backward(const __g
 
     const int xg = threadIdx.x % XG, t = threadIdx.x / XG % TH, cg = threadIdx.x / (XG * TH);
     float sums[CR][XR];
-#pragma unroll
-    for (int c = 0; c < CR; c++)
-#pragma unroll
-        for (int k = 0; k < XR; k++) sums[c][k] = 0.f;
+    clear(sums);
 
     Step now = {0, 0};
     fill(p, y, x, shared, ring, now, map, grads, first);

@@ -39,6 +39,32 @@ static __device__ __forceinline__ Place place_of(u32 &number, const Axis &axis) 
     return found;
 }
 
+struct ForwardParams {
+    const Value *fmap1, *fmap2;    // [B, C, H, W]
+    Value *out;                    // [B, PH, PW, OH, OW]
+    int channels, row_blocks, column_blocks;
+    Axis y, x;
+};
+
+// What a forward kernel's block works on: its place along both axes, its first displacement, and where its parts of the maps begin.
+struct Start {
+    Place x, y;
+    int i0, j0, y1, x1, y2, x2;
+    i64 b, map;
+    __device__ __forceinline__ Start(const ForwardParams &p, int rows, int columns) {
+        u32 number = blockIdx.x;
+        x = place_of(number, p.x), y = place_of(number, p.y);
+        i0 = number % p.row_blocks * rows;
+        number /= p.row_blocks;
+        j0 = number % p.column_blocks * columns;
+        b = number / p.column_blocks, map = b * p.channels * p.y.in * p.x.in;
+        y1 = p.y.stride * y.cls - p.y.padding + y.at * TH * p.y.step;
+        x1 = p.x.stride * x.cls - p.x.padding + x.at * TW * p.x.step;
+        y2 = y1 - p.y.radius + i0 * p.y.step;
+        x2 = x1 - p.x.radius + j0 * p.x.step;
+    }
+};
+
 // VEC features from memory to as many floats in shared memory, or zeros. float32 comes asynchronously.
 static __device__ __forceinline__ void fetch(float *to, const Value *from, bool inside, const Value *anywhere) {
 #if IN == 0
@@ -51,6 +77,16 @@ static __device__ __forceinline__ void fetch(float *to, const Value *from, bool 
     *to = inside ? widened(*from) : 0.f;
 #endif
 }
+#if IN
+// As they are.
+static __device__ __forceinline__ void fetch(u16 *to, const u16 *from, bool inside, const u16 *anywhere) {
+#if VEC == 4
+    copy_async<8>(shared_address(to), inside ? from : anywhere, inside);
+#else
+    *to = inside ? *from : (u16)0;
+#endif
+}
+#endif
 static __device__ __forceinline__ void arrived() {
 #if IN == 0
     await_all_copies();
@@ -61,6 +97,18 @@ static __device__ __forceinline__ void arrived() {
 static __device__ __forceinline__ void read4(float *to, const float *from) {
     const float4 v = *(const float4 *)from;
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+// COUNT channels, from `first` on, of ROWS rows of COLUMNS pixels from (y0, x0) on.
+template <int COUNT, int ROWS, int COLUMNS, class T>
+static __device__ __forceinline__ void fill(T *to, int channel_step, int row_step, const Value *map, i64 begin, int first, int y0, int x0, const ForwardParams &p) {
+    const i64 plane = (i64)p.y.in * p.x.in;
+    for (int n = threadIdx.x; n < COUNT * ROWS * (COLUMNS / VEC); n += THREADS) {
+        const int column = n % (COLUMNS / VEC) * VEC, left = n / (COLUMNS / VEC), row = left % ROWS, c = left / ROWS;
+        const int y = y0 + row * p.y.step, x = x0 + column * p.x.step;
+        const bool inside = first + c < p.channels && (u32)y < (u32)p.y.in && (u32)x < (u32)p.x.in;
+        fetch(to + c * channel_step + row * row_step + column, map + begin + (first + c) * plane + (i64)y * p.x.in + x, inside, map);
+    }
 }
 
 // A warp holds eight rows of TW values, XR a lane: written through shared memory, a row at a time. ``at``: where the lane's

@@ -13,60 +13,24 @@
 #define UNITS (XG * PI * JN * TH)
 #define CHUNK (CC * (RH * RW + TH * TW))
 
-struct ForwardParams {
-    const Value *fmap1, *fmap2;    // [B, C, H, W]
-    Value *out;                    // [B, PH, PW, OH, OW]
-    int channels, row_blocks, column_blocks;
-    Axis y, x;
-};
-
-struct Tile {
-    int y1, x1, y2, x2;            // of the first pixel of either map
-};
-
-static __device__ __forceinline__ void fill(const ForwardParams &p, const Tile &tile, float *room, i64 map, int first) {
-    const i64 plane = (i64)p.y.in * p.x.in;
-    for (int n = threadIdx.x; n < CC * RH * (READ / VEC); n += THREADS) {
-        const int column = n % (READ / VEC) * VEC, left = n / (READ / VEC), row = left % RH, c = left / RH;
-        const int y = tile.y2 + row * p.y.step, x = tile.x2 + column * p.x.step;
-        const bool inside = first + c < p.channels && (u32)y < (u32)p.y.in && (u32)x < (u32)p.x.in;
-        fetch(room + (c * RH + row) * RW + column, p.fmap2 + map + (first + c) * plane + (i64)y * p.x.in + x, inside, p.fmap2);
-    }
-    room += CC * RH * RW;
-    for (int n = threadIdx.x; n < CC * TH * (TW / VEC); n += THREADS) {
-        const int column = n % (TW / VEC) * VEC, left = n / (TW / VEC), row = left % TH, c = left / TH;
-        const int y = tile.y1 + row * p.y.step, x = tile.x1 + column * p.x.step;
-        const bool inside = first + c < p.channels && (u32)y < (u32)p.y.in && (u32)x < (u32)p.x.in;
-        fetch(room + (c * TH + row) * TW + column, p.fmap1 + map + (first + c) * plane + (i64)y * p.x.in + x, inside, p.fmap1);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) spatial_forward(const __grid_constant__ ForwardParams p) {
     extern __shared__ __align__(16) float shared[];
-    u32 number = blockIdx.x;
-    const Place px = place_of(number, p.x), py = place_of(number, p.y);
-    const int i0 = number % p.row_blocks * PI;
-    number /= p.row_blocks;
-    const int j0 = number % p.column_blocks * (JN * JG);
-    const i64 b = number / p.column_blocks, map = b * p.channels * p.y.in * p.x.in;
-    Tile tile;
-    tile.y1 = p.y.stride * py.cls - p.y.padding + py.at * TH * p.y.step;
-    tile.x1 = p.x.stride * px.cls - p.x.padding + px.at * TW * p.x.step;
-    tile.y2 = tile.y1 - p.y.radius + i0 * p.y.step;
-    tile.x2 = tile.x1 - p.x.radius + j0 * p.x.step;
+    const Start s(p, PI, JN * JG);
+    const auto bring = [&](int turn, int first) {
+        float *room = shared + turn * CHUNK;
+        fill<CC, RH, READ>(room, RH * RW, RW, p.fmap2, s.map, first, s.y2, s.x2, p);
+        fill<CC, TH, TW>(room + CC * RH * RW, TH * TW, TW, p.fmap1, s.map, first, s.y1, s.x1, p);
+    };
 
     const int unit = threadIdx.x < UNITS ? threadIdx.x : 0;
     const int xg = unit % XG, i = unit / XG % PI, jn = unit / (XG * PI) % JN, t = unit / (XG * PI * JN);
     float sums[JG][XR];
-#pragma unroll
-    for (int j = 0; j < JG; j++)
-#pragma unroll
-        for (int x = 0; x < XR; x++) sums[j][x] = 0.f;
+    clear(sums);
 
-    fill(p, tile, shared, map, 0);
+    bring(0, 0);
     for (int first = 0, turn = 0; first < p.channels; first += CC, turn ^= 1) {
         arrived();
-        if (first + CC < p.channels) fill(p, tile, shared + (turn ^ 1) * CHUNK, map, first + CC);
+        if (first + CC < p.channels) bring(turn ^ 1, first + CC);
         const float *two = shared + turn * CHUNK + (t + i) * RW + xg * XR + jn * JG;
         const float *one = shared + turn * CHUNK + CC * RH * RW + t * TW + xg * XR;
 #pragma unroll 2
@@ -84,14 +48,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) spatial_forward(const __gr
     }
     __syncthreads();
 
-    const int h = py.cls + (py.at * TH + t) * p.y.classes, w = px.cls + px.at * TW * p.x.classes;
-    const bool exists = threadIdx.x < UNITS && i0 + i < p.y.patch && h < p.y.out;
+    const int h = s.y.cls + (s.y.at * TH + t) * p.y.classes, w = s.x.cls + s.x.at * TW * p.x.classes;
+    const bool exists = threadIdx.x < UNITS && s.i0 + i < p.y.patch && h < p.y.out;
     const int columns = (p.x.out - w + p.x.classes - 1) / p.x.classes;
     float *stage = shared + threadIdx.x / 32 * (32 / XG * PITCH);
 #pragma unroll
     for (int j = 0; j < JG; j++) {
-        const int column = j0 + jn * JG + j;
-        i64 at = ((b * p.y.patch + i0 + i) * p.x.patch + column) * p.y.out + h;
+        const int column = s.j0 + jn * JG + j;
+        i64 at = ((s.b * p.y.patch + s.i0 + i) * p.x.patch + column) * p.y.out + h;
         at = exists && column < p.x.patch ? at * p.x.out + w : NOWHERE;
         store_rows(stage, sums[j], p.out, at, p.x.classes, 0, columns);
     }

@@ -488,23 +488,10 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
         constexpr int SIDE = 2 * REACH + 2;
         const int i = n >= cells, cell = i ? n - cells : n, cx = x0 + cell % cells_x * 2, cy = from_y + cell / cells_x * 2;
         float v[SIDE][SIDE], out[2][2];
-        if (REACH % 2 == 0 && cx >= REACH && cx + REACH + 1 < p.width && cy >= REACH && cy + REACH + 1 < p.height) {
-            const float *corner = field + (i * FIELD_ROWS + cy - REACH - top) * FIELD + cx - REACH - left;
-#pragma unroll
-            for (int a = 0; a < SIDE; a++)
-#pragma unroll
-                for (int b = 0; b < SIDE; b += 2) {
-                    const float2 two = *(const float2 *)(corner + a * FIELD + b);
-                    v[a][b] = two.x, v[a][b + 1] = two.y;
-                }
-        } else {
-#pragma unroll
-            for (int a = 0; a < SIDE; a++)
-#pragma unroll
-                for (int b = 0; b < SIDE; b++)
-                    v[a][b] = field[(i * FIELD_ROWS + min(max(cy - REACH + a, 0), p.height - 1) - top) * FIELD +
-                                    min(max(cx - REACH + b, 0), p.width - 1) - left];
-        }
+        const float *plane = field + i * FIELD_ROWS * FIELD;
+        load_windows(
+            v, cx, cy, p.width, p.height, [&](int x, int y) { return *(const float2 *)(plane + (y - top) * FIELD + x - left); },
+            [&](int x, int y) { return plane[(y - top) * FIELD + x - left]; });
         medians(v, out);
         float *to = target + i * p.target_plane + (i64)cy * p.target_pitch + cx;
 #pragma unroll

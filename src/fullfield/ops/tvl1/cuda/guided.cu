@@ -31,16 +31,6 @@ struct GuidedParams {
     int height, width, pitch, channels, taps, tiles, iterations, zero_dual, last;
 };
 
-static __device__ __forceinline__ float guided_root(float x) {
-    float r;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-static __device__ __forceinline__ float per_root(float x) {
-    float r;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
 static __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < __int_as_float(0x7f800000); }
 
 // ---- loading
@@ -106,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_con
         const float across = 255.f * (own[right] - *own), down = 255.f * (own[below] - *own);
         total += across * across + down * down;
     }
-    p.edge[at] = fmaxf(expf(-p.sensitivity * guided_root(total / p.channels)), 0.05f);
+    p.edge[at] = fmaxf(expf(-p.sensitivity * root(total / p.channels)), 0.05f);
     const float u = p.prior[packed], v = p.prior[packed + size];
     bool good = is_finite(u) && is_finite(v);
     p.flow_out[at] = u;
@@ -147,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
     const Gradient above = gradient_at(p, x, max(y - 1, 0));
     const float xx = 0.5f * (right.x - left.x), xy = 0.5f * (right.y - left.y), yy = 0.5f * (below.y - above.y);
     const float rx = 0.5f * s.gx - own.x, ry = 0.5f * s.gy - own.y, data = inside ? p.lambda : 0.f;
-    const float wx = data * per_root(rx * rx + p.squared_epsilon), wy = data * per_root(ry * ry + p.squared_epsilon);
+    const float wx = data * reciprocal_root(rx * rx + p.squared_epsilon), wy = data * reciprocal_root(ry * ry + p.squared_epsilon);
     if (p.last) p.fit[at] = (inside ? p.squared_residual / (p.squared_residual + (rx * rx + ry * ry)) : 0.f) + p.least_fit;
     const float cx = xx * u + xy * v - rx, cy = xy * u + yy * v - ry;
     const float k = c + p.slowness;
@@ -241,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
                     const float under = r < ROWS - 1 ? u[n][r < ROWS - 1 ? r + 1 : r][c] : c ? below[n].y : below[n].x;
                     const float g = dual[2 * n][r][c] + sx[c] * (beside - own), h = dual[2 * n + 1][r][c] + sy * (under - own);
                     const float least = fmaxf(edge[r][c], 1e-6f);
-                    const float shrink = edge[r][c] * per_root(fmaxf(least * least, g * g + h * h));
+                    const float shrink = edge[r][c] * reciprocal_root(fmaxf(least * least, g * g + h * h));
                     dual[2 * n][r][c] = shrink * g;
                     dual[2 * n + 1][r][c] = shrink * h;
                 }
@@ -377,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
                 for (int i = 0; i < 2; i++) {
                     const float2 other = flows[corner + j * NEAR_X + 8 * i];
                     const float du = other.x - u, dv = other.y - v;
-                    const float w = weight[j][i] * per_root(du * du + (dv * dv + soft));
+                    const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
                     total += w;
                     sum_u += w * other.x;
                     sum_v += w * other.y;

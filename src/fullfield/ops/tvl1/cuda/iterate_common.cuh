@@ -9,19 +9,9 @@ typedef float word;
 constexpr int PIXELS = HALF + 1;  // of a word
 constexpr float GRADIENT_FLOOR = 1e-6f;
 
-INLINE float root(float x) {
-    float r;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
 INLINE float reciprocal(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-    return r;
-}
-INLINE float reciprocal_root(float x) {
-    float r;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
 

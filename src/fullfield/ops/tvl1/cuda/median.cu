@@ -48,23 +48,9 @@ template <int REACH> static __device__ __forceinline__ void filter(const MedianP
     if (x0 >= p.width || y0 >= p.height) return;
     const i64 begin = (number >> 1) * p.item + (number & 1) * p.plane;
     float v[SIDE][SIDE], out[2][2];
-    if (REACH % 2 == 0 && x0 >= REACH && x0 + REACH + 1 < p.width && y0 >= REACH && y0 + REACH + 1 < p.height) {
-#pragma unroll
-        for (int i = 0; i < SIDE; i++)
-#pragma unroll
-            for (int j = 0; j < SIDE; j += 2) {
-                const float2 two = flows_at(p.flow, p.origin, begin + (i64)(y0 - REACH + i) * p.pitch + x0 - REACH + j);
-                v[i][j] = two.x, v[i][j + 1] = two.y;
-            }
-    } else {
-#pragma unroll
-        for (int i = 0; i < SIDE; i++)
-#pragma unroll
-            for (int j = 0; j < SIDE; j++) {
-                const int x = min(max(x0 - REACH + j, 0), p.width - 1), y = min(max(y0 - REACH + i, 0), p.height - 1);
-                v[i][j] = flow_at(p.flow, p.origin, begin + (i64)y * p.pitch + x);
-            }
-    }
+    load_windows(
+        v, x0, y0, p.width, p.height, [&](int x, int y) { return flows_at(p.flow, p.origin, begin + (i64)y * p.pitch + x); },
+        [&](int x, int y) { return flow_at(p.flow, p.origin, begin + (i64)y * p.pitch + x); });
     medians(v, out);
     float *to = (p.target_at ? *p.target_at : p.target) + number * p.target_plane + (i64)y0 * p.target_pitch + x0;
     bool finite = true;

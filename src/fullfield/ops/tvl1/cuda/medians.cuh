@@ -94,6 +94,27 @@ static __device__ __forceinline__ void medians(float (&v)[4][4], float (&out)[2]
                                   fminf(fminf(high[j], high[j + 1]), high[j + 2]));
     }
 }
+// The values that medians of the four windows from (x, y) on are of, beside the frame those at its border: `two` gives a value and
+// the next at places that are even with (x, y), `one` any.
+template <int SIDE, class Two, class One>
+static __device__ __forceinline__ void load_windows(float (&v)[SIDE][SIDE], int x, int y, int width, int height, Two two, One one) {
+    constexpr int R = SIDE / 2 - 1;
+    if (R % 2 == 0 && x >= R && x + R + 1 < width && y >= R && y + R + 1 < height) {
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+#pragma unroll
+            for (int j = 0; j < SIDE; j += 2) {
+                const float2 both = two(x - R + j, y - R + i);
+                v[i][j] = both.x, v[i][j + 1] = both.y;
+            }
+    } else {
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+#pragma unroll
+            for (int j = 0; j < SIDE; j++) v[i][j] = one(min(max(x - R + j, 0), width - 1), min(max(y - R + i, 0), height - 1));
+    }
+}
+
 static __device__ __forceinline__ void medians(float (&v)[2][2], float (&out)[2][2]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) out[i >> 1][i & 1] = v[i >> 1][i & 1];

@@ -15,13 +15,6 @@ struct GreyParams {
     int height, width, pitch, tiles;
 };
 
-static __device__ __forceinline__ float frame_value(const void *data, i64 at, int kind) {
-    if (kind == 0) return ((const float *)data)[at];
-    if (kind == 1) return from_f16(((const u16 *)data)[at]);
-    if (kind == 2) return from_bf16(((const u16 *)data)[at]);
-    return (float)((const unsigned char *)data)[at];
-}
-
 // A block: 256 pixels of a row. Grid: tiles · height · B · count.
 extern "C" __global__ void __launch_bounds__(256) grey(const __grid_constant__ GreyParams p) {
     if (p.flow_at && blockIdx.x == 0 && threadIdx.x == 0) *p.flow_at = p.flow;

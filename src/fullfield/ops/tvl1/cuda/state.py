@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.float16)
 ROW = 128
 """Rows of planes are a multiple of so many bytes apart."""
 FLOW, DUAL, DATA, ORIGIN = 2, 4, 3, 2  # planes of each kind
@@ -54,17 +53,11 @@ class Level:
         memory: Tensor | None = None,
     ) -> None:
         """Allocate the planes, or use ``memory``: at least ``elements_of(...)`` elements, aligned to 128 bytes."""
-        if dtype not in DTYPES:
-            raise ValueError(f"expected float32 or float16, got {dtype}")
-        if batch < 1 or height < 1 or width < 1:
-            raise ValueError(f"expected at least one frame of one pixel, got {batch} of {width}×{height}")
         self.batch, self.height, self.width, self.dtype, self.device = batch, height, width, dtype, device
         self.pitch = pitch_of(width, dtype)
         size = elements_of(batch, height, width, dtype)
         if memory is None:
             memory = torch.empty(size, dtype=dtype, device=device)
-        if memory.dtype != dtype or memory.numel() < size or not memory.is_contiguous() or memory.data_ptr() % 16:
-            raise ValueError(f"expected {size} contiguous aligned elements of {dtype}, got {memory.numel()}")
         self.memory = memory.view(-1)[:size].view(batch, planes_of(dtype), height, self.pitch)
         self.front = 0
         """The set of flow and dual, 0 or 1, that holds the present state."""
@@ -127,6 +120,4 @@ class Level:
     @property
     def origin(self) -> Tensor:
         """View [batch, 2, height, width]; float16 alone."""
-        if self.dtype != torch.float16:
-            raise ValueError("only a level in float16 has an origin")
         return self._planes(self.origin_plane, ORIGIN)
