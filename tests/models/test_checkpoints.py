@@ -128,7 +128,7 @@ def test_the_wrong_model_is_named(torchvision: Any, tmp_path: Path) -> None:
             official(model(1, backbone="resnet34").state_dict()),
             "SEA-RAFT (S); it looks like SEA-RAFT (L or M); unexpected ",
         ),
-        (tiny, narrow, "SEA-RAFT (S); cnet.final_conv.weight is [24, 16, 1, 1] instead of "),
+        (tiny, narrow, "SEA-RAFT (S); cnet.final_conv.weight is [24, 24, 1, 1] instead of "),
     ):
         torch.save(state, path)
         assert refused(target, path).startswith(f"{path}: expected weights of {told}")

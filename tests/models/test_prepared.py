@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_networks import built
+from tiny_networks import CONFIGS, built
 from torch import Tensor, nn
 
-from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
 from fullfield.models.prepared.shared import Form, folded, stem
@@ -20,26 +20,12 @@ from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from refusals import refuses
 
 SIZE = (70, 93)
-SHAPES = {
-    "raft": RAFTConfig.large(
-        encoder_channels=(8, 16, 24),
-        feature_channels=32,
-        hidden_channels=16,
-        context_channels=24,
-        correlation_channels=(32, 24),
-        flow_channels=(16, 8),
-        motion_channels=30,
-        head_channels=32,
-    ),
-    "raft-small": RAFTConfig.small(encoder_channels=(32, 64, 96), feature_channels=32),
-    "sea-raft": SEARAFTConfig.small(stem_channels=16, stage_channels=(8, 16, 24), channels=16),
-}
 
 
 def network(name: str) -> RAFT | SEARAFT:
     """With norms and scales that matter."""
     torch.manual_seed(0)
-    model = built(SHAPES[name])
+    model = built(CONFIGS[name])
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, 0, 0.1)
@@ -65,7 +51,7 @@ def close(got: Tensor, right: Tensor) -> None:
     assert float((got - right).norm() / right.norm()) < 2e-5
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_same_flow_as_the_module(name: str) -> None:
     model = network(name)
     first, second = frames(2)
@@ -86,13 +72,13 @@ def test_same_flow_as_the_module(name: str) -> None:
 
 
 def test_padding_of_the_configuration() -> None:
-    model = RAFT(SHAPES["raft"].replace(padding="kitti")).eval()
+    model = RAFT(CONFIGS["raft"].replace(padding="kitti")).eval()
     first, second = frames()
     with torch.no_grad():
         close(PreparedFlow(model, *SIZE, precision="exact")(first, second, updates=1), model(first, second, updates=1))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_bfloat16_on_the_cpu(name: str) -> None:
     model = network(name)
     first, second = frames(2)
@@ -133,7 +119,7 @@ def test_results_belong_to_the_caller_whatever_it_does() -> None:
 
 
 @pytest.mark.parametrize("where", ["frames", "features", "context", "correlation", "state"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though rectifiers make 0 of NaN, as those of some libraries do."""
     model: Any = network(name)
@@ -181,7 +167,7 @@ def tensors_of(thing: object, seen: set[int]) -> list[Tensor]:
     return [found for part in inner for found in tensors_of(part, seen)]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_parameter_is_known_to_the_form(name: str) -> None:
     """Their memory must outlive what streams have still to do."""
     fast = PreparedFlow(network(name), *SIZE, precision="exact")
@@ -190,7 +176,7 @@ def test_every_parameter_is_known_to_the_form(name: str) -> None:
     assert {id(values) for values in found} <= {id(values) for values in fast._parameters}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_no_pairs_have_no_flow_as_in_the_module(name: str) -> None:
     model = network(name)
     first, second = torch.zeros(2, 0, 3, *SIZE)
@@ -222,7 +208,7 @@ def test_mistakes() -> None:
         (lambda: PreparedFlow(model, 0, 8), "height: expected an integer >= 1"),
         (lambda: PreparedFlow(nn.Identity(), 8, 8), "model: expected a RAFT or SEARAFT"),  # type: ignore[arg-type]
         (
-            lambda: PreparedFlow(RAFT(SHAPES["raft"].replace(hidden_channels=12)), *SIZE),
+            lambda: PreparedFlow(RAFT(CONFIGS["raft"].replace(hidden_channels=12)), *SIZE),
             "model: expected channels in multiples of 8, got 12",
         ),
     ):

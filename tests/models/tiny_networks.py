@@ -9,11 +9,20 @@ from torch import Tensor, nn
 
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 
-TINY = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, updates=2)
+# The fast form needs multiples of eight channels, in a bottleneck too.
 CONFIGS: dict[str, RAFTConfig | SEARAFTConfig] = {
-    "raft": RAFTConfig.large(),
-    "raft-small": RAFTConfig.small(),
-    "sea-raft": TINY,
+    "raft": RAFTConfig.large(
+        encoder_channels=(8, 16, 24),
+        feature_channels=32,
+        hidden_channels=16,
+        context_channels=24,
+        correlation_channels=(32, 24),
+        flow_channels=(16, 8),
+        motion_channels=30,
+        head_channels=32,
+    ),
+    "raft-small": RAFTConfig.small(encoder_channels=(32, 64, 96), feature_channels=32),
+    "sea-raft": SEARAFTConfig.small(stem_channels=16, stage_channels=(8, 16, 24), channels=16, updates=2),
 }
 
 
