@@ -19,7 +19,7 @@ import torch
 import fullfield
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
-from fullfield.integrations.forms import backend_for, form_of, try_block
+from fullfield.integrations.forms import backend_for, form_of, lookup_of, try_lookup
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
 from refusals import refuses
@@ -340,8 +340,8 @@ def test_forms() -> None:
     assert form_of(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
     form = form_of(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert try_block(foreign_network.CorrBlock, form) is False
-    assert "raised NotImplementedError" in str(try_block(foreign_network.AlternateCorrBlock, form))
+    assert try_lookup(lookup_of(foreign_network.CorrBlock, form)) is False
+    assert "raised NotImplementedError" in str(try_lookup(lookup_of(foreign_network.AlternateCorrBlock, form)))
     one, two = torch.rand(2, 1, 1, 2, 2)
     assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):

@@ -83,11 +83,6 @@ def test_a_model_saved_by_hugging_face(tmp_path: Path) -> None:
     assert torch.equal(target.fnet.layer2[0].downsample[1].weight, source.fnet.layer2[0].downsample[1].weight)
 
 
-def test_states_of_ptlflow_are_loaded(ptlflow: Any) -> None:
-    for name, config in (("sea_raft_s", SEARAFTConfig.small()), ("sea_raft_l", SEARAFTConfig.large())):
-        SEARAFT(config).load_checkpoint(ptlflow.get_model(name).state_dict())
-
-
 def test_official_files(data_dir: Path) -> None:
     for name, config in (("things", RAFTConfig.large()), ("sintel", RAFTConfig.large()), ("small", RAFTConfig.small())):
         path = data_dir / "weights" / f"raft-{name}.pth"

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
-from fullfield.models.prepared.shared import Form, folded, stem
+from fullfield.models.prepared.shared import Form
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
-from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from refusals import refuses
 
 SIZE = (70, 93)
@@ -236,35 +235,6 @@ def test_in_a_cascade() -> None:
     with torch.no_grad():
         right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
         close(Cascade(PreparedSizes(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right)
-
-
-def test_a_stem_on_cells_is_the_convolution() -> None:
-    torch.manual_seed(0)
-    conv = nn.Conv2d(6, 8, 7, 2, padding=3).double()
-    first, second = torch.rand(2, 1, 3, 16, 24, dtype=torch.float64)
-    cells = torch.empty(1, 11, 15, CELL_CHANNELS, dtype=torch.float64)
-    reference.frames_to_cells(first, second, Frame(0, 0, 16, 24), cells)
-    right = conv(2 * torch.cat((first, second), 1).float().double() - 1)
-    got = reference.convolve(cells, stem(conv.weight.detach(), (0, 1)), conv.bias).permute(0, 3, 1, 2)
-    torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-6)
-    swapped = reference.convolve(cells, stem(conv.weight.detach()[:, [3, 4, 5, 0, 1, 2]], (1, 0)), conv.bias)
-    torch.testing.assert_close(swapped.permute(0, 3, 1, 2), got)
-
-
-def test_a_folded_norm_is_the_norm() -> None:
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8, eps=1e-3)
-    nn.init.uniform_(norm.running_mean)
-    nn.init.uniform_(norm.running_var)
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = torch.randn(1, 4, 6, 6)
-    weight, bias = folded(conv, norm)
-    torch.testing.assert_close(nn.functional.conv2d(x, weight.float(), bias.float()), norm.eval()(conv(x)))
-    with pytest.raises(TypeError, match="GroupNorm"):
-        folded(conv, nn.GroupNorm(2, 8))
-    form = Form(torch.device("cpu"), torch.float32, None)
-    assert form.filters(weight).is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("name", ["raft", "sea-raft"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.models import framing
-from fullfield.models.framing import coordinate_grid, padding_for, still_moves
+from fullfield.models.framing import padding_for, still_moves
 from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
 
@@ -29,7 +29,7 @@ def pair(ptlflow: Any, size: str) -> tuple[nn.Module, SEARAFT]:
     """ptlflow's model and ours with the same weights."""
     theirs = ptlflow.get_model(f"sea_raft_{size}").eval()
     randomise(theirs)
-    config = {"s": SEARAFTConfig.small, "m": SEARAFTConfig.medium, "l": SEARAFTConfig.large}[size]()
+    config = SEARAFTConfig.small() if size == "s" else SEARAFTConfig.medium()
     ours = SEARAFT(config).eval()
     ours.load_checkpoint(theirs.state_dict())
     return theirs, ours
@@ -41,8 +41,8 @@ def as_images(frame1: Tensor, frame2: Tensor) -> dict[str, Tensor]:
 
 
 def test_equals_ptlflow(ptlflow: Any) -> None:
-    """The large form, which is the medium one with more updates; gradients are compared in the small one."""
-    theirs, ours = pair(ptlflow, "l")
+    """The medium form; the large one has more updates, and gradients are compared in the small one."""
+    theirs, ours = pair(ptlflow, "m")
     frame1, frame2 = frames(130, 141)
     with torch.no_grad():
         expected = theirs(as_images(frame1, frame2))["flows"][:, 0]
@@ -50,7 +50,7 @@ def test_equals_ptlflow(ptlflow: Any) -> None:
         assert expected.isfinite().all()
         assert 1 < expected.std() < 100
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
-        assert (ours(frame1, frame2, 11) - expected).abs().max() > 1e-2  # the last update counts
+        assert (ours(frame1, frame2, 3) - expected).abs().max() > 1e-2  # the last update counts
 
 
 def test_a_cell_moves_by_more_than_a_pixel() -> None:
@@ -159,7 +159,9 @@ def test_info_of_the_last_update_belongs_to_the_flow() -> None:
         assert len(every) == 3
         assert flow.shape == (1, 2, 67, 90)
         assert info.shape == (1, 4, 67, 90)
-        torch.testing.assert_close(model.predictions(*pictures)[1], model(*pictures, updates=1))
+        start, first, _ = model.predictions(*pictures)
+        torch.testing.assert_close(start, model(*pictures, updates=0))
+        torch.testing.assert_close(first, model(*pictures, updates=1))
 
 
 def test_expected_log_scale() -> None:
@@ -184,30 +186,6 @@ def test_a_start_replaces_the_regressed_flow() -> None:
         regressed = model.start(model.encode(*(model.prepare(p, padding_for(64, 80)) for p in pictures)).net)
         torch.testing.assert_close(model(*pictures, initial_flow=regressed), model(*pictures))
         assert (model(*pictures, initial_flow=regressed + 1) - model(*pictures)).abs().max() > 1e-2
-
-
-def test_no_updates_give_the_regressed_flow(ptlflow: Any) -> None:
-    theirs, ours = pair(ptlflow, "s")
-    theirs.iters = 0
-    pictures = frames(64, 77)
-    with torch.no_grad():
-        expected = theirs(as_images(*pictures))["flows"][:, 0]
-        torch.testing.assert_close(ours(*pictures, updates=0), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_parts_make_the_whole() -> None:
-    model = tiny("sea-raft")
-    pictures = frames(64, 80)
-    padding = padding_for(64, 80)
-    with torch.no_grad():
-        fmap1, fmap2, net, context = model.encode(*(model.prepare(p, padding) for p in pictures))
-        grid = coordinate_grid(1, 8, 10, net.device)
-        coords = grid + model.start(net)
-        lookup = model.pyramid(fmap1, fmap2)
-        for _ in range(2):
-            net, coords = model.step(lookup, net, context, coords, grid)
-        flow = model.upsample(coords - grid, model.mask(net))
-        torch.testing.assert_close(flow, model(*pictures), rtol=1e-4, atol=1e-4)
 
 
 OFFICIAL = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from fullfield._lazy import renamed
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
-from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from fullfield.ops.recording import InOrder
@@ -54,8 +53,6 @@ class PreparedFlow:
         batch: pairs at a time; with 0 the flow is empty.
         precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 if it has instructions for it (AVX-512 BF16), else
             float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
-        reuse: whether lookups keep products between updates, as for :class:`fullfield.nn.CorrelationPyramid`; GPUs
-            keep none.
 
     Raises:
         InputError: naming the argument that does not fit, or the reason why this device has no fast form.
@@ -68,9 +65,8 @@ class PreparedFlow:
         width: int,
         batch: int = 1,
         precision: str = "fast",
-        reuse: bool | None = None,
     ) -> None:
-        self._set_up(_kit(model, precision, reuse), height, width, batch)
+        self._set_up(_kit(model, precision), height, width, batch)
 
     def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
@@ -106,13 +102,13 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
-        return self._flows(frame1, frame2, updates, {"initial_flow": initial_flow})[0]
+        return self._flows(frame1, frame2, updates, (initial_flow,))[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
-        (both,) = self._flows(frame1, frame2, updates, {"initial_flow": initial_flow}, informed=True)
+        (both,) = self._flows(frame1, frame2, updates, (initial_flow,), informed=True)
         return both[:, :2], both[:, 2:]
 
     def bidirectional(
@@ -127,8 +123,7 @@ class PreparedFlow:
 
         The first call prepares, and takes the memory of another pair.
         """
-        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        forward, backward = self._flows(frame1, frame2, updates, starts)
+        forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward))
         return forward, backward
 
     def bidirectional_with_info(
@@ -140,8 +135,7 @@ class PreparedFlow:
         initial_backward: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
-        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        forward, backward = self._flows(frame1, frame2, updates, starts, informed=True)
+        forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward), informed=True)
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
     both_ways = renamed("both_ways", "bidirectional")
@@ -163,18 +157,19 @@ class PreparedFlow:
         frame1: Tensor,
         frame2: Tensor,
         updates: int | None,
-        given: Mapping[str, Tensor | None],
+        given: Sequence[Tensor | None],
         *,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
-        """Return the forward flow, and the backward flow if two starts are ``given``, by the arguments' names."""
+        """Return the forward flow, and the backward flow if two starts are ``given``."""
         config, count = self.model.config, len(given)
-        optional = config.has_learned_start or (count == 1 and given["initial_flow"] is not None)
+        optional = config.has_learned_start or (count == 1 and given[0] is not None)
         number, most = self._checked(frame1, frame2, updates, optional)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in given.items()]
+            named = zip(("initial_flow", "initial_backward"), given, strict=False)
+            flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
@@ -318,12 +313,11 @@ class PreparedSizes:
         model: as for :class:`PreparedFlow`. The weights are copied once, here.
         precision: as for :class:`PreparedFlow`.
         sizes: number of sizes to keep; the least recently used one is dropped.
-        reuse: as for :class:`PreparedFlow`.
     """
 
-    def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4, reuse: bool | None = None) -> None:
+    def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4) -> None:
         _check.number(sizes, "sizes", integer=True, low=1)
-        self._kit = _kit(model, precision, reuse)
+        self._kit = _kit(model, precision)
         self.model = model
         self.sizes = int(sizes)
         self._kept: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
@@ -359,15 +353,14 @@ class _Kit(NamedTuple):
     network: PreparedPairs
 
 
-def _kit(model: FlowNetwork, precision: str, reuse: bool | None) -> _Kit:
+def _kit(model: FlowNetwork, precision: str) -> _Kit:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
-    check_reuse(reuse, device)
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     form = Form(device, dtype, _passes(device, dtype, precision))
     with _undisturbed(device):
-        network: PreparedPairs = model.config.part("prepared")(model, form, reuse)
+        network: PreparedPairs = model.config.part("prepared")(model, form)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
