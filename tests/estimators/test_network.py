@@ -614,29 +614,6 @@ def test_padding_reaches_the_network(weights: Path) -> None:
     _kept.cache_clear()
 
 
-def _shifted(data_dir: Path, height: int, width: int, x: int, y: int) -> tuple[Tensor, Tensor]:
-    from fullfield.io import read_frame
-
-    frame = read_frame(data_dir / "flow" / "sintel" / "clean" / "frame_0002.png")
-    large = nn.functional.interpolate(frame[None], scale_factor=2.25, mode="bicubic", align_corners=False).clamp(0, 1)
-    top, left = 60, 500
-    first = large[..., top : top + height, left : left + width]
-    second = large[..., top - y : top - y + height, left - x : left - x + width]
-    return first, second
-
-
-@pytest.mark.long
-def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None:
-    frames = _shifted(data_dir, 816, 1000, 150, -40)
-    weights = str(data_dir / "weights" / "raft-small.pth")
-    config = RAFTEstimatorConfig(weights=weights, updates=4, coarse_updates=12, cascade=True)
-    flow = NetworkEstimator("raft-small", config)(*frames)
-    seen = flow[0, :, 60:-20, 40:-200]
-    error = (seen - torch.tensor([150.0, -40.0]).view(2, 1, 1)).norm(dim=0)
-    assert error.median() < 0.5
-    assert (error > 3).float().mean() < 0.02
-
-
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])
 def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None:
     from fullfield.estimators.network import float32_convolutions

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_networks import randomise, tiny
+from tiny_networks import pair, randomise, tiny
 from torch import Tensor, nn
 
 from fullfield import InputError
@@ -18,14 +18,7 @@ from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
 
 
-def frames(height: int, width: int, batch: int = 1, seed: int = 1) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand(batch, 3, height // 4 + 2, width // 4 + 2, generator=generator)
-    fine = nn.functional.interpolate(coarse, size=(height + 4, width + 4), mode="bicubic").clamp(0, 1)
-    return fine[..., :height, :width].contiguous(), fine[..., 2 : height + 2, 3 : width + 3].contiguous()
-
-
-def pair(ptlflow: Any, size: str) -> tuple[nn.Module, SEARAFT]:
+def both_networks(ptlflow: Any, size: str) -> tuple[nn.Module, SEARAFT]:
     """ptlflow's model and ours with the same weights."""
     theirs = ptlflow.get_model(f"sea_raft_{size}").eval()
     randomise(theirs)
@@ -42,8 +35,8 @@ def as_images(frame1: Tensor, frame2: Tensor) -> dict[str, Tensor]:
 
 def test_equals_ptlflow(ptlflow: Any) -> None:
     """The medium form; the large one has more updates, and gradients are compared in the small one."""
-    theirs, ours = pair(ptlflow, "m")
-    frame1, frame2 = frames(130, 141)
+    theirs, ours = both_networks(ptlflow, "m")
+    frame1, frame2 = pair(130, 141)
     with torch.no_grad():
         expected = theirs(as_images(frame1, frame2))["flows"][:, 0]
         got = ours(frame1, frame2)
@@ -76,7 +69,7 @@ def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Moves], None]:
 def test_updates_go_on_while_the_flow_moves(until: Callable[[Moves], None], form: str) -> None:
     model = tiny("sea-raft", most_updates=5, stage_channels=(8, 16, 16))
     assert isinstance(model, SEARAFT)
-    two = tuple(torch.cat(both) for both in zip(frames(64, 72), frames(64, 72, seed=2), strict=True))
+    two = tuple(torch.cat(both) for both in zip(pair(64, 72), pair(64, 72, seed=2), strict=True))
     run: Any = PreparedSizes(model, "exact") if form == "prepared" else model
     first, second = ([frame[number : number + 1] for frame in two] for number in (0, 1))
     start = run(*first, updates=0)
@@ -104,7 +97,7 @@ def test_updates_that_are_set_or_trained_are_exact(until: Callable[[Moves], None
     model = tiny("sea-raft", most_updates=5)
     assert isinstance(model, SEARAFT)
     until(lambda old, _: torch.ones(len(old), dtype=torch.bool))
-    one = frames(64, 72)
+    one = pair(64, 72)
     assert len(model.predictions(*one)) == len(model.train().predictions(*one)) == 1 + 2
     assert model.most_updates(None) == 2
     assert model.eval().most_updates(None) == 5
@@ -120,9 +113,9 @@ def named_gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 def test_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
-    theirs, ours = pair(ptlflow, "s")
+    theirs, ours = both_networks(ptlflow, "s")
     theirs.iters = 2
-    frame1, frame2 = frames(128, 136, batch=2)
+    frame1, frame2 = pair(128, 136, batch=2)
     images = as_images(frame1, frame2)
     out = theirs.train()({**images, "flows": torch.zeros(2, 1, 2, 128, 136)})
     got = ours.train().predictions_with_info(frame1, frame2, 2)
@@ -150,7 +143,7 @@ def test_predictions_and_gradients_equal_ptlflow(ptlflow: Any) -> None:
 
 def test_info_of_the_last_update_belongs_to_the_flow() -> None:
     model = tiny("sea-raft")
-    pictures = frames(67, 90)
+    pictures = pair(67, 90)
     with torch.no_grad():
         flow, info = model.flow_with_info(*pictures)
         every = model.predictions_with_info(*pictures)
@@ -175,7 +168,7 @@ def test_expected_log_scale() -> None:
 
 def test_a_start_replaces_the_regressed_flow() -> None:
     model = tiny("sea-raft")
-    pictures = frames(64, 80)
+    pictures = pair(64, 80)
     with torch.no_grad():
         constant = torch.tensor([3.0, -5.0]).view(1, 2, 1, 1)
         for share in (1, 2, 4, 8):

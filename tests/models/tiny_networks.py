@@ -56,9 +56,9 @@ def randomise(module: nn.Module, seed: int = 0) -> None:
             value.data.copy_(noise / value[0].numel() ** 0.5)
 
 
-def pair(height: int, width: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+def pair(height: int, width: int, batch: int = 1, seed: int = 5) -> tuple[Tensor, Tensor]:
     """Smooth texture, moved a little and changed a little."""
-    random = torch.Generator().manual_seed(5)
+    random = torch.Generator().manual_seed(seed)
     coarse = torch.rand(batch, 3, height // 4 + 1, width // 4 + 1, generator=random)
     first = nn.functional.interpolate(coarse, (height, width), mode="bilinear")
     noise = torch.rand(first.shape, generator=random)

@@ -348,6 +348,7 @@ class PreparedPairs:
         model: the network whose weights are copied.
         form: form of the parameters.
         reads: frames that the context encoder reads in the forward and in the backward direction.
+        reuse: whether the lookup keeps products; see :class:`fullfield.nn.CorrelationPyramid`.
     """
 
     flow_head: FlowHead
@@ -357,8 +358,14 @@ class PreparedPairs:
     state_channels: int | None = None
     """Channels of the state, if the kernels need a multiple of 64."""
 
-    def __init__(self, model: FlowNetwork, form: Form, reads: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-        self.passes, self.form, self.backend = form.passes, form, model.correlation
+    def __init__(
+        self,
+        model: FlowNetwork,
+        form: Form,
+        reads: tuple[tuple[int, ...], tuple[int, ...]],
+        reuse: bool | None,
+    ) -> None:
+        self.passes, self.form, self.backend, self.reuse = form.passes, form, model.correlation, reuse
         self.features = PreparedEncoder(form, model.fnet, ((0,), (1,)))
         self.context = PreparedEncoder(form, model.cnet, reads)
         update: Any = model.update_block
@@ -382,7 +389,7 @@ class PreparedPairs:
         """
         first, second = (self.matched_features(cells) if features is None else features)[:: 1 - 2 * direction]
         lookup = CorrelationPyramid(
-            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype
+            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype, reuse=self.reuse
         )
         return lookup, nan_guard(cells, first, second)
 
