@@ -445,6 +445,8 @@ def test_wrong_arguments_of_unimatch_are_named() -> None:
         ({"local_radius": 0}, "radius: expected an integer >= 1"),
         ({"flow": 1.0}, "flow: expected a tensor"),
         ({"flow": flow[:1]}, r"flow: expected shape \[2, 2, 5, 4\]"),
+        ({"backend": "cude"}, "backend: expected one of"),
+        ({"backend": "cpu", "dilation": 2}, "backend: expected None with a dilation above 1, got 'cpu'"),
     ):
         arguments: dict[str, Any] = {"flow": flow, "local_radius": 2, **options}
         with pytest.raises(InputError, match=message):

@@ -72,6 +72,8 @@ class NetworkEstimator(LoadingEstimator):
             memory (2 GiB on the CPU), the best other one above.
     """
 
+    config: NetworkConfig
+
     def __init__(
         self, method: str = "raft", config: NetworkConfig | None = None, *, backend: str | None = None
     ) -> None:

@@ -55,6 +55,8 @@ class PtlflowEstimator(LoadingEstimator):
         InputError: if ptlflow is not installed or cannot be imported, or has no such model for two frames.
     """
 
+    config: PtlflowConfig
+
     def __init__(self, name: str, config: PtlflowConfig | None = None, *, backend: str | None = None) -> None:
         from fullfield.integrations.ptlflow import MORE_FRAMES
 
