@@ -446,7 +446,7 @@ def test_wrong_arguments_of_unimatch_are_named() -> None:
         ({"flow": 1.0}, "flow: expected a tensor"),
         ({"flow": flow[:1]}, r"flow: expected shape \[2, 2, 5, 4\]"),
         ({"backend": "cude"}, "backend: expected one of"),
-        ({"backend": "cpu", "dilation": 2}, "backend: expected None with a dilation above 1, got 'cpu'"),
+        ({"backend": "cpu", "dilation": 2}, "backend: expected None with a dilation above one, got 'cpu'"),
     ):
         arguments: dict[str, Any] = {"flow": flow, "local_radius": 2, **options}
         with pytest.raises(InputError, match=message):
