@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +13,7 @@ import torch
 from fullfield import InputError, estimate
 
 torch.set_num_threads(2)
-frames = torch.rand(2, 3, 48, 64)
+frames = torch.rand(2, 3, 24, 32)
 
 def forked(threads):
     child = os.fork()
@@ -36,9 +35,8 @@ forked(2)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_of_a_process_that_computed_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=90, check=True)
-    before, one_thread, two_threads = done.stdout.splitlines()
+def test_a_fork_of_a_process_that_computed_is_refused(forked: Callable[..., str]) -> None:
+    before, one_thread, two_threads = forked(SCRIPT).splitlines()
     assert before == one_thread == "estimated"
     assert two_threads.startswith("process: was forked after its parent had computed")
     assert "multiprocessing.get_context('spawn')" in two_threads

@@ -233,17 +233,17 @@ def _interrupted(done: float, _: str) -> None:
 
 @pytest.fixture
 def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames above 200 pixels, in place of 800, begin at a quarter of their size."""
-    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=200))
+    """Frames above 100 pixels, in place of 800, begin at a quarter of their size."""
+    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=100))
 
 
 @pytest.mark.usefixtures("lower_threshold")
 def test_the_cascade_is_two_calls(make: Made, model: RAFT) -> None:
-    frames = (torch.rand(1, 3, 204, 206), torch.rand(1, 3, 204, 206))
+    frames = (torch.rand(1, 3, 104, 106), torch.rand(1, 3, 104, 106))
     told: list[float] = []
     estimator = make(updates=1, cascade=True, coarse_updates=2)
     flow = estimator(*frames, progress=lambda done, _: told.append(done))
-    small = [nn.functional.interpolate(frame, (51, 52), mode="bilinear") for frame in frames]
+    small = [nn.functional.interpolate(frame, (26, 27), mode="bilinear") for frame in frames]
     with torch.no_grad():
         expected = model(*frames, updates=1, initial_flow=model(*small, updates=2))
     assert torch.allclose(flow, expected, atol=1e-4)
@@ -275,7 +275,7 @@ def test_the_included_network_cascades_by_itself(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("lower_threshold")
 def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> None:
-    scene = textured_scene(204, 212, seed=4)
+    scene = textured_scene(104, 116, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
     found = NetworkEstimator("fullfield-s", NetworkConfig(updates=1, double=True)).bidirectional(*frames)
     own = NetworkEstimator("fullfield-s", NetworkConfig(updates=1)).bidirectional(*frames)
@@ -284,7 +284,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
     with torch.no_grad():
         large = network.bidirectional_with_info(*twice, 1, own.forward, own.backward)
     for mine, small, (big, _) in zip(found[:2], own[:2], large, strict=True):
-        reduced = resample_flow(big, 204, 212)
+        reduced = resample_flow(big, 104, 116)
         near = [(mine - flow).abs().amax(1) < 1e-3 for flow in (small, reduced)]
         assert (near[0] | near[1]).all()
         assert 0.5 < near[1].float().mean() < 1
@@ -352,8 +352,8 @@ WHOLE = slice(None), slice(None)
 @pytest.mark.parametrize(
     ("pair", "part"),
     [
-        ("sequence_2", (slice(100, 400), slice(256, 640))),
-        ("market_5", WHOLE),
+        ("sequence_2", (slice(100, 356), slice(320, 576))),
+        pytest.param("market_5", WHOLE, marks=pytest.mark.long),
         pytest.param("ambush_2", WHOLE, marks=pytest.mark.long),
     ],
 )
@@ -612,28 +612,6 @@ def test_padding_reaches_the_network(weights: Path) -> None:
     ]
     assert not torch.allclose(*both, atol=1e-3)
     _kept.cache_clear()
-
-
-def _shifted(data_dir: Path, height: int, width: int, x: int, y: int) -> tuple[Tensor, Tensor]:
-    from fullfield.io import read_frame
-
-    frame = read_frame(data_dir / "flow" / "sintel" / "clean" / "frame_0002.png")
-    large = nn.functional.interpolate(frame[None], scale_factor=2.25, mode="bicubic", align_corners=False).clamp(0, 1)
-    top, left = 60, 500
-    first = large[..., top : top + height, left : left + width]
-    second = large[..., top - y : top - y + height, left - x : left - x + width]
-    return first, second
-
-
-def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None:
-    frames = _shifted(data_dir, 816, 1000, 150, -40)
-    weights = str(data_dir / "weights" / "raft-small.pth")
-    config = RAFTEstimatorConfig(weights=weights, updates=4, coarse_updates=12, cascade=True)
-    flow = NetworkEstimator("raft-small", config)(*frames)
-    seen = flow[0, :, 60:-20, 40:-200]
-    error = (seen - torch.tensor([150.0, -40.0]).view(2, 1, 1)).norm(dim=0)
-    assert error.median() < 0.5
-    assert (error > 3).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])

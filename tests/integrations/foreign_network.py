@@ -105,10 +105,6 @@ class Searaft(Network):
         return self.update(corr(coords, dilation=torch.ones_like(coords[:, :1])))
 
 
-class Other(Network):
-    """Builds a block that computes something else under the usual name."""
-
-
 class Twofold(Network):
     """Hides a method that builds a block, and calls it."""
 

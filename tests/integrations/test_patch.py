@@ -19,7 +19,7 @@ import torch
 import fullfield
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
-from fullfield.integrations.forms import backend_for, form_of, try_block
+from fullfield.integrations.forms import backend_for, form_of, lookup_of, try_lookup
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
 from refusals import refuses
@@ -38,27 +38,26 @@ def model() -> foreign_network.Network:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The blocks of ours that were built."""
     from fullfield.integrations import forms
 
-    blocks: list[Any] = []
+    built: list[Any] = []
     original = forms.Builder.__call__
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        blocks.append(original(self, *args, **kwargs))
-        return blocks[-1]
+        built.append(original(self, *args, **kwargs))
+        return built[-1]
 
     monkeypatch.setattr(forms.Builder, "__call__", noted)
-    return iter([blocks])
+    return built
 
 
 def close(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
-def test_values_gradients_and_the_way_back(model: Any, frames: Any, built: Any) -> None:
-    blocks = next(built)
+def test_values_gradients_and_the_way_back(model: Any, frames: Any, blocks: list[Any]) -> None:
     names = dict(vars(foreign_network))
     expected = model(*frames)
     expected.sum().backward()
@@ -174,16 +173,14 @@ def test_on_demand_small_pairs_and_those_of_a_graph_are_kept(
     assert isinstance(small, RAFTCorrBlock)
 
 
-def test_other_models_of_the_class_are_left_alone(model: Any, frames: Any, built: Any) -> None:
-    blocks = next(built)
+def test_other_models_of_the_class_are_left_alone(model: Any, frames: Any, blocks: list[Any]) -> None:
     other = foreign_network.Network()
     with fullfield.patch(model), ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda m: m(*frames), [model, other] * 4))
     assert len(blocks) == 4
 
 
-def test_wrapped_and_nested_models(model: Any, frames: Any, built: Any) -> None:
-    blocks = next(built)
+def test_wrapped_and_nested_models(model: Any, frames: Any, blocks: list[Any]) -> None:
     outer = torch.nn.ModuleDict({"a": model, "b": foreign_network.Network()})
     with fullfield.patch(outer) as handle:
         assert len(handle.replaced) == 4
@@ -240,8 +237,7 @@ def test_autocast_rounds_the_features_as_the_original_does(model: Any, frames: A
     assert torch.allclose(found.float(), expected, atol=0.05)
 
 
-def test_compiled(model: Any, frames: Any, built: Any) -> None:
-    blocks = next(built)
+def test_compiled(model: Any, frames: Any, blocks: list[Any]) -> None:
     with fullfield.patch(model), torch.no_grad():
         expected = model(*frames)
         found = torch.compile(model, backend="eager", fullgraph=True)(*frames)
@@ -340,8 +336,8 @@ def test_forms() -> None:
     assert form_of(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
     form = form_of(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert try_block(foreign_network.CorrBlock, form) is False
-    assert "raised NotImplementedError" in str(try_block(foreign_network.AlternateCorrBlock, form))
+    assert try_lookup(lookup_of(foreign_network.CorrBlock, form)) is False
+    assert "raised NotImplementedError" in str(try_lookup(lookup_of(foreign_network.AlternateCorrBlock, form)))
     one, two = torch.rand(2, 1, 1, 2, 2)
     assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):

@@ -39,7 +39,7 @@ ESTIMATES = {name: size for size, names in _ESTIMATES.items() for name in names.
 _LONG = (
     "videoflow_bof videoflow_mof streamflow skflow rpknet flowseek_t flow_anything recover_mn memflow matchflow "
     "liteflownet3 unimatch pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet "
-    "maskflownet_s"
+    "maskflownet_s memfof gmflownet ms_raft_p splatflow gma ccmr"
 )
 LONG = set(_LONG.split())
 

@@ -12,7 +12,7 @@ import fullfield
 from refusals import refuses
 
 
-@pytest.fixture(params=["raft_small", "raft_large"])
+@pytest.fixture(params=["raft_small", pytest.param("raft_large", marks=pytest.mark.long)])
 def model(request: pytest.FixtureRequest, torchvision: Any) -> Any:
     torch.manual_seed(0)
     return getattr(torchvision.models.optical_flow, request.param)(weights=None).eval()

@@ -7,39 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_networks import built
+from tiny_networks import CONFIGS, built
 from torch import Tensor, nn
 
-from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
-from fullfield.models.prepared.shared import Form, folded, stem
+from fullfield.models.prepared.shared import Form
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
-from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from refusals import refuses
 
 SIZE = (70, 93)
-SHAPES = {
-    "raft": RAFTConfig.large(
-        encoder_channels=(8, 16, 24),
-        feature_channels=32,
-        hidden_channels=16,
-        context_channels=24,
-        correlation_channels=(32, 24),
-        flow_channels=(16, 8),
-        motion_channels=30,
-        head_channels=32,
-    ),
-    "raft-small": RAFTConfig.small(encoder_channels=(32, 64, 96), feature_channels=32),
-    "sea-raft": SEARAFTConfig.small(stem_channels=16, stage_channels=(8, 16, 24), channels=16),
-}
 
 
 def network(name: str) -> RAFT | SEARAFT:
     """With norms and scales that matter."""
     torch.manual_seed(0)
-    model = built(SHAPES[name])
+    model = built(CONFIGS[name])
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, 0, 0.1)
@@ -65,7 +50,7 @@ def close(got: Tensor, right: Tensor) -> None:
     assert float((got - right).norm() / right.norm()) < 2e-5
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_same_flow_as_the_module(name: str) -> None:
     model = network(name)
     first, second = frames(2)
@@ -86,13 +71,13 @@ def test_same_flow_as_the_module(name: str) -> None:
 
 
 def test_padding_of_the_configuration() -> None:
-    model = RAFT(SHAPES["raft"].replace(padding="kitti")).eval()
+    model = RAFT(CONFIGS["raft"].replace(padding="kitti")).eval()
     first, second = frames()
     with torch.no_grad():
         close(PreparedFlow(model, *SIZE, precision="exact")(first, second, updates=1), model(first, second, updates=1))
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_bfloat16_on_the_cpu(name: str) -> None:
     model = network(name)
     first, second = frames(2)
@@ -133,7 +118,7 @@ def test_results_belong_to_the_caller_whatever_it_does() -> None:
 
 
 @pytest.mark.parametrize("where", ["frames", "features", "context", "correlation", "state"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though rectifiers make 0 of NaN, as those of some libraries do."""
     model: Any = network(name)
@@ -181,7 +166,7 @@ def tensors_of(thing: object, seen: set[int]) -> list[Tensor]:
     return [found for part in inner for found in tensors_of(part, seen)]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_parameter_is_known_to_the_form(name: str) -> None:
     """Their memory must outlive what streams have still to do."""
     fast = PreparedFlow(network(name), *SIZE, precision="exact")
@@ -190,7 +175,7 @@ def test_every_parameter_is_known_to_the_form(name: str) -> None:
     assert {id(values) for values in found} <= {id(values) for values in fast._parameters}
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_no_pairs_have_no_flow_as_in_the_module(name: str) -> None:
     model = network(name)
     first, second = torch.zeros(2, 0, 3, *SIZE)
@@ -222,7 +207,7 @@ def test_mistakes() -> None:
         (lambda: PreparedFlow(model, 0, 8), "height: expected an integer >= 1"),
         (lambda: PreparedFlow(nn.Identity(), 8, 8), "model: expected a RAFT or SEARAFT"),  # type: ignore[arg-type]
         (
-            lambda: PreparedFlow(RAFT(SHAPES["raft"].replace(hidden_channels=12)), *SIZE),
+            lambda: PreparedFlow(RAFT(CONFIGS["raft"].replace(hidden_channels=12)), *SIZE),
             "model: expected channels in multiples of 8, got 12",
         ),
     ):
@@ -250,35 +235,6 @@ def test_in_a_cascade() -> None:
     with torch.no_grad():
         right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
         close(Cascade(PreparedSizes(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right)
-
-
-def test_a_stem_on_cells_is_the_convolution() -> None:
-    torch.manual_seed(0)
-    conv = nn.Conv2d(6, 8, 7, 2, padding=3).double()
-    first, second = torch.rand(2, 1, 3, 16, 24, dtype=torch.float64)
-    cells = torch.empty(1, 11, 15, CELL_CHANNELS, dtype=torch.float64)
-    reference.frames_to_cells(first, second, Frame(0, 0, 16, 24), cells)
-    right = conv(2 * torch.cat((first, second), 1).float().double() - 1)
-    got = reference.convolve(cells, stem(conv.weight.detach(), (0, 1)), conv.bias).permute(0, 3, 1, 2)
-    torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-6)
-    swapped = reference.convolve(cells, stem(conv.weight.detach()[:, [3, 4, 5, 0, 1, 2]], (1, 0)), conv.bias)
-    torch.testing.assert_close(swapped.permute(0, 3, 1, 2), got)
-
-
-def test_a_folded_norm_is_the_norm() -> None:
-    torch.manual_seed(0)
-    conv, norm = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8, eps=1e-3)
-    nn.init.uniform_(norm.running_mean)
-    nn.init.uniform_(norm.running_var)
-    nn.init.normal_(norm.weight)
-    nn.init.normal_(norm.bias)
-    x = torch.randn(1, 4, 6, 6)
-    weight, bias = folded(conv, norm)
-    torch.testing.assert_close(nn.functional.conv2d(x, weight.float(), bias.float()), norm.eval()(conv(x)))
-    with pytest.raises(TypeError, match="GroupNorm"):
-        folded(conv, nn.GroupNorm(2, 8))
-    form = Form(torch.device("cpu"), torch.float32, None)
-    assert form.filters(weight).is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("name", ["raft", "sea-raft"])

@@ -9,11 +9,20 @@ from torch import Tensor, nn
 
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 
-TINY = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, updates=2)
+# The fast form needs multiples of eight channels, in a bottleneck too.
 CONFIGS: dict[str, RAFTConfig | SEARAFTConfig] = {
-    "raft": RAFTConfig.large(),
-    "raft-small": RAFTConfig.small(),
-    "sea-raft": TINY,
+    "raft": RAFTConfig.large(
+        encoder_channels=(8, 16, 24),
+        feature_channels=32,
+        hidden_channels=16,
+        context_channels=24,
+        correlation_channels=(32, 24),
+        flow_channels=(16, 8),
+        motion_channels=30,
+        head_channels=32,
+    ),
+    "raft-small": RAFTConfig.small(encoder_channels=(32, 64, 96), feature_channels=32),
+    "sea-raft": SEARAFTConfig.small(stem_channels=16, stage_channels=(8, 16, 24), channels=16, updates=2),
 }
 
 
@@ -47,9 +56,9 @@ def randomise(module: nn.Module, seed: int = 0) -> None:
             value.data.copy_(noise / value[0].numel() ** 0.5)
 
 
-def pair(height: int, width: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+def pair(height: int, width: int, batch: int = 1, seed: int = 5) -> tuple[Tensor, Tensor]:
     """Smooth texture, moved a little and changed a little."""
-    random = torch.Generator().manual_seed(5)
+    random = torch.Generator().manual_seed(seed)
     coarse = torch.rand(batch, 3, height // 4 + 1, width // 4 + 1, generator=random)
     first = nn.functional.interpolate(coarse, (height, width), mode="bilinear")
     noise = torch.rand(first.shape, generator=random)

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
-from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample_flow
+from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample_flow, resample_frame
 
 
 class CascadedEstimator(WrappingEstimator):
@@ -117,9 +116,6 @@ class AtScale(WrappingEstimator):
         height, width = frame1.shape[-2:]
         small = reduced((height, width), self.scale)
         start = None if initial_flow is None else resample_flow(initial_flow, *small)
-        flow = self.estimator(_resized(frame1, small), _resized(frame2, small), initial_flow=start, progress=progress)
+        first, second = resample_frame(frame1, small), resample_frame(frame2, small)
+        flow = self.estimator(first, second, initial_flow=start, progress=progress)
         return resample_flow(flow, height, width)
-
-
-def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
-    return functional.interpolate(image, size=size, mode="bilinear", align_corners=False)

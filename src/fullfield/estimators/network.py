@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +18,7 @@ from fullfield._switch import Switch
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
-from fullfield.estimators.protocol import BackendRequest, Bidirectional, Progress
+from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import AUTO_NETWORK, canonical, method_of
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged, more_confident
@@ -57,7 +56,7 @@ class _Found(NamedTuple):
     log_scale: Tensor | None = None
 
 
-class NetworkEstimator(BackendRequest):
+class NetworkEstimator(LoadingEstimator):
     """Estimator of RAFT or SEA-RAFT flow for frames of any size. The network is loaded at the first call and kept.
 
     Weights that are not on this machine are downloaded then; a file that has changed is loaded again. The fast form is
@@ -72,6 +71,8 @@ class NetworkEstimator(BackendRequest):
             ``"prefer-dense"``, for exact precision: dense at sizes whose volume takes up to 40 % of the GPU's free
             memory (2 GiB on the CPU), the best other one above.
     """
+
+    config: NetworkConfig
 
     def __init__(
         self, method: str = "raft", config: NetworkConfig | None = None, *, backend: str | None = None
@@ -98,22 +99,14 @@ class NetworkEstimator(BackendRequest):
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.RLock()
+        super()._forget()
         self._network: FlowNetwork | None = None
         self._weights: Origin | None = None
         self._stamp: tuple[object, ...] = ()
-        self._origin: dict[str, str | None] = {}
         self._used: str | None = None
         self._precision: str = self.config.precision
         self._dense: dict[PairSize, bool] = {}
         self._fast: PreparedSizes | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"method": self.method, "config": self.config, "_requested": self._requested}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     @property
     def parameters(self) -> Mapping[str, Any]:

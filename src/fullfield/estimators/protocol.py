@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -107,6 +108,25 @@ class BackendRequest:
         return self._requested
 
     asked_backend = renamed_property("asked_backend", "requested_backend")
+
+
+class LoadingEstimator(BackendRequest):
+    """Base of estimators that load a network at the first call and keep it; copies and pickles load their own."""
+
+    method: str
+    config: Any
+
+    def _forget(self) -> None:
+        """Set the attributes that copies do not share to those of an estimator that has not loaded its network."""
+        self._lock = threading.RLock()
+        self._origin: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"method": self.method, "config": self.config, "_requested": self._requested}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
 
 
 class WrappingEstimator(BackendRequest):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,7 +16,7 @@ from fullfield._check import InputError
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
-from fullfield.estimators.protocol import BackendRequest, Progress
+from fullfield.estimators.protocol import LoadingEstimator, Progress
 from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download
 from fullfield.models.state import fit, read_state
 from fullfield.models.weights import weights_folder
@@ -41,7 +40,7 @@ _DIGEST = re.compile(r"-([0-9a-f]{8,})\.\w+$")
 _UPDATES = ("iters", "decoder_depth", "num_reg_refine")
 
 
-class PtlflowEstimator(BackendRequest):
+class PtlflowEstimator(LoadingEstimator):
     """Estimator of a ptlflow model for frames of any size. The model is built and loaded at the first call, and kept.
 
     Checkpoints that ptlflow publishes are downloaded then, into our cache. Calls from several threads wait for each
@@ -56,36 +55,31 @@ class PtlflowEstimator(BackendRequest):
         InputError: if ptlflow is not installed or cannot be imported, or has no such model for two frames.
     """
 
+    config: PtlflowConfig
+
     def __init__(self, name: str, config: PtlflowConfig | None = None, *, backend: str | None = None) -> None:
         from fullfield.integrations.ptlflow import MORE_FRAMES
 
-        self._name = name.removeprefix(PREFIX)
-        self.method = PREFIX + self._name
+        own_name = name.removeprefix(PREFIX)
+        self.method = PREFIX + own_name
         self.config = PtlflowConfig() if config is None else config
         _check.require(isinstance(self.config, PtlflowConfig), "config", "a PtlflowConfig", self.config)
         names = import_ptlflow().get_model_names()
-        if self._name not in names:
+        if own_name not in names:
             hint = _check.nearest(self.method, [PREFIX + known for known in names])
             raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
-        if self._name in MORE_FRAMES:
-            raise InputError(f"method: {self._name} needs {MORE_FRAMES[self._name]} frames, an estimator is given two")
+        if own_name in MORE_FRAMES:
+            raise InputError(f"method: {own_name} needs {MORE_FRAMES[own_name]} frames, an estimator is given two")
         fits = backend is None or self.config.patched
         _check.require(fits, "backend", "None with patched=False, where the lookup is the model's own", repr(backend))
         self._requested = backend
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.RLock()
+        super()._forget()
+        self._name = self.method.removeprefix(PREFIX)
         self._model: torch.nn.Module | None = None
         self._handle: Handle | None = None
-        self._origin: dict[str, Any] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_name": self._name, "method": self.method, "config": self.config, "_requested": self._requested}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     @property
     def parameters(self) -> Mapping[str, Any]:

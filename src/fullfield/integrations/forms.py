@@ -145,8 +145,8 @@ def form_of(block: Callable[..., Any]) -> Form | str:
     return listed if rest else Form(names, defaults, levels, radius, arguments)
 
 
-def try_block(block: Callable[..., Any], form: Form) -> bool | str:
-    """Return whether the block stops pooling once a map's shorter side is at most the window's, or how it differs."""
+def lookup_of(block: Callable[..., Any], form: Form) -> Lookup:
+    """Return a function that builds a block and looks up in it."""
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         given: dict[str, Any] = {form.names[0]: fmap1, form.names[1]: fmap2}
@@ -157,11 +157,11 @@ def try_block(block: Callable[..., Any], form: Form) -> bool | str:
         found: Tensor = block(**given)(coords)
         return found
 
-    return try_lookup(theirs)
+    return theirs
 
 
 def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
-    """Try a function that builds a block and looks up in it; see :func:`try_block`."""
+    """Return whether a block stops pooling once a map's shorter side is at most the window's, or how it differs."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
@@ -355,9 +355,7 @@ def _recognise(name: str, original: Any, where: str, accompanied: bool, backend:
     on_demand = re.search(_ALTERNATE, name) is not None
     if accompanied and on_demand:
         return Builder(original, form, False, on_demand, backend)
-    stops = try_block(original, form)
-    if isinstance(stops, str):
-        raise refused(f"the {name} of {where}", None, ALL_PAIRS, stops)
+    stops = check_lookup(f"the {name} of {where}", None, lookup_of(original, form), may_stop=True)
     return Builder(original, form, stops, on_demand, backend)
 
 

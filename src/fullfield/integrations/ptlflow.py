@@ -23,7 +23,7 @@ from fullfield.integrations.forms import (
     stops_here,
 )
 from fullfield.integrations.handle import Change, Recogniser
-from fullfield.ops.correlation import correlation_lookup
+from fullfield.nn import local_correlation_with_flow
 from fullfield.ops.positions import positions
 
 TESTED = "0.4.2"
@@ -127,13 +127,10 @@ def recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
 
 
 def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-    def taps(found: Tensor) -> Tensor:
-        """Convert dy slow to dx slow, or back."""
-        side = round(found.shape[1] ** 0.5)
-        return torch.unflatten(found, 1, (side, side)).transpose(1, 2).flatten(1, 2)
-
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:
-        return taps(original(fmap1, fmap2, coords - _grid(coords), radius))
+        found = original(fmap1, fmap2, coords - _grid(coords), radius)
+        side = 2 * radius + 1
+        return torch.unflatten(found, 1, (side, side)).transpose(1, 2).flatten(1, 2)  # dx slow
 
     check_lookup(f"the {name} of {where}", None, theirs, levels=1, known="the local lookup")
 
@@ -149,10 +146,8 @@ def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: 
         if padding_mode != "zeros" or dilation != 1:
             raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
         first, second, _ = prepared_features(feature0, feature1)
-        at = flow.float() + _grid(flow)
         place = backend_for(feature0.device, backend)
-        found = correlation_lookup(first, [second], at, local_radius, backend=place, out_dtype=first.dtype)
-        return taps(found).contiguous()
+        return local_correlation_with_flow(first, second, flow, local_radius, backend=place)
 
     return lookup
 

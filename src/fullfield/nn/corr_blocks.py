@@ -268,16 +268,20 @@ def local_correlation_with_flow(
     local_radius: int,
     padding_mode: str = "zeros",
     dilation: int = 1,
+    *,
+    backend: str | None = None,
 ) -> Tensor:  # [B, (2·local_radius+1)², H, W]; dy slow, dx fast; of the dtype of the features' product
     """Correlate each pixel with a window of one level around where ``flow`` sends it: unimatch's function.
 
     It prepares the pair in every call; :mod:`fullfield.ops.correlation.dilated` computes a dilation above one.
+    ``backend`` is as for :class:`fullfield.nn.CorrelationPyramid`, None with a dilation above one.
 
     Raises:
         InputError: naming the argument that does not fit; ``padding_mode`` can only be "zeros".
     """
     _check.choice(padding_mode, "padding_mode", ("zeros",))
     _check.number(dilation, "dilation", integer=True, low=1)
+    _check.require(dilation == 1 or backend is None, "backend", "None with a dilation above one", repr(backend))
     check_window(1, local_radius)
     check_features(feature0, [feature1], ["feature1"])
     coords = positions(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
@@ -288,7 +292,7 @@ def local_correlation_with_flow(
         _check.require(flow == 0, "flow", "a tensor [B, 2, H, W] or 0.0", flow)
     dtype = _product_dtype(feature0)
     if dilation == 1:
-        found = CorrelationPyramid(feature0, feature1, 1, local_radius, out_dtype=dtype)(coords)
+        found = CorrelationPyramid(feature0, feature1, 1, local_radius, backend=backend, out_dtype=dtype)(coords)
     else:
         steps = torch.full_like(coords[:, :1], dilation)
         found = dilated_lookup(feature0, [feature1], coords, steps, local_radius).to(dtype)

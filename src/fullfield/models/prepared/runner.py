@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -106,13 +106,13 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
-        return self._flows(frame1, frame2, updates, {"initial_flow": initial_flow})[0]
+        return self._flows(frame1, frame2, updates, (initial_flow,))[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
         """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
-        (both,) = self._flows(frame1, frame2, updates, {"initial_flow": initial_flow}, informed=True)
+        (both,) = self._flows(frame1, frame2, updates, (initial_flow,), informed=True)
         return both[:, :2], both[:, 2:]
 
     def bidirectional(
@@ -127,8 +127,7 @@ class PreparedFlow:
 
         The first call prepares, and takes the memory of another pair.
         """
-        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        forward, backward = self._flows(frame1, frame2, updates, starts)
+        forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward))
         return forward, backward
 
     def bidirectional_with_info(
@@ -140,8 +139,7 @@ class PreparedFlow:
         initial_backward: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
-        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        forward, backward = self._flows(frame1, frame2, updates, starts, informed=True)
+        forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward), informed=True)
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
     both_ways = renamed("both_ways", "bidirectional")
@@ -163,18 +161,19 @@ class PreparedFlow:
         frame1: Tensor,
         frame2: Tensor,
         updates: int | None,
-        given: Mapping[str, Tensor | None],
+        given: Sequence[Tensor | None],
         *,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
-        """Return the forward flow, and the backward flow if two starts are ``given``, by the arguments' names."""
+        """Return the forward flow, and the backward flow if two starts are ``given``."""
         config, count = self.model.config, len(given)
-        optional = config.has_learned_start or (count == 1 and given["initial_flow"] is not None)
+        optional = config.has_learned_start or (count == 1 and given[0] is not None)
         number, most = self._checked(frame1, frame2, updates, optional)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in given.items()]
+            named = zip(("initial_flow", "initial_backward"), given, strict=False)
+            flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
