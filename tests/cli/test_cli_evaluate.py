@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
-import subprocess
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks.paper.matching import read_runs
+from fullfield.cli.main import main
 from fullfield.cli.methods import Chosen
 from fullfield.datasets import DATASETS
 from fullfield.io import read_flow, read_frame, write_flow, write_image
@@ -235,26 +238,29 @@ def test_variants_are_told_from_the_stored_run(
     assert (stored.variant, stored.has_papers_weights, stored.scale, stored.dataset) == (variant, False, "1/1", "mine")
 
 
-def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+def evaluate_as(rank: int, port: int, folder: Path, argv: list[str]) -> None:
+    """Run ``fullfield`` as one of two processes that torchrun has started."""
+    os.chdir(folder)
+    set_by_torchrun = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in set_by_torchrun.items()})
+    with Path(f"{rank}.json").open("w") as out, contextlib.redirect_stdout(out):
+        code = main(argv)
+    sys.exit(code)
+
+
+def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:
     alone = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "alone", "--json").json
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "fullfield", "evaluate", "tvl1", "pairs:mine", *FAST, "-o", "shared", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    together = json.loads(done.stdout)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "fullfield.cli.main"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = ["evaluate", "tvl1", "pairs:mine", *FAST, "-o", "shared", "--json"]
+    begun = [context.Process(target=evaluate_as, args=(rank, port, pairs.parent, argv)) for rank in (0, 1)]
+    for process in begun:
+        process.start()
+    for process in begun:
+        process.join(180)
+        assert process.exitcode == 0
+    together = json.loads(Path("0.json").read_text())
     assert together["this_call"]["estimated"] == 1
     assert together["scores"] == alone["scores"]
-
-
-def test_official_weights_give_the_listed_error(cli: Any, data_dir: Path, scene: Path) -> None:
-    source = data_dir / "flow" / "middlebury" / "Venus"
-    file = data_dir / "weights" / "raft-small.pth"
-    if not source.is_dir() or not file.is_file():
-        pytest.skip(f"{source} or {file} is absent")
-    (scene / "real").mkdir()
-    (scene / "real" / "pairs.txt").write_text(
-        "\t".join(os.fspath(source / name) for name in ("frame10.png", "frame11.png", "flow10.flo")) + "\n"
-    )
-    ran = cli("evaluate", "raft-small", "pairs:real", "--weights", file, "-o", "r", "--json").json
-    assert ran["scores"]["epe"] == pytest.approx(0.372, rel=0.005)
