@@ -84,11 +84,8 @@ def test_scale_has_a_folder_of_its_own(cli: Any, pairs: Path) -> None:  # noqa: 
     assert read_flow("runs/mine/tvl1-1of2/predictions/a.flo").flow.shape == (2, 48, 64)
 
 
-def test_a_method_is_prepared_for_the_reduced_frames(
-    cli: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    pairs: Path,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("pairs")
+def test_a_method_is_prepared_for_the_reduced_frames(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
     once = Chosen.prepare
 
@@ -101,11 +98,8 @@ def test_a_method_is_prepared_for_the_reduced_frames(
     assert sizes == [(12, 16)]
 
 
-def test_too_little_memory_to_prepare_is_noted(
-    cli: Any,
-    pairs: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("pairs")
+def test_too_little_memory_to_prepare_is_noted(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -183,6 +177,15 @@ def test_submission(cli: Any, scene: Path) -> None:
         assert torch.equal(read_flow(f"out/final/market_1/frame_{i:04d}.flo").flow, stored)
 
 
+def write_wide(folder: Path) -> None:
+    """Replace the pairs by one that is large enough for RAFT."""
+    (folder / "pairs.txt").write_text("a.png b.png truth.flo\n")
+    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
+    write_image(folder / "a.png", wide[0])
+    write_image(folder / "b.png", wide[1])
+    write_flow(folder / "truth.flo", torch.zeros(2, 128, 136))
+
+
 def weights(path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     torch.save(RAFT(RAFTConfig.small()).state_dict(), path)
@@ -191,11 +194,7 @@ def weights(path: Path, seed: int) -> None:
 def test_two_weight_files_under_one_name_do_not_share_predictions(
     cli: Any, refused: Callable[..., str], pairs: Path
 ) -> None:
-    (pairs / "pairs.txt").write_text("a.png b.png truth.flo\n")
-    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
-    write_image(pairs / "a.png", wide[0])
-    write_image(pairs / "b.png", wide[1])
-    write_flow(pairs / "truth.flo", torch.zeros(2, 128, 136))
+    write_wide(pairs)
     common = ("evaluate", "raft-small", "pairs:mine", "--weights", "w.pth", "--updates", "1")
     weights(Path("w.pth"), 1)
     first = cli(*common, "--json").json
@@ -220,17 +219,9 @@ def test_two_weight_files_under_one_name_do_not_share_predictions(
     ],
 )
 def test_variants_are_told_from_the_stored_run(
-    cli: Any,
-    pairs: Path,
-    model: str,
-    options: tuple[str, ...],
-    variant: str,
+    cli: Any, pairs: Path, model: str, options: tuple[str, ...], variant: str
 ) -> None:
-    (pairs / "pairs.txt").write_text("a.png b.png truth.flo\n")
-    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
-    write_image(pairs / "a.png", wide[0])
-    write_image(pairs / "b.png", wide[1])
-    write_flow(pairs / "truth.flo", torch.zeros(2, 128, 136))
+    write_wide(pairs)
     ran = cli("evaluate", model, "pairs:mine", "--weights", "random", "--updates", "1", *options, "-o", "r")
     assert ran.code == 0, ran.err
     assert "random weights" in ran.out

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import OpenImageIO as oiio
 import pytest
 import torch
 from io_files import ExrPart, complaint, samples, save, srgb
@@ -262,10 +261,6 @@ def test_nothing_to_do_costs_nothing() -> None:
     assert curve("srgb", "linear") is None
     assert curve("auto", "srgb") is None
     assert curve("auto", "linear") is encode_srgb
-
-
-def test_this_openimageio_has_opencolorio() -> None:
-    assert oiio.supportsOpenColorIO
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])
