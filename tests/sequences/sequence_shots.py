@@ -33,11 +33,16 @@ def quick() -> TVL1Estimator:
     return TVL1Estimator(PRESETS["fast"].replace(iterations=4, warps=2))
 
 
-def started(folder: Path, arguments: list[str]) -> Any:
-    """Start ``fullfield flow`` in a process that forks from one with PyTorch imported and no threads."""
+def forking() -> Any:
+    """Context of processes that fork from one with PyTorch imported and no threads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sequence_shots", "fullfield.cli.sequence", "fullfield.sequences.run"])
-    process = context.Process(target=slow_flow, args=(str(folder), arguments))
+    return context
+
+
+def started(folder: Path, arguments: list[str]) -> Any:
+    """Start ``fullfield flow`` in a process of its own."""
+    process = forking().Process(target=slow_flow, args=(str(folder), arguments))
     process.start()
     return process
 

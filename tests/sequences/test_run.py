@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from long_shot import grown
-from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, loaded, moving, started
+from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forking, loaded, moving, started
 
 from fullfield import Flow, estimate
 from fullfield.cli.main import main
@@ -286,7 +286,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 ) -> None:
     from fullfield.sequences import pool
 
-    real, killed = pool._hear, []
+    real, killed, context = pool._hear, [], forking()
 
     def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
@@ -295,6 +295,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
         return real(worker, outcome, left, tell)
 
     monkeypatch.setattr(pool, "_hear", heard)
+    monkeypatch.setattr(pool.multiprocessing, "get_context", lambda _: context)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
     out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", *options, "--devices", "cpu,cpu", "--json")
