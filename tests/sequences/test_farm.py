@@ -1,7 +1,6 @@
 """Farms: the job template of OpenJD, OpenCue's outline and a Ray cluster; their tasks make the shot.
 
-OpenCue's outline runs with its package where that is installed (``pip install opencue-pyoutline``), else with a
-stand-in for the one class of it that the outline uses.
+OpenCue's package is replaced by a stand-in for the one class of it that the outline uses.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
 OUTLINE = Path(__file__).resolve().parents[2] / "examples" / "farm" / "opencue.outline"
 
 
-def by_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def opencue_layer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the layer is made of. Names of the module are not seen from functions, as where OpenCue runs it."""
     made: list[dict[str, Any]] = []
     shell = ModuleType("outline.modules.shell")
@@ -113,23 +112,12 @@ def by_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return layer
 
 
-def by_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    if find_spec("outline") is None:
-        pytest.skip("opencue-pyoutline is not installed")
-    monkeypatch.setenv("HOME", str(tmp_path))  # where it keeps its sessions
-    import outline
-
-    (layer,) = outline.load_outline(str(OUTLINE)).get_layers()
-    assert layer.get_frame_range() == "1-3"
-    return {"name": layer.get_name(), **layer.get_args()}
-
-
-@pytest.mark.parametrize("by", ["stand-in", "package"])
-def test_the_commands_of_the_layer_make_the_shot(by: str, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("shot")
+def test_the_commands_of_the_layer_make_the_shot(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"PLATES": "plate.%04d.png", "FRAMES": "11-18", "OUTPUT": "mv.%04d.exr", "CHUNK": "3", "PRESET": "fast"}
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
-    layer = by_stand_in(monkeypatch) if by == "stand-in" else by_package(monkeypatch, shot)
+    layer = opencue_layer(monkeypatch)
     commands = layer["commands"]
     assert [command[command.index("--frames") + 1] for command in commands] == ["11-13", "14-16", "17-18"]
     assert not layer.get("gpus")
@@ -139,8 +127,7 @@ def test_the_commands_of_the_layer_make_the_shot(by: str, shot: Path, monkeypatc
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     assert_same(loaded("mv"), loaded("one"))
     monkeypatch.setenv("DEVICE", "cuda")
-    if by == "stand-in":
-        assert by_stand_in(monkeypatch)["gpus"] == 1
+    assert opencue_layer(monkeypatch)["gpus"] == 1
 
 
 class Ray(ModuleType):
