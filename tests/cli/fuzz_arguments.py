@@ -41,22 +41,9 @@ CODES = (0, 1, 2, 3)
 _NUMBERS = ("0", "1", "2", "3", "-1", "0.5", "1e-3", "nan", "inf", "1e400", "10" * 20, "٣", "0x2", "1_0", "")
 _FINE = ("1", "2", "3", "0.5")
 _WORDS = (
-    "",
-    " ",
-    "-",
-    "--",
-    "..",
-    "/",
-    "/dev/null",
-    "/proc/self/mem",
-    "*",
-    "%s",
-    "%d",
-    "ä\N{SNOWMAN}",
-    "a\nb",
-    "[",
+    "", " ", "-", "--", "..", "/", "/dev/null", "/proc/self/mem", "*", "%s", "%d", "ä\N{SNOWMAN}", "a\nb", "[",
     "\udcff",
-)
+)  # fmt: skip
 _FILES = (
     "a.png", "b.png", "flow.flo", "plate.%04d.png", "plate.####.png", "plates", "*.png", "cloud.ply", "moved.ply",
     "pairs.txt", "notes.json", "broken.png", "empty.exr", "nowhere.png", "no/where.flo",

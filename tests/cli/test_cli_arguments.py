@@ -14,16 +14,15 @@ import fuzz_arguments
 
 pytest.importorskip("OpenImageIO")
 
-CASES = 40
-
 
 @pytest.mark.slow
-def test_any_command_line_ends_with_an_exit_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [20, pytest.param(400, marks=pytest.mark.long)])
+def test_any_command_line_ends_with_an_exit_code(tmp_path: Path, cases: int) -> None:
     """In a process of its own: one that hangs is ended, and says where."""
-    command = [sys.executable, fuzz_arguments.__file__, "--cases", str(CASES), "--seed", "3"]
+    command = [sys.executable, fuzz_arguments.__file__, "--cases", str(cases), "--seed", "3"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     found = json.loads(run.stdout.splitlines()[-1])
-    assert sum(found["codes"].values()) == CASES
+    assert sum(found["codes"].values()) == cases
     assert set(found["codes"]) <= {"0", "1", "2", "3"}
-    assert found["codes"]["0"] >= 5, "some of them work"
+    assert found["codes"]["0"] >= cases / 8, "some of them work"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
-import subprocess
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks.paper.matching import read_runs
+from fullfield.cli.main import main
 from fullfield.cli.methods import Chosen
 from fullfield.datasets import DATASETS
 from fullfield.io import read_flow, read_frame, write_flow, write_image
@@ -81,11 +84,8 @@ def test_scale_has_a_folder_of_its_own(cli: Any, pairs: Path) -> None:  # noqa: 
     assert read_flow("runs/mine/tvl1-1of2/predictions/a.flo").flow.shape == (2, 48, 64)
 
 
-def test_a_method_is_prepared_for_the_reduced_frames(
-    cli: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    pairs: Path,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("pairs")
+def test_a_method_is_prepared_for_the_reduced_frames(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
     once = Chosen.prepare
 
@@ -98,11 +98,8 @@ def test_a_method_is_prepared_for_the_reduced_frames(
     assert sizes == [(12, 16)]
 
 
-def test_too_little_memory_to_prepare_is_noted(
-    cli: Any,
-    pairs: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("pairs")
+def test_too_little_memory_to_prepare_is_noted(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -180,6 +177,15 @@ def test_submission(cli: Any, scene: Path) -> None:
         assert torch.equal(read_flow(f"out/final/market_1/frame_{i:04d}.flo").flow, stored)
 
 
+def write_wide(folder: Path) -> None:
+    """Replace the pairs by one that is large enough for RAFT."""
+    (folder / "pairs.txt").write_text("a.png b.png truth.flo\n")
+    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
+    write_image(folder / "a.png", wide[0])
+    write_image(folder / "b.png", wide[1])
+    write_flow(folder / "truth.flo", torch.zeros(2, 128, 136))
+
+
 def weights(path: Path, seed: int) -> None:
     torch.manual_seed(seed)
     torch.save(RAFT(RAFTConfig.small()).state_dict(), path)
@@ -188,11 +194,7 @@ def weights(path: Path, seed: int) -> None:
 def test_two_weight_files_under_one_name_do_not_share_predictions(
     cli: Any, refused: Callable[..., str], pairs: Path
 ) -> None:
-    (pairs / "pairs.txt").write_text("a.png b.png truth.flo\n")
-    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
-    write_image(pairs / "a.png", wide[0])
-    write_image(pairs / "b.png", wide[1])
-    write_flow(pairs / "truth.flo", torch.zeros(2, 128, 136))
+    write_wide(pairs)
     common = ("evaluate", "raft-small", "pairs:mine", "--weights", "w.pth", "--updates", "1")
     weights(Path("w.pth"), 1)
     first = cli(*common, "--json").json
@@ -217,17 +219,9 @@ def test_two_weight_files_under_one_name_do_not_share_predictions(
     ],
 )
 def test_variants_are_told_from_the_stored_run(
-    cli: Any,
-    pairs: Path,
-    model: str,
-    options: tuple[str, ...],
-    variant: str,
+    cli: Any, pairs: Path, model: str, options: tuple[str, ...], variant: str
 ) -> None:
-    (pairs / "pairs.txt").write_text("a.png b.png truth.flo\n")
-    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
-    write_image(pairs / "a.png", wide[0])
-    write_image(pairs / "b.png", wide[1])
-    write_flow(pairs / "truth.flo", torch.zeros(2, 128, 136))
+    write_wide(pairs)
     ran = cli("evaluate", model, "pairs:mine", "--weights", "random", "--updates", "1", *options, "-o", "r")
     assert ran.code == 0, ran.err
     assert "random weights" in ran.out
@@ -235,26 +229,29 @@ def test_variants_are_told_from_the_stored_run(
     assert (stored.variant, stored.has_papers_weights, stored.scale, stored.dataset) == (variant, False, "1/1", "mine")
 
 
-def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+def evaluate_as(rank: int, port: int, folder: Path, argv: list[str]) -> None:
+    """Run ``fullfield`` as one of two processes that torchrun has started."""
+    os.chdir(folder)
+    set_by_torchrun = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in set_by_torchrun.items()})
+    with Path(f"{rank}.json").open("w") as out, contextlib.redirect_stdout(out):
+        code = main(argv)
+    sys.exit(code)
+
+
+def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:
     alone = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "alone", "--json").json
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "fullfield", "evaluate", "tvl1", "pairs:mine", *FAST, "-o", "shared", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    together = json.loads(done.stdout)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "fullfield.cli.main"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = ["evaluate", "tvl1", "pairs:mine", *FAST, "-o", "shared", "--json"]
+    begun = [context.Process(target=evaluate_as, args=(rank, port, pairs.parent, argv)) for rank in (0, 1)]
+    for process in begun:
+        process.start()
+    for process in begun:
+        process.join(180)
+        assert process.exitcode == 0
+    together = json.loads(Path("0.json").read_text())
     assert together["this_call"]["estimated"] == 1
     assert together["scores"] == alone["scores"]
-
-
-def test_official_weights_give_the_listed_error(cli: Any, data_dir: Path, scene: Path) -> None:
-    source = data_dir / "flow" / "middlebury" / "Venus"
-    file = data_dir / "weights" / "raft-small.pth"
-    if not source.is_dir() or not file.is_file():
-        pytest.skip(f"{source} or {file} is absent")
-    (scene / "real").mkdir()
-    (scene / "real" / "pairs.txt").write_text(
-        "\t".join(os.fspath(source / name) for name in ("frame10.png", "frame11.png", "flow10.flo")) + "\n"
-    )
-    ran = cli("evaluate", "raft-small", "pairs:real", "--weights", file, "-o", "r", "--json").json
-    assert ran["scores"]["epe"] == pytest.approx(0.372, rel=0.005)

@@ -50,6 +50,9 @@ def test_a_full_disk_leaves_what_was_there(cli: Any, monkeypatch: pytest.MonkeyP
         pytest.importorskip("onnxscript")
         monkeypatch.setattr("fullfield.models.export._parts", lambda *_: None)
         monkeypatch.setattr("fullfield.models.export._assembled", lambda *_: quick_graph())
+    else:
+        program = torch.export.export(torch.nn.Linear(300, 400), (torch.zeros(1, 300),))
+        monkeypatch.setattr("fullfield.models.export.export_program", lambda *_, **__: program)
     Path(name).write_bytes(b"before")
     script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
     subprocess.run([sys.executable, "-c", script, name], check=False)

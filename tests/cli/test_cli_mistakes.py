@@ -126,7 +126,6 @@ MISTAKES = {
         ("a.png b.png", "required: -o/--output"),
         ("a.png \udce9.png -o out.flo", "the name is not UTF-8"),
         ("a.png b.png --outptu=x.flo", "required: -o/--output; did you mean --output instead of --outptu?"),
-        ("--live film.mp4", "--live: not an option; run fullfield live film.mp4"),
         ("a.png b.png -o x.flo --rate max", "unrecognized arguments: --rate"),
     ],
     "score truth.flo truth.flo": [

@@ -136,13 +136,6 @@ def test_without_ptlflow(refused: Callable[..., str], monkeypatch: pytest.Monkey
     assert "--method: ptlflow:NAME needs the package ptlflow, which cannot be imported" in line
 
 
-def test_demo(cli: Any, weights: str) -> None:
-    small = ("--size", "64x48", "--method", "raft-small", "--weights", weights, "--updates", "1")
-    ran = cli("demo", "-o", "made", *small, "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["parameters"]["weights"] == weights
-
-
 def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
     ran = cli(*PAIR, "--method", "raft-small")
     assert ran.code == 2

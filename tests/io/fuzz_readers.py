@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
-import selectors
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,9 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,8 @@ from fuzz_damage import damage
 MOST_SECONDS, MOST_MIB = 10.0, 1024.0
 SILENCE = 60.0  # seconds without an answer, after which the reader is killed
 SPARE_ADDRESSES = 8 << 30  # bytes that the reader may ask for beyond what it has
-NAMING = (
-    "frame",
-    "flow",
-    "cloud",
-    "video",
-    "weights",
-    "descriptor",
-    "pose-",
-    "pose.",
-)  # their complaints name the file
+NAMING = ("frame", "flow", "cloud", "video", "weights", "descriptor", "pose-", "pose.")
+"""How the names of files begin that their complaints name."""
 
 
 def case(number: int, seed: int, files: list[Path]) -> tuple[Path, bytes]:
@@ -57,13 +50,11 @@ def case(number: int, seed: int, files: list[Path]) -> tuple[Path, bytes]:
 # ---- the process that reads
 
 
-def read_all(folder: Path, seed: int) -> None:
-    """Answers a line of JSON for each number on stdin."""
+def read_all(folder: Path, seed: int, pipe: Connection) -> None:
+    """Answers each number that comes, first of all with True when the whole files were read."""
     from fuzz_samples import reader
-    from io_files import PeakMemory
 
-    from fullfield import InputError
-
+    os.dup2(os.open(folder / "said", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     files = whole_files(folder)
     for path in files:  # what is loaded at the first call must not count
         if "refused" not in path.name:
@@ -71,30 +62,38 @@ def read_all(folder: Path, seed: int) -> None:
     _limit_addresses()
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", UserWarning)
-    print("ready", flush=True)  # noqa: T201
-    for line in sys.stdin:
-        number = int(line)
-        path, data = case(number, seed, files)
-        target = _put(folder, path.name, data)
-        answer: dict[str, Any] = {"file": path.name, "bytes": len(data)}
-        begin, spent = time.perf_counter(), time.process_time()
-        with PeakMemory() as memory:
-            try:
-                reader(path)(target)
-                answer["outcome"] = "read"
-            except InputError as error:
-                answer["outcome"] = _complaint(str(error), target)
-            except OSError as error:
-                answer["outcome"] = "os error"
-                answer["told"] = str(error)
-            except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exception
-                answer["outcome"] = "traceback"
-                answer["told"] = f"{type(error).__name__}: {error}"[:300]
-                answer["trace"] = traceback.format_exc()[-3000:]
-        # On a busy machine the clock runs for others too.
-        answer["seconds"] = min(time.perf_counter() - begin, time.process_time() - spent)
-        answer["grew"] = memory.grown or 0.0
-        print(json.dumps(answer), flush=True)  # noqa: T201
+    pipe.send(True)
+    with suppress(EOFError):  # nobody asks any more
+        while True:
+            path, data = case(pipe.recv(), seed, files)
+            pipe.send(_outcome(reader(path), _put(folder, path.name, data)))
+
+
+def _outcome(read: Callable[[Path], Any], path: Path) -> dict[str, Any]:
+    """What came of reading a file, in which time and memory."""
+    from io_files import PeakMemory
+
+    from fullfield import InputError
+
+    answer: dict[str, Any] = {"file": path.name}
+    begin, spent = time.perf_counter(), time.process_time()
+    with PeakMemory() as memory:
+        try:
+            read(path)
+            answer["outcome"] = "read"
+        except InputError as error:
+            answer["outcome"] = _complaint(str(error), path)
+        except OSError as error:
+            answer["outcome"] = "os error"
+            answer["told"] = str(error)
+        except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exception
+            answer["outcome"] = "traceback"
+            answer["told"] = f"{type(error).__name__}: {error}"[:300]
+            answer["trace"] = traceback.format_exc()[-3000:]
+    # On a busy machine the clock runs for others too.
+    answer["seconds"] = min(time.perf_counter() - begin, time.process_time() - spent)
+    answer["grew"] = memory.grown or 0.0
+    return answer
 
 
 def _complaint(text: str, path: Path) -> str:
@@ -128,52 +127,35 @@ class Reader:
     """The process that reads, begun anew when it dies."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self._folder = folder
-        self._said = (folder / "said").open("wb+")
-        command = [sys.executable, __file__, "--folder", str(folder), "--seed", str(seed), "--read"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
-        )
-        self._selector = selectors.DefaultSelector()
-        if self._process.stdout is not None:
-            self._selector.register(self._process.stdout, selectors.EVENT_READ)
-        if self._line(10 * SILENCE) != "ready\n":
-            raise SystemExit(f"the whole files cannot be read:\n{self.said()}")
+        context = multiprocessing.get_context("spawn")
+        self._said = folder / "said"
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=read_all, args=(folder, seed, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        begun = self._answer(10 * SILENCE)
+        if begun is not True:
+            raise SystemExit(f"the whole files cannot be read: {begun}")
 
-    def ask(self, number: int) -> dict[str, Any] | None:
-        """The answer, or None if the process died or had to be killed; then :attr:`end` says of what."""
-        if self._process.stdin is None:
-            raise RuntimeError("no way to ask")
-        print(number, file=self._process.stdin, flush=True)
-        line = self._line(SILENCE)
-        hung = line is None
-        if line is not None and line.endswith("\n"):
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        try:
-            self._process.wait(0.0 if hung else 5.0)
-        except subprocess.TimeoutExpired:
+    def ask(self, number: int) -> Any:
+        """The answer, or in words why the process ended."""
+        with suppress(OSError):  # it is dead already
+            self._pipe.send(number)
+        return self._answer(SILENCE)
+
+    def _answer(self, patience: float) -> Any:
+        if not self._pipe.poll(patience):
             self._process.kill()
-        code = self._process.wait()
-        self.end = f"no answer for {SILENCE:g} s" if hung else f"died with {code}: {self.said()}"
-        return None
-
-    def _line(self, patience: float) -> str | None:
-        """What it says next, empty at its end; None if it keeps silent."""
-        if self._process.stdout is None or not self._selector.select(patience):
-            return None
-        return self._process.stdout.readline()
-
-    def said(self) -> str:
-        """The end of what it wrote to stderr."""
-        self._said.flush()
-        return (self._folder / "said").read_text("utf-8", "replace")[-2000:]
+            return f"no answer for {patience:g} s"
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            return f"died with {self._process.exitcode}: {self._said.read_text('utf-8', 'replace')[-2000:]}"
 
     def close(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait()
-        self._said.close()
+        self._pipe.close()
+        self._process.join()
 
 
 def failure(answer: dict[str, Any]) -> str | None:
@@ -212,8 +194,8 @@ def run(
     for number in numbers:
         answer = reader.ask(number)
         kinds[names[number % len(names)].partition(".")[0].partition("-")[0]] += 1
-        if answer is None:
-            failures.append(f"case {number}, {names[number % len(names)]}: {reader.end}")
+        if isinstance(answer, str):
+            failures.append(f"case {number}, {names[number % len(names)]}: {answer}")
             tell(failures[-1])
             reader.close()
             reader = Reader(folder, seed)
@@ -237,16 +219,11 @@ def main() -> int:
     parser.add_argument("--case", type=int, metavar="N", help="this case alone")
     parser.add_argument("--seed", type=int, default=0, help="of all the damage [0]")
     parser.add_argument("--only", default="", metavar="TEXT", help="files whose name has TEXT in it")
-    parser.add_argument("--folder", type=Path, help="where the files are; kept [a temporary folder]")
-    parser.add_argument("--read", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.read:
-        read_all(args.folder, args.seed)
-        return 0
     numbers = range(args.first, args.first + args.files) if args.case is None else range(args.case, args.case + 1)
     with tempfile.TemporaryDirectory() as temporary:
         begin = time.perf_counter()
-        found = run(args.folder or Path(temporary), numbers, args.seed, args.only, tell=partial(print, flush=True))
+        found = run(Path(temporary), numbers, args.seed, args.only, tell=partial(print, flush=True))
     failures = found.pop("failures")
     print(f"{len(failures)} failures")  # noqa: T201
     print(json.dumps({**found, "wall_s": round(time.perf_counter() - begin)}))  # noqa: T201

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from bombs import npy
 from io_files import ExrPart, complaint, refused, samples, save
 
 from fullfield import InputError
@@ -22,11 +23,6 @@ from fullfield.io import (
 
 def flo(magic: float = 202021.25, width: int = 3, height: int = 2, floats: int = 12) -> bytes:
     return struct.pack("<fii", magic, width, height) + bytes(4 * floats)
-
-
-def npy(header: str, data: bytes = bytes(48), version: bytes = b"\x01\x00") -> bytes:
-    text = header.encode() + b"\n"
-    return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text + data
 
 
 @pytest.mark.parametrize(
@@ -54,33 +50,21 @@ def npy(header: str, data: bytes = bytes(48), version: bytes = b"\x01\x00") -> b
         (".pfm", b"PF\n60000 60000\n-1\n" + bytes(72), "43200000018 bytes; the file has 90"),
         (".pfm", b"Pf\n3 2\n-1\n" + bytes(24), "expected flow in a three-channel PFM"),
         (".pfm", b"PF\n" + b" " * 600 + b"3 2\n-1\n" + bytes(72), "cut short"),
-        (".npy", b"no numpy", "not in NumPy's format"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2), }")[:-1], "the file holds 47"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (60000, 60000, 2), }"), "28800000000 bytes"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3, -2), }"), r"shape \[2, -3, -2\]"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 3, 2), }", b""), r"shape \[0, 3, 2\]"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }"), r"got shape \[3, 4\]"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4, 1), }"), r"got shape \[3, 4, 1\]"),
-        (".npy", npy("{'descr': '|O', 'fortran_order': False, 'shape': (2, 3, 2), }"), "real numbers, got object"),
-        (".npy", npy("{'descr': '<c8', 'fortran_order': False, 'shape': (1, 3, 2), }"), "real numbers, got complex64"),
-        (".npy", npy("{'descr': '<U4', 'fortran_order': False, 'shape': (1, 3, 1), }"), "real numbers, got <U4"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2"), "not in NumPy's format"),
-        (".npy", npy("__import__('os')"), "not in NumPy's format"),
-        (".npy", npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2), }", version=b"\x07\0"), "version"),
+        (".npy", npy("(2, 3, 2)", "<f4") + bytes(47), "the file holds 47"),
+        (".npy", npy("(60000, 60000, 2)", "<f4") + bytes(48), "28800000000 bytes"),
+        (".npy", npy("(2, -3, -2)", "<f4") + bytes(48), r"shape \[2, -3, -2\]"),
+        (".npy", npy("(0, 3, 2)", "<f4"), r"shape \[0, 3, 2\]"),
+        (".npy", npy("(3, 4)", "<f4") + bytes(48), r"got shape \[3, 4\]"),
+        (".npy", npy("(3, 4, 1)", "<f4") + bytes(48), r"got shape \[3, 4, 1\]"),
+        (".npy", npy("(2, 3, 2)", "|O") + bytes(48), "real numbers, got object"),
+        (".npy", npy("(1, 3, 2)", "<c8") + bytes(48), "real numbers, got complex64"),
+        (".npy", npy("(1, 3, 1)", "<U4") + bytes(48), "real numbers, got <U4"),
+        (".npy", (npy("(2, 3, 2)", "<f4") + bytes(48)).replace(b"Y\x01", b"Y\x07"), "version"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_corrupt_flow(tmp_path: Path, suffix: str, data: bytes, what: str) -> None:
     refused(tmp_path / f"a{suffix}", data, what, read_flow)
-
-
-def test_pickles_are_not_opened(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.array([{"a": 1}, None], object), allow_pickle=True)
-    with pytest.raises(InputError, match="real numbers, got object"):
-        read_flow(tmp_path / "a.npy")
-    np.savez(tmp_path / "a.npz", u=np.array([None], object), v=np.zeros(1), allow_pickle=True)
-    with pytest.raises(InputError, match="real numbers, got object"):
-        read_flow(tmp_path / "a.npz")
 
 
 def test_corrupt_npz(tmp_path: Path) -> None:
@@ -101,7 +85,7 @@ def test_corrupt_npz(tmp_path: Path) -> None:
 
 def test_zip_bomb(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    bomb = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (60000, 60000), }", bytes(1 << 20))
+    bomb = npy("(60000, 60000)", "<f4") + bytes(1 << 20)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("u.npy", bomb)
         archive.writestr("v.npy", bomb)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import OpenImageIO as oiio
 import pytest
 import torch
 from io_files import ExrPart, complaint, samples, save, srgb
@@ -104,49 +103,23 @@ def logc3(code: np.ndarray) -> np.ndarray:
     return np.where(code > e * cut + f, (10 ** ((code - d) / c) - b) / a, (code - f) / e)
 
 
-def logc4(code: np.ndarray) -> np.ndarray:
-    a, b, c = (2**18 - 16) / 117.45, (1023 - 95) / 1023, 95 / 1023
-    return (2 ** (14 * (code - c) / b + 6) - 64) / a
-
-
-def slog3(code: np.ndarray) -> np.ndarray:
-    c = code * 1023
-    return np.where(c >= 171.2102946929, 10 ** ((c - 420) / 261.5) * 0.19 - 0.01,
-                    (c - 95) * 0.01125 / (171.2102946929 - 95))  # fmt: skip
-
-
-def vlog(code: np.ndarray) -> np.ndarray:
-    return np.where(code < 0.181, (code - 0.125) / 5.6, 10 ** ((code - 0.598206) / 0.241514) - 0.00873)
-
-
-def log3g10(code: np.ndarray) -> np.ndarray:
-    return np.where(code < 0, code / 15.1927 - 0.01, (10 ** (code / 0.224282) - 1) / 155.975327 - 0.01)
-
-
-def acescct(code: np.ndarray) -> np.ndarray:
-    return np.where(
-        code > 0.155251141552511, 2 ** (code * 17.52 - 9.72), (code - 0.0729055341958355) / 10.5402377416545
-    )
-
-
 @pytest.mark.parametrize(
-    ("name", "formula"),
+    ("name", "codes"),  # of 1, 18 and 90 % grey, by the makers' papers
     [
-        ("logc3", logc3),
-        ("logc4", logc4),
-        ("slog3", slog3),
-        ("slog3.cine", slog3),
-        ("vlog", vlog),
-        ("log3g10", log3g10),
-        ("acescct", acescct),
+        ("logc3", (0.146486, 0.391007, 0.559432)),
+        ("logc4", (0.120829, 0.278396, 0.417959)),
+        ("slog3", (0.159083, 0.410557, 0.584453)),
+        ("slog3.cine", (0.159083, 0.410557, 0.584453)),
+        ("vlog", (0.181, 0.423311, 0.588167)),
+        ("log3g10", (0.137899, 0.333333, 0.483361)),
+        ("acescct", (0.175579, 0.413588, 0.546119)),
     ],
 )
-def test_camera_curves_against_their_formulas(tmp_path: Path, name: str, formula) -> None:  # type: ignore[no-untyped-def]
+def test_camera_curves(tmp_path: Path, name: str, codes: tuple[float, ...]) -> None:
     """On greys, which every camera's primaries leave grey."""
-    code = np.linspace(0.05, 0.75, 256).reshape(16, 16)
-    expected = srgb(formula(code))
-    frame = read_frame(exr(tmp_path / "a.exr", code[..., None].repeat(3, 2)), transfer=name).numpy()
-    assert np.allclose(frame, expected, rtol=2e-4, atol=2e-3)
+    path = exr(tmp_path / "a.exr", np.array(codes).reshape(1, 3, 1).repeat(3, 2))
+    expected = srgb(np.array([0.01, 0.18, 0.9]))
+    assert np.allclose(read_frame(path, transfer=name).numpy()[:, 0], expected, rtol=2e-4, atol=2e-3)
 
 
 def test_a_grey_frame_has_the_same_curve(tmp_path: Path) -> None:
@@ -262,10 +235,6 @@ def test_nothing_to_do_costs_nothing() -> None:
     assert curve("srgb", "linear") is None
     assert curve("auto", "srgb") is None
     assert curve("auto", "linear") is encode_srgb
-
-
-def test_this_openimageio_has_opencolorio() -> None:
-    assert oiio.supportsOpenColorIO
 
 
 @pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import socket
 import struct
@@ -316,20 +315,6 @@ def test_a_camera_gives_the_newest_it_has(monkeypatch: pytest.MonkeyPatch) -> No
         open_video("camera:7")
     with pytest.raises(InputError, match="expected camera:NUMBER"):
         open_video("camera:front")
-
-
-def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = film(tmp_path / "a.mp4")
-    real = importlib.import_module
-
-    def absent(name: str, package: str | None = None) -> Any:
-        if name == "av":
-            raise ModuleNotFoundError("No module named 'av'", name="av")
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", absent)
-    with pytest.raises(builtins.ModuleNotFoundError, match="av"):
-        open_video(str(path))
 
 
 @pytest.mark.parametrize(

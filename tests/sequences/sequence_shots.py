@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +33,22 @@ def quick() -> TVL1Estimator:
     return TVL1Estimator(PRESETS["fast"].replace(iterations=4, warps=2))
 
 
+def forking() -> Any:
+    """Context of processes that fork from one with PyTorch imported and no threads."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sequence_shots", "fullfield.cli.sequence", "fullfield.sequences.run"])
+    return context
+
+
+def started(folder: Path, arguments: list[str]) -> Any:
+    """Start ``fullfield flow`` in a process of its own."""
+    process = forking().Process(target=slow_flow, args=(str(folder), arguments))
+    process.start()
+    return process
+
+
 def slow_flow(folder: str, arguments: list[str]) -> None:
-    """``fullfield flow`` in a folder, with a pause before every frame: time to be killed in."""
+    """``fullfield flow`` in a folder, with a pause before every frame: time to be killed in, or to run alongside."""
     os.chdir(folder)
     real = Engine._frame
 
@@ -40,7 +57,7 @@ def slow_flow(folder: str, arguments: list[str]) -> None:
         return real(self, number)
 
     Engine._frame = slow  # type: ignore[method-assign]
-    main(["flow", *arguments])
+    sys.exit(main(["flow", *arguments]))
 
 
 class CommandLine:

@@ -1,7 +1,6 @@
 """Farms: the job template of OpenJD, OpenCue's outline and a Ray cluster; their tasks make the shot.
 
-OpenCue's outline runs with its package where that is installed (``pip install opencue-pyoutline``), else with a
-stand-in for the one class of it that the outline uses.
+OpenCue's package is replaced by a stand-in for the one class of it that the outline uses.
 """
 
 from __future__ import annotations
@@ -9,18 +8,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from sequence_shots import CHANGED, QUICK, assert_same, loaded
+import torch
+from sequence_shots import CHANGED, QUICK, assert_same, loaded, started
 
 from fullfield.cli.main import main
 
@@ -84,11 +84,10 @@ def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
     begun = []
     for frames in ("11-15", "13-18"):
         (command,) = tasks(Plates="plate.%04d.png", Output="mv.%04d.exr", Frames=frames, Preset="fast")
-        command = [sys.executable, "-m", *command, *CHANGED, "--threads", "1"]
-        begun.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        begun.append(started(shot, [*command[2:], *CHANGED, "--threads", "1"]))
     for process in begun:
-        _, err = process.communicate()
-        assert process.returncode == 0, err
+        process.join()
+        assert process.exitcode == 0
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     assert_same(loaded("mv"), loaded("one"))
     assert not list(shot.glob(".*"))
@@ -97,7 +96,7 @@ def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
 OUTLINE = Path(__file__).resolve().parents[2] / "examples" / "farm" / "opencue.outline"
 
 
-def by_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def opencue_layer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the layer is made of. Names of the module are not seen from functions, as where OpenCue runs it."""
     made: list[dict[str, Any]] = []
     shell = ModuleType("outline.modules.shell")
@@ -113,23 +112,12 @@ def by_stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return layer
 
 
-def by_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    if find_spec("outline") is None:
-        pytest.skip("opencue-pyoutline is not installed")
-    monkeypatch.setenv("HOME", str(tmp_path))  # where it keeps its sessions
-    import outline
-
-    (layer,) = outline.load_outline(str(OUTLINE)).get_layers()
-    assert layer.get_frame_range() == "1-3"
-    return {"name": layer.get_name(), **layer.get_args()}
-
-
-@pytest.mark.parametrize("by", ["stand-in", "package"])
-def test_the_commands_of_the_layer_make_the_shot(by: str, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("shot")
+def test_the_commands_of_the_layer_make_the_shot(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"PLATES": "plate.%04d.png", "FRAMES": "11-18", "OUTPUT": "mv.%04d.exr", "CHUNK": "3", "PRESET": "fast"}
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
-    layer = by_stand_in(monkeypatch) if by == "stand-in" else by_package(monkeypatch, shot)
+    layer = opencue_layer(monkeypatch)
     commands = layer["commands"]
     assert [command[command.index("--frames") + 1] for command in commands] == ["11-13", "14-16", "17-18"]
     assert not layer.get("gpus")
@@ -139,8 +127,67 @@ def test_the_commands_of_the_layer_make_the_shot(by: str, shot: Path, monkeypatc
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     assert_same(loaded("mv"), loaded("one"))
     monkeypatch.setenv("DEVICE", "cuda")
-    if by == "stand-in":
-        assert by_stand_in(monkeypatch)["gpus"] == 1
+    assert opencue_layer(monkeypatch)["gpus"] == 1
+
+
+class Ray(ModuleType):
+    """Ray with two nodes, whose actors work in this process; one that gets the frame ``fatal`` dies."""
+
+    RayActorError = RuntimeError
+
+    def __init__(self, fatal: int | None, cpus: float) -> None:
+        super().__init__("ray")
+        self.exceptions, self.fatal, self.cpus, self.actors = self, fatal, cpus, list[dict[str, Any]]()
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": alive, "Resources": {"CPU": self.cpus}} for alive in (True, False, True)]
+
+    def remote(self, kind: Any) -> Any:
+        def options(**resources: Any) -> Any:
+            self.actors.append(resources)
+            return SimpleNamespace(remote=lambda *given: begin(kind(*given)))
+
+        def begin(maker: Any) -> Any:
+            return SimpleNamespace(make=SimpleNamespace(remote=lambda chunk: partial(maker.make, chunk)))
+
+        return SimpleNamespace(options=options)
+
+    def wait(self, begun: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return begun[-num_returns:], begun[:-num_returns]
+
+    def get(self, done: Any) -> Any:
+        if self.fatal in done.args[0]:
+            raise self.RayActorError("it is\ngone")
+        return done()
+
+
+@pytest.mark.parametrize("fatal", [None, 16])
+def test_actors_make_what_one_machine_makes(
+    shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fatal: int | None
+) -> None:
+    ray, threads = Ray(fatal, 2.0), list[int]()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    options = ("--direction", "both", *QUICK)
+    code = main(["flow", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto", "--json"])
+    out, err = capsys.readouterr()
+    assert ray.actors == [{"num_cpus": 2, "max_restarts": 2, "max_task_retries": 2}] * 2
+    assert threads == [2, 2]
+    assert code == (0 if fatal is None else 2), err
+    assert json.loads(out)["written"] == ("11-18" if fatal is None else "11-14")
+    assert fatal is None or "frames 15-18: the actor died again and again (it is gone)" in err
+    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
+    made, whole = loaded("mv"), loaded("one")
+    assert_same(made, {number: whole[number] for number in made})
+    for path in shot.glob("mv.*.exr"):
+        path.unlink()
+    ray.cpus = 0.5
+    assert main(["flow", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto"]) == 2
+    assert "the cluster has no CPU (--device cpu)" in capsys.readouterr().err
+    assert main(["flow", "plate.%04d.png", "-o", "x.%04d.exr", "--ray", "auto", "--devices", "cpu", *QUICK]) == 2
 
 
 @pytest.fixture
@@ -169,7 +216,7 @@ def makers() -> list[int]:
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'fullfield[ray]')")
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cluster_makes_what_one_machine_makes(shot: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     killed: list[int] = []
 
@@ -195,4 +242,3 @@ def test_a_cluster_makes_what_one_machine_makes(shot: Path, address: str, capsys
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
     assert_same(loaded("mv"), loaded("one"))
     assert main([*where, "--ray", address, "--device", "cuda", "--overwrite", *QUICK]) == 2
-    assert main(["flow", "plate.%04d.png", "-o", "x.%04d.exr", "--ray", address, "--devices", "cpu", *QUICK]) == 2

@@ -278,6 +278,8 @@ def test_a_warped_picture_in_an_exr_keeps_its_floats(cli: CommandLine) -> None:
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.exr", "--direction", "forward"),
          "--direction: not used with --reference"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "0", "-o", "o.%d.exr"), "--factor: expected"),
+        (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "1e-4", "-o", "o.%d.exr"), "expected 0.001 to"),
+        (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "1e300", "-o", "o.%d.exr"), "expected 0.001 to"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "p.%d.png"), "is also an input"),
     ],
 )  # fmt: skip

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import random
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from long_shot import grown
-from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, loaded, moving, slow_flow
+from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forking, loaded, moving, started
 
 from fullfield import Flow, estimate
 from fullfield.cli.main import main
@@ -153,64 +151,26 @@ def test_an_overwriting_run_that_was_killed_goes_on(flow: CommandLine, monkeypat
     assert all(set(new[name]) == {"backward"} for name in old), "no file of the old settings is left"
 
 
-HOSTILE = ("truncated", "renamed", "empty", "other size", "one pixel", "NaN", "lying header", "folder", "text")
-
-
-def hostile(folder: Path, kind: str, path: Path) -> None:
-    good = path.read_bytes()
-    if kind == "folder":
-        path.unlink()
-        path.mkdir()
-    elif kind == "truncated":
-        path.write_bytes(good[: len(good) // 2])
-    elif kind == "renamed":
-        (folder / "x.jpg").write_bytes(b"")
-        write_image(folder / "x.tif", torch.rand(3, HEIGHT, WIDTH))
-        path.write_bytes((folder / "x.tif").read_bytes()[:90])
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "other size":
-        write_image(path, torch.rand(3, 30, 30))
-    elif kind == "one pixel":
-        write_image(path, torch.rand(3, 1, 1))
-    elif kind == "NaN":
-        path.write_bytes(b"PF\n%d %d\n-1.0\n" % (WIDTH, HEIGHT) + np.full((HEIGHT, WIDTH, 3), np.nan, "<f4").tobytes())
-    elif kind == "lying header":
-        path.write_bytes(good[:16] + (1 << 30).to_bytes(4, "big") + good[20:])
-    else:
-        path.write_text("not a picture at all, only words")
-
-
 def test_a_folder_of_hostile_plates(flow: CommandLine, shot: Path) -> None:
-    from PIL import Image
-
-    count = 2 * len(HOSTILE) + 5
     frames = moving(4)
-    for number in range(1, count + 1):
+    for number in range(1, 12):
         write_image(shot / f"h.{number:04d}.png", frames[number % 4])
-    bad = {2 + 2 * index: kind for index, kind in enumerate(HOSTILE)}
-    for number, kind in bad.items():
-        hostile(shot, kind, shot / f"h.{number:04d}.png")
-    cmyk = Image.fromarray(np.full((HEIGHT, WIDTH, 4), 90, np.uint8), "CMYK")
-    cmyk.save(shot / "x.jpg")
-    (shot / f"h.{count - 1:04d}.png").write_bytes((shot / "x.jpg").read_bytes())
-    Image.fromarray(np.full((HEIGHT, WIDTH), 1, np.uint8), "P").save(shot / f"h.{count:04d}.png")
+    bad = {number: shot / f"h.{number:04d}.png" for number in (2, 4, 6, 8)}
+    bad[2].write_bytes(bad[2].read_bytes()[:200])
+    bad[4].unlink()
+    bad[4].mkdir()
+    write_image(bad[6], torch.rand(3, 30, 30))
+    values = np.full((HEIGHT, WIDTH, 3), np.nan, "<f4")
+    bad[8].write_bytes(b"PF\n%d %d\n-1.0\n" % (WIDTH, HEIGHT) + values.tobytes())
     code, out, err = flow("h.%04d.png", "-o", "mv.%04d.exr", "--direction", "both", "--json")
     assert code == 2
-    told = json.loads(out)
-    named = {problem["path"]: problem["reason"] for problem in told["problems"]}
-    assert sorted(named) == [f"h.{number:04d}.png" for number in sorted(bad)]
+    named = {problem["path"]: problem["reason"] for problem in json.loads(out)["problems"]}
+    assert sorted(named) == [path.name for path in bad.values()]
     for path, why in named.items():
         assert f"fullfield: error: {path}: {why}" in err
         assert "\n" not in why
-    whole = [n for n in range(1, count + 1) if n - 1 not in bad and n not in bad and n + 1 not in bad]
-    assert len(whole) >= 3, "CMYK and palette are no faults"
-    for number in range(1, count + 1):
-        made = Path(f"mv.{number:04d}.exr")
-        if number in bad or {number - 1, number + 1} <= bad.keys():
-            assert not made.exists(), number
-        else:
-            assert made.exists(), number
+    made = [number for number in range(1, 12) if Path(f"mv.{number:04d}.exr").exists()]
+    assert made == [1, 9, 10, 11], "a frame between two bad ones has no pair"
 
 
 def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: CommandLine, shot: Path) -> None:
@@ -249,32 +209,6 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(flow: CommandLine, monkeypa
     assert "plate.00" not in err
     out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr")
     assert "5 frames written, 3 kept" in out
-
-
-def test_a_disk_that_is_really_full(flow: CommandLine, shot: Path) -> None:
-    small = shot / "small"
-    small.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("a file system can be mounted by root alone")
-    try:
-        code, out, err = flow("plate.%04d.png", "-o", "small/mv.%04d.exr", "--direction", "both")
-        assert code == 2
-        assert "No space left on device" in err
-        assert "stopped: " in err
-        assert out.split(": ", 1)[1].startswith(("1 frames written", "2 frames written"))
-        assert len(loaded("mv", small)) in (1, 2), "what is there is whole"
-        assert not list(small.glob(".*")), "no piece is left"
-        subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
-        assert flow("plate.%04d.png", "-o", "small/mv.%04d.exr", "--direction", "both")[0] == 0
-        assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")[0] == 0
-        assert_same(loaded("mv", small), loaded("mv"))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_a_path_that_is_lost_is_named(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,17 +263,13 @@ def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: CommandLi
     arguments = ["plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both", "--occlusion", "--warm-start", "--half"]
     reference = [word.replace("mv.", "ref.") for word in arguments]
     assert flow(*reference)[0] == 0
-
-    context = multiprocessing.get_context("forkserver")  # whose server imports once and has no threads
-    context.set_forkserver_preload(["sequence_shots", "fullfield.cli.sequence", "fullfield.sequences.run"])
     chance = random.Random(5)
     counts = []
-    for _ in range(4):
-        process = context.Process(target=slow_flow, args=(str(shot), [*arguments, *QUICK, "-q"]))
-        process.start()
-        started = len(list(shot.glob("mv.*.exr")))
+    for _ in range(3):
+        process = started(shot, [*arguments, *QUICK, "-q"])
+        before = len(list(shot.glob("mv.*.exr")))
         deadline = time.monotonic() + 60
-        while len(list(shot.glob("mv.*.exr"))) == started and time.monotonic() < deadline and process.is_alive():
+        while len(list(shot.glob("mv.*.exr"))) == before and time.monotonic() < deadline and process.is_alive():
             time.sleep(0.002)
         time.sleep(chance.uniform(0, 0.08))
         process.kill()
@@ -356,7 +286,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 ) -> None:
     from fullfield.sequences import pool
 
-    real, killed = pool._hear, []
+    real, killed, context = pool._hear, [], forking()
 
     def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
@@ -365,6 +295,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
         return real(worker, outcome, left, tell)
 
     monkeypatch.setattr(pool, "_hear", heard)
+    monkeypatch.setattr(pool.multiprocessing, "get_context", lambda _: context)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
     out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", *options, "--devices", "cpu,cpu", "--json")
@@ -376,8 +307,8 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_memory_does_not_grow_with_the_shot(tmp_path: Path) -> None:
     """``long_shot.py`` goes through 1,000 frames."""
-    more, passing = grown(tmp_path, 80)
-    assert passing > 70
+    more, passing = grown(tmp_path, 60, settled=20)
+    assert passing > 60
     assert more < 25
 
 
@@ -481,22 +412,6 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
     assert switches() == before
 
 
-def test_rooms_for_lines_outlive_a_thread_that_was_quicker() -> None:
-    class Taken(list[torch.Tensor]):
-        """Empty once it is looked into."""
-
-        def __bool__(self) -> bool:
-            return True
-
-    rooms = _Rooms(pinned=False)
-    rooms._free = Taken()
-    parts = {"forward": torch.zeros(2, 4, 6)}
-    with rooms.room(parts, half=False) as first:
-        assert first.shape == (4, 8 + 2 * 6 * 4)
-    with rooms.room(parts, half=False) as second:
-        assert second.data_ptr() == first.data_ptr()
-
-
 def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     every = chunks(range(1, 201), 2, 12)
     assert [number for chunk in every for number in chunk] == list(range(1, 201))
@@ -534,7 +449,14 @@ def test_what_is_laid_back_is_next_to_nothing() -> None:
 
 
 def test_rooms_are_used_again_by_one_at_a_time() -> None:
+    class Taken(list[torch.Tensor]):
+        """Empty once it is looked into."""
+
+        def __bool__(self) -> bool:
+            return True
+
     rooms = _Rooms(pinned=False)
+    rooms._free = Taken()
     flow = {"forward": torch.zeros(2, 5, 7), "occlusion.forward": torch.zeros(5, 7)}
     with rooms.room(flow, half=False) as one, rooms.room(flow, half=False) as two:
         assert one.shape == two.shape == (5, HEAD + 3 * 7 * 4)

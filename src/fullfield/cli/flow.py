@@ -86,7 +86,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     pictures.add_max_motion(picture)
 
     sequence.add_options(parser)
-    parser.add_argument("--live", action=_Live, help=argparse.SUPPRESS)
     estimation = methods.add_method_options(parser)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
@@ -96,14 +95,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
-
-
-class _Live(argparse.Action):
-    """Refusal of ``--live``, which is a verb now."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        del parser, namespace, option
-        raise InputError(f"--live: not an option; run fullfield live {values}")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,14 +17,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import naming, note
 from fullfield.estimators.network_config import RANDOM
-from fullfield.estimators.registry import (
-    DEFAULT_METHOD,
-    DEFAULT_PRESET,
-    METHODS,
-    Method,
-    canonical,
-    method_of,
-)
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, canonical, method_of
 from fullfield.models.weights import Origin, origin_of
 
 if TYPE_CHECKING:

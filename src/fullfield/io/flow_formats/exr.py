@@ -18,16 +18,7 @@ from numpy.typing import NDArray
 from fullfield._check import InputError
 from fullfield.io.files import check_window
 from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
-from fullfield.io.oiio import (
-    Header,
-    Part,
-    Source,
-    describe_parts,
-    layers,
-    opened,
-    write_picture,
-    write_scanlines,
-)
+from fullfield.io.oiio import Header, Part, Source, describe_parts, layers, opened, write_picture, write_scanlines
 from fullfield.io.scanlines import Channel, Scanlines, lay_out
 from fullfield.io.windows import FrameWindow, Window, select
 
