@@ -14,14 +14,13 @@ from fullfield.cli.main import main as fullfield
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("words", [[], ["correlation"], ["reproduce"]])
-def test_help_loads_nothing_heavy(words: list[str]) -> None:
+def test_help_loads_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "numba", "matplotlib")
     code = (
         "import sys; from benchmarks.runner import main; code = main(sys.argv[1:]); "
         f"print([name for name in {heavy} if name in sys.modules], code, file=sys.stderr)"
     )
-    command = [sys.executable, "-c", code, *words, "--help"]
+    command = [sys.executable, "-c", code, "correlation", "--help"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert ran.stderr == "[] 0\n"
     assert ran.stdout.startswith("usage: python -m benchmarks")
