@@ -29,6 +29,7 @@ from fullfield.evaluation import (
     score,
     write_submission,
 )
+from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import configured
 from fullfield.evaluation.run import _constant
 from fullfield.evaluation.sharing import Share, this_share
