@@ -244,11 +244,15 @@ def test_the_listing_in_triton_computes_the_convolution() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_reports_and_pictures(results: dict[str, Any], tmp_path: Path) -> None:
+def test_reports(results: dict[str, Any]) -> None:
     lines, page = "\n".join(report(results)), markdown(results)
     assert "spconv: not measured: is not here" in lines
     assert "the supplement's listing: cannot: runs on NVIDIA GPUs" in lines
     assert all(line[2] in page for line in PUBLISHED)
+
+
+@pytest.mark.long
+def test_pictures(results: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = draw(results, tmp_path)
     assert {path.name for path in written} == set(FILES.values()) - {FILES["limit"]}
