@@ -20,14 +20,12 @@ from benchmarks.cases.points import command as bench_points
 from benchmarks.cases.points import contenders as points_contenders
 from benchmarks.cases.points import measure as points
 from benchmarks.cases.points import network as points_network
-from benchmarks.cases.points.clouds import Scene
 from benchmarks.cases.points.contenders import Contender, Problem
 from benchmarks.cases.points.measure import Layer, Plan
 from benchmarks.cases.points.plots import FILES, draw
 from benchmarks.cases.points.report import PUBLISHED, markdown, report
-from benchmarks.harness import CheckFailed, Unsupported
+from benchmarks.harness import Unsupported
 from benchmarks.runner import main
-from fullfield import InputError
 from fullfield.models.pointcnnpp import PointResNetConfig
 from fullfield.ops.point_conv import point_conv, radius_geometry, voxel_geometry
 
@@ -82,17 +80,6 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
 
 
 # ---- clouds
-
-
-def test_sizes_are_parts_and_copies() -> None:
-    scene = points_clouds.join("two", [torch.rand(50, 3), torch.rand(30, 3)])
-    few, many = points_clouds.sized(scene, 60), points_clouds.sized(scene, 210)
-    assert few.offsets.tolist() == [0, 50, 60]
-    assert torch.equal(few.points, scene.points[:60])
-    assert many.offsets.tolist() == [0, 50, 80, 130, 160, 210]
-    assert torch.equal(many.points[80:160], scene.points)
-    with pytest.raises(InputError, match="with points"):
-        points_clouds.sized(Scene("none", torch.zeros(0, 3), torch.tensor([0, 0])), 5)
 
 
 def test_voxels_of_clouds_and_copies_stand_apart() -> None:
@@ -159,20 +146,6 @@ def test_a_wrong_result_gets_no_time(where: str) -> None:
     assert right["status"] == "ok"
     assert right["training"]["median_s"] > 0
     assert any("broken" in problem for problem in failed([case]))
-
-
-def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(points_network, "_ALLOWED", {torch.float32: -1.0})
-    (case,) = measured(plan_of("network"), quiet)
-    assert case["rows"][0]["status"] == "check failed"
-    assert "whole" not in case["rows"][0]
-    assert failed([case])
-
-
-def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
-    with pytest.raises(CheckFailed, match="brute force"):
-        measured(plan_of("build"), quiet)
 
 
 # ---- all of it

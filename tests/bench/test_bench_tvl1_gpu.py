@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -96,20 +95,6 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- schedules
 
 
-def test_rows_say_what_was_done_and_what_it_took() -> None:
-    case = tvl1_schedules.by_size((32, 48), tvl1_schedules.versions(), CPU, 2, quiet)
-    assert len(case["rows"]) == 6
-    setting = case["setting"]
-    assert (setting["scales"], setting["warps"], setting["iterations"]) == (1, 1, 10)
-    for row in case["rows"]:
-        assert row["status"] == "ok"
-        assert row["check"]["max_px"] <= row["check"]["allowed_max_px"]
-        pixels = row["size"][0] * row["size"][1]
-        assert row["ns_per_pixel"] == pytest.approx(1e9 * row["median_s"] / pixels)
-        assert row["gflops"] == pytest.approx(600 * pixels / row["median_s"] / 1e9)
-        assert row["gbytes_per_s"] == pytest.approx(600 * pixels / row["median_s"] / 1e9)
-
-
 def test_a_wrong_schedule_gets_no_time() -> None:
     rows = tvl1_schedules.timed((32, 32), [stand_in("good"), stand_in("bad", off=3e-4)], CPU, 1, quiet)
     assert [row["status"] for row in rows] == ["ok", "check failed"]
@@ -158,22 +143,6 @@ def test_a_wrong_solver_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- the largest frame
-
-
-@pytest.mark.parametrize("start", [16, 500, 4000])
-def test_the_largest_side_within_a_limit(start: int) -> None:
-    tried: list[int] = []
-
-    def measure(side: int) -> dict[str, Any]:
-        tried.append(side)
-        return {"side": side, "median_s": 1e-4 + 1e-9 * side**2}
-
-    best = tvl1_solver.largest(10e-3, measure, start, 16)
-    assert best is not None
-    assert best["side"] <= (9.9e-3 / 1e-9) ** 0.5
-    assert best["side"] >= 0.97 * (9.9e-3 / 1e-9) ** 0.5
-    assert len(tried) == len(set(tried)) <= tvl1_solver._TRIES
-    assert not any(side % 16 for side in tried)
 
 
 # ---- the command

@@ -53,16 +53,3 @@ def test_behind_in_one() -> None:
     text = line(case_of(OURS, SLOW, lean))
     assert text is not None
     assert text.startswith("NOT ahead in training memory; time: forward 8.00× (slow)")
-
-
-def test_out_of_memory_is_named_and_failures_do_not_count() -> None:
-    big = {"name": "big", "ours": False, "status": "out of memory", "reason": ""}
-    wrong = row("wrong", (0.1, 0.1), (1.0, 1.0), 0.0, status="check failed")
-    text = line(case_of(OURS, SLOW, big, wrong))
-    assert text is not None
-    assert text.startswith("ahead")
-    assert text.endswith("; out of memory: big")
-    assert judged(case_of(OURS, wrong)) is None
-    ours_failed = judged(case_of(OURS | {"status": "failed"}, SLOW))
-    assert ours_failed is not None
-    assert not ours_failed["ahead"]

@@ -99,38 +99,6 @@ def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> No
     assert errors["sequence_2"] == pytest.approx((0 + 2 + 2 + 8**0.5) / 4)
 
 
-@pytest.mark.parametrize(
-    ("device", "capability", "expected"),
-    [("cuda:0", (7, 5), "float16"), ("cuda:0", (8, 0), "bfloat16"), ("cpu", (7, 5), "float32")],
-)
-def test_precision_is_one_that_the_device_has(
-    judge: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str, capability: tuple[int, int], expected: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    given = judge.parser().parse_args([])
-    assert judge.training_of(given, torch.device(device)).precision == expected
-    given.precision = "float32"
-    assert judge.training_of(given, torch.device(device)).precision == "float32"
-
-
-def test_real_pairs_are_those_that_are_present(judge: ModuleType, tmp_path: Path) -> None:
-    flow = tmp_path / "flow"
-    truths = (
-        "middlebury/Venus/flow10.flo", "sintel/truth/frame_0002.flo", "sintel/hard/ambush_2/frame_0001.flo",
-        "sintel/hard/sequence1_3/frame_0001.flo", "flyingchairs/0000003-gt.flo",
-    )  # fmt: skip
-    for name in truths:
-        (flow / name).parent.mkdir(parents=True, exist_ok=True)
-        (flow / name).touch()
-    found = judge.real_pairs()
-    names = ["Venus", "clean alley_1", "final alley_1", "ambush_2", "sequence1_3", "sequence_2", "chairs 0000003"]
-    assert list(found) == names  # of stored results
-    assert found["Venus"][:2] == (flow / "middlebury/Venus/frame10.png", flow / "middlebury/Venus/frame11.png")
-    assert found["final alley_1"][1] == flow / "sintel/final/frame_0003.png"
-    assert found["chairs 0000003"][0] == flow / "flyingchairs/0000003-img0.ppm"
-    assert found["ambush_2"][2] == flow / "sintel/hard/ambush_2/frame_0001.flo"
-
-
 def test_scores_of_absent_pairs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
