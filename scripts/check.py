@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     for jobs in stages(arguments[:1] or STEPS, arguments[1:]):
-        with ThreadPoolExecutor(len(jobs)) as pool:  # so that no core waits for the last of the long ones
+        with ThreadPoolExecutor(max(1, len(jobs))) as pool:  # no core waits for the last of the long ones
             for code, said in pool.map(run, jobs):
                 print(said, flush=True)
                 if code:

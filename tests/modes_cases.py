@@ -431,7 +431,7 @@ def _() -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         small = DescriptorTraining(
-            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=300
+            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=150
         )
         made = train_descriptor(folder, small)
         return list(made.descriptor.model.state_dict().values())
@@ -612,7 +612,7 @@ def _() -> list[Tensor]:
     shapes = (255 * values(1, 8, 8)).to(torch.uint8)
     pack = PicturePack(pictures, shapes, ("a", "b"))
     style = learning.SceneStyle(instants=2)
-    return [*learning.PairGenerator((16, 24), pictures=pack, compressed=1.0, style=style).batch(0, 2)]
+    return [*learning.PairGenerator((8, 16), pictures=pack, compressed=1.0, style=style).batch(0, 2)]
 
 
 @case("sequences.estimate_sequence")

@@ -1,4 +1,4 @@
-"""Short forms of the programs of scripts/hostile: one killed training; with ``check.py long`` the others too."""
+"""Short forms of the programs of scripts/hostile, for ``check.py long``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import histories
 import kills
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="processes are told by /proc")
 def test_the_workers_of_a_killed_training_end(tmp_path: Path) -> None:
     kills.kill_a_training(random.Random(0), tmp_path, 10_000)

@@ -178,7 +178,7 @@ def test_the_verb_on_a_gpu(
     parts = ("frames", "schedules", "quality", "depths", "energy", "peers")
     output, tables = tmp_path / "r.json", tmp_path / "t.md"
     code = on_cpu(
-        "--presets", middlebury, "--sides", 32, 48, "--parts", *parts, "--repeats", 1, "--steps", 5, 10, 20,
+        "--presets", middlebury, "--sides", 32, "--parts", *parts, "--repeats", 1, "--steps", 5, 10,
         "--depths", 1, 5, 6, "-o", output, *drawn, "--tables", tables, "--json", "-q",
     )  # fmt: skip
     captured = capsys.readouterr()
