@@ -11,7 +11,7 @@ from fullfield.training.flow.pictures import procedural_pictures
 from fullfield.viz import flow_scale, flow_to_image, frame_to_image, sheet, wheel_legend
 
 pictures = procedural_pictures(20, size=128, seed=1, shapes=40)  # a pack of photos: load_pictures("pack.zip")
-pairs = PairGenerator((96, 128), seed=8, pictures=pictures)
+pairs = PairGenerator((64, 96), seed=8, pictures=pictures)
 batch = pairs.batch(0, 2)  # on a GPU: device="cuda", and 32 at a time
 
 panels = []

@@ -16,7 +16,7 @@ from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.training.flow import FlowRun, FlowTraining, PairGenerator, train_flow
 from fullfield.training.flow.pictures import procedural_pictures
 
-SIZE = (96, 128)  # (1088, 1920) on a GPU
+SIZE = (64, 64)  # (1088, 1920) on a GPU
 torch.manual_seed(0)
 pairs = PairGenerator(SIZE, seed=1, pictures=procedural_pictures(8, 128, shapes=16))
 
@@ -31,7 +31,7 @@ for line in trained.history:
 # %%
 # Both feature maps get gradients, and neither forward nor backward stores the matrix of all pairs. A lookup keeps only
 # tensors of the size of its inputs and outputs.
-for height, width in ((48, 64), (96, 128)):
+for height, width in ((32, 48), (64, 96)):
     fmap1, fmap2 = torch.randn(2, 1, 32, height, width).requires_grad_()
     coords = torch.stack(torch.meshgrid(torch.arange(float(width)), torch.arange(float(height)), indexing="xy"))[None]
     found = correlation_lookup(fmap1, correlation_pyramid(fmap2, levels=4), coords, radius=4)

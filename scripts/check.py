@@ -67,7 +67,7 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
 
 
 def stages(steps: Sequence[str], further: list[str]) -> list[list[list[str]]]:
-    """Return commands in groups that run one after the other; those of a group run at once.
+    """Return commands in groups that run one after the other; those of a group run at once, also on few cores.
 
     The site is built while the tests run, so that no core waits. With a GPU, whose tests measure times, it comes first.
     """
@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     for jobs in stages(arguments[:1] or STEPS, arguments[1:]):
-        with ThreadPoolExecutor(max(CORES, 2)) as pool:
+        with ThreadPoolExecutor(max(1, len(jobs))) as pool:  # no core waits for the last of the long ones
             for code, said in pool.map(run, jobs):
                 print(said, flush=True)
                 if code:

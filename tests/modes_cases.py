@@ -262,7 +262,7 @@ def weighted(network: Any) -> Any:
 
 
 def network(kind: str = "raft") -> Any:
-    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.small())
+    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.fullfield_s())
     return weighted(made.to(F32)).eval()
 
 
@@ -279,7 +279,7 @@ def _() -> Any:
     first, second = (frame[None] for frame in frames())
     with torch.no_grad():
         held = expected_log_scale(noise(1, 4, 8, 8), SEARAFTConfig.small())
-        return network("sea")(first, second, updates=2), held
+        return network("sea")(first, second, updates=1), held
 
 
 @case("models.Cascade")
@@ -431,7 +431,7 @@ def _() -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         small = DescriptorTraining(
-            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=300
+            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=150
         )
         made = train_descriptor(folder, small)
         return list(made.descriptor.model.state_dict().values())
@@ -612,7 +612,7 @@ def _() -> list[Tensor]:
     shapes = (255 * values(1, 8, 8)).to(torch.uint8)
     pack = PicturePack(pictures, shapes, ("a", "b"))
     style = learning.SceneStyle(instants=2)
-    return [*learning.PairGenerator((16, 24), pictures=pack, compressed=1.0, style=style).batch(0, 2)]
+    return [*learning.PairGenerator((8, 16), pictures=pack, compressed=1.0, style=style).batch(0, 2)]
 
 
 @case("sequences.estimate_sequence")

@@ -74,14 +74,6 @@ def test_every_part_runs(cli: Callable[..., Any], tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("scene")
-def test_absent_data_are_no_failure(cli: Callable[..., Any]) -> None:
-    ran = cli("front-door", "--device", "cpu", "--parts", "pairs", "methods", "--data", "nowhere")
-    assert ran.code == 0, ran.err
-    assert "cannot: no pairs with true flow under nowhere/flow" in ran.out
-    assert "cannot: sintel clean alley_1 is not under nowhere/flow" in ran.out
-
-
-@pytest.mark.usefixtures("scene")
 def test_a_wrong_flow_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_SAME", -1.0)
     ran = cli("front-door", "--device", "cpu", "--repeats", "1", "--parts", "batch", *SMALL)

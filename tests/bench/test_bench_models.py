@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.bench import failed, measure
 from benchmarks.cases.networks import models
@@ -85,63 +82,6 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("median_s" in row for row in found.values())
     assert len(failed(cases)) == 2
     assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
-
-
-@pytest.mark.usefixtures("ptlflow")
-def test_peers_get_our_weights() -> None:
-    given = Plan(("raft-small",), ((128, 136),), CPU, updates=(1,), repeats=1, forms=("module",))
-    (case,) = measured(given, quiet, quiet)
-    row = rows(case)["ptlflow, dense"]
-    assert row["status"] == "ok"
-    assert not row["ours"]
-    assert row["check"]["error"] < 1e-4
-
-
-def test_half_precision_of_both_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain module in half precision, compiled for the whole number of updates, and the peer under autocast."""
-    asked: list[dict[str, Any]] = []
-    dtypes: set[torch.dtype] = set()
-
-    def compiled(model: models.Network, **settings: Any) -> Any:
-        asked.append(settings)
-
-        def run(first: Tensor, second: Tensor, updates: int) -> Tensor:
-            asked.append({"updates": updates})
-            return model(first, second, updates=updates)
-
-        return run
-
-    def peer(images: dict[str, Tensor]) -> dict[str, Tensor]:
-        first, second = images["images"][:, 0].flip(1), images["images"][:, 1].flip(1)
-        dtypes.add(functional.conv2d(first, torch.ones(1, 3, 1, 1)).dtype)
-        return {"flows": model(first, second, updates=stand_in.iters)[:, None]}
-
-    class Peer(SimpleNamespace):
-        def __call__(self, images: dict[str, Tensor]) -> dict[str, Tensor]:
-            return peer(images)
-
-        def to(self, _: object) -> Peer:
-            return self
-
-        def eval(self) -> Peer:
-            return self
-
-    model = models.network(plan(), "raft-small", *models.frames(plan(), SIZE))
-    stand_in = Peer(load_state_dict=lambda *_, **__: None)
-    monkeypatch.setattr(models, "ALLOWED", 0.2)  # bfloat16 with random weights
-    monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(models, "_ptlflow", lambda _: stand_in)
-    settings = plan(updates=(5,), forms=("module", "module-half", "compiled"), peers=True)
-    (case,) = measured(settings, quiet)
-    found = rows(case)
-    assert list(found) == ["module", "module, half", "compiled, half", "ptlflow, dense", "ptlflow, dense, half"]
-    assert [row["status"] for row in found.values()] == ["ok"] * 5
-    assert asked[0] == {"mode": "reduce-overhead", "dynamic": False}
-    assert {call["updates"] for call in asked[1:]} == {5}
-    assert dtypes == {torch.float32, torch.bfloat16}
-    assert found["compiled, half"]["check"]["updates"] == 5
-    assert found["module, half"]["check"]["updates"] == models.CHECKED_UPDATES
-    assert found["module"]["check"]["error"] < 1e-4 < found["module, half"]["check"]["error"]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,17 +35,14 @@ def quiet(_: object) -> None:
     pass
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_both_are_timed(train: bool) -> None:
-    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 136),), CPU, train=train, repeats=1), quiet), quiet)
+def test_both_are_timed() -> None:
+    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 136),), CPU, train=True, repeats=1), quiet), quiet)
     own, ours = case["rows"]
     assert (own["name"], ours["name"]) == ("as it is", "patched")
     assert own["median_s"] > 0
     assert ours["median_s"] > 0
     assert 0 < ours["check"]["error"] < 1e-4
-    assert ("gradient_error" in ours["check"]) == train
-    if train:
-        assert 0 < ours["check"]["gradient_error"] < 1e-4
+    assert 0 < ours["check"]["gradient_error"] < 1e-4
     assert 0 < case["lookups"]["inside"] <= 1
     assert failed([case]) == []
     text = "\n".join(patched.report({"cases": [case]}))
@@ -60,25 +57,6 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case["rows"][1]["status"] == "check failed"
     assert "median_s" not in case["rows"][1]
     assert len(failed([case])) == 1
-
-
-@pytest.mark.parametrize("who", ["as it is", "patched"])
-def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = patched._tried
-
-    def failing(call: Any, row: dict[str, Any], device: torch.device) -> torch.Tensor | None:
-        def broken() -> torch.Tensor:
-            raise RuntimeError("integer out of range")
-
-        return original(broken if row["name"] == who else call, row, device)
-
-    monkeypatch.setattr(patched, "_tried", failing)
-    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
-    broken, other = case["rows"] if who == "as it is" else reversed(case["rows"])
-    assert broken["reason"] == "integer out of range"
-    assert other["median_s"] > 0
-    assert "failed: integer out of range" in "\n".join(patched.report({"cases": [case]}))
-    assert len(failed([case])) == (who == "patched")
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,15 +20,12 @@ from benchmarks.cases.points import command as bench_points
 from benchmarks.cases.points import contenders as points_contenders
 from benchmarks.cases.points import measure as points
 from benchmarks.cases.points import network as points_network
-from benchmarks.cases.points.clouds import Scene
 from benchmarks.cases.points.contenders import Contender, Problem
 from benchmarks.cases.points.measure import Layer, Plan
 from benchmarks.cases.points.plots import FILES, draw
 from benchmarks.cases.points.report import PUBLISHED, markdown, report
-from benchmarks.harness import CheckFailed, Unsupported
+from benchmarks.harness import Unsupported
 from benchmarks.runner import main
-from fullfield import InputError
-from fullfield.io import PointCloud, write_point_cloud
 from fullfield.models.pointcnnpp import PointResNetConfig
 from fullfield.ops.point_conv import point_conv, radius_geometry, voxel_geometry
 
@@ -62,10 +57,6 @@ def measured(plan: Plan, note: Any, keep: Any = quiet, known: Any = (), **more: 
     return measure(points.cases(plan, note), note, keep, known, order=bench_points.PARTS, **more)
 
 
-def problem_of(channels: tuple[int, int] = (8, 12), dtype: torch.dtype = torch.float32) -> Problem:
-    return Problem(radius_geometry(ROOM.points, 0.007), channels, dtype)
-
-
 def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
     contenders = [*points_contenders.our_contenders(["reference"]), *points_contenders.baselines()]
     return Plan(
@@ -91,17 +82,6 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
 # ---- clouds
 
 
-def test_sizes_are_parts_and_copies() -> None:
-    scene = points_clouds.join("two", [torch.rand(50, 3), torch.rand(30, 3)])
-    few, many = points_clouds.sized(scene, 60), points_clouds.sized(scene, 210)
-    assert few.offsets.tolist() == [0, 50, 60]
-    assert torch.equal(few.points, scene.points[:60])
-    assert many.offsets.tolist() == [0, 50, 80, 130, 160, 210]
-    assert torch.equal(many.points[80:160], scene.points)
-    with pytest.raises(InputError, match="with points"):
-        points_clouds.sized(Scene("none", torch.zeros(0, 3), torch.tensor([0, 0])), 5)
-
-
 def test_voxels_of_clouds_and_copies_stand_apart() -> None:
     """Every copy has the triplets that it has alone, and none with another."""
     scene = points_clouds.join("two", [ROOM.points, ROOM.points[::2] + 1.0])
@@ -117,17 +97,6 @@ def test_voxels_of_clouds_and_copies_stand_apart() -> None:
     assert triplets[1] == 9 * triplets[0]
 
 
-def test_files(tmp_path: Path) -> None:
-    far = np.random.default_rng(0).random((40, 3)) + np.array((5e5, 5e6, 0.0))
-    np.save(tmp_path / "far.npy", far)
-    write_point_cloud(tmp_path / "none.ply", PointCloud(np.zeros((0, 3), np.float32)))
-    scene = points_clouds.read([str(tmp_path / "far.npy")])
-    assert scene.points.dtype == torch.float32
-    assert float(scene.points.abs().max()) < 1
-    with pytest.raises(InputError, match="got none"):
-        points_clouds.read([str(tmp_path / "none.ply")])
-
-
 # ---- who takes part
 
 
@@ -138,24 +107,13 @@ def judged(contender: Contender, problem: Problem) -> list[str | None]:
 
 
 @pytest.mark.parametrize("contender", points_contenders.baselines(), ids=lambda c: c.name)
-@pytest.mark.parametrize("strided", [False, True])
-def test_baselines_compute_the_same(contender: Contender, strided: bool) -> None:
-    problem = problem_of()
-    if strided:
-        problem = Problem(radius_geometry(ROOM.points, 0.007, 3, ROOM.points[::4]), (8, 12), torch.float32)
+def test_baselines_compute_the_same(contender: Contender) -> None:
+    problem = Problem(radius_geometry(ROOM.points, 0.007, 3, ROOM.points[::4]), (8, 12), torch.float32)
     if "listing" in contender.name:  # see tests/ops/neighbors
         with pytest.raises(Unsupported, match="NVIDIA"):
             contender.prepare(problem)
     else:
         assert judged(contender, problem) == [None, None]
-
-
-def test_absent_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("spconv", "spconv.pytorch", "ocnn"):
-        monkeypatch.setitem(sys.modules, name, None)
-    peers, absent = points_contenders.voxel_peers()
-    assert peers == []
-    assert set(absent) == {"spconv", "ocnn"}
 
 
 # ---- no wrong result gets a time
@@ -188,104 +146,6 @@ def test_a_wrong_result_gets_no_time(where: str) -> None:
     assert right["status"] == "ok"
     assert right["training"]["median_s"] > 0
     assert any("broken" in problem for problem in failed([case]))
-
-
-def test_what_breaks_is_told() -> None:
-    def no_memory(_: Problem) -> points_contenders.Apply:
-        raise MemoryError("out of memory")
-
-    def nonsense(_: Problem) -> points_contenders.Apply:
-        return lambda features, weight: features @ weight[0].T
-
-    who = [
-        Contender("full", no_memory),
-        Contender("nonsense", nonsense),
-        *points_contenders.our_contenders(["reference"]),
-    ]
-    (case, *_) = measured(plan_of("layer", who=who), quiet)
-    assert [row["status"] for row in case["rows"]] == ["out of memory", "failed", "ok"]
-    assert not failed([case])
-
-
-def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(points_network, "_ALLOWED", {torch.float32: -1.0})
-    (case,) = measured(plan_of("network"), quiet)
-    assert case["rows"][0]["status"] == "check failed"
-    assert "whole" not in case["rows"][0]
-    assert failed([case])
-
-
-def test_recorded_steps_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU they are steps like the others, which is enough for what the benchmark does with them."""
-    scenes = [points_clouds.sized(ROOM, 300), *points_clouds.other_parts(ROOM, (200, 5000))]
-    assert [len(scene.points) for scene in scenes] == [300, 200, 1200]
-    assert torch.equal(scenes[1].points, ROOM.points[-200:])
-    run = partial(points_network.timed, scenes, 0.007, torch.float32, 1, quiet, graph=True)
-    case = run()
-    rows = {row["name"]: row for row in case["rows"]}
-    assert {"training", "whole"} <= set(rows["ResNet-18, recorded"])
-    assert all("whole" in rows[f"ResNet-18{form}, 200 points"] for form in ("", ", recorded"))
-    assert [found["points"] for found in case["gradient_errors"]] == [300, 200, 1200]
-    right = points_network.RecordedStep.__call__
-
-    def wrong(step: Any, *given: Any) -> torch.Tensor:
-        loss = right(step, *given)
-        step.network.classifier.bias.grad *= 1.1
-        return loss
-
-    monkeypatch.setattr(points_network.RecordedStep, "__call__", wrong)
-    for case in (run(), points_network.checked(scenes[:2], 0.007, torch.float32)):
-        (row, *_) = [row for row in case["rows"] if row["name"].startswith("ResNet-18, recorded")]
-        assert row["status"] == "check failed"
-        assert "300 points: the root mean square of the errors of the gradients is" in row["reason"]
-        assert "whole" not in row
-
-
-@pytest.mark.parametrize(
-    ("errors", "complaint"),
-    [
-        ((0.02, 0.05, 0.05, 0.05), None),
-        ((0.1, 0.1, 0.1, 0.1), "root mean square"),
-        ((0.11, 0.02, 0.02, 0.02), "largest error"),
-        ((0.05, 0.05, 0.05, float("nan")), "root mean square"),
-    ],
-)
-def test_recorded_gradients_may_have_twice_the_errors_of_eager_ones(
-    errors: tuple[float, ...], complaint: str | None
-) -> None:
-    eager = torch.tensor([0.05, 0.02, 0.05, 0.05], dtype=torch.float64)
-    wrong, facts = points_network.judged(torch.tensor(errors, dtype=torch.float64), eager, torch.float16)
-    assert complaint in wrong if complaint else wrong is None
-    assert facts["eager_most"] == pytest.approx(0.05)
-
-
-def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
-    with pytest.raises(CheckFailed, match="brute force"):
-        measured(plan_of("build"), quiet)
-
-
-@pytest.mark.parametrize("most", [0, 99, 400, 777, 10**9])
-def test_the_largest_network_that_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    asked: list[int] = []
-
-    def once(_: Any, size: int, *__: Any) -> dict[str, Any]:
-        asked.append(size)
-        return {"size": size, "rows": [{"ours": True, "status": "ok" if size <= most else "out of memory"}]}
-
-    monkeypatch.setattr(points_network, "once", once)
-    cases = measured(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet)
-    assert [case["size"] for case in cases] == asked
-    fits = [size for size in asked if size <= most]
-    short = [size for size in asked if size > most]
-    assert len(asked) < 9
-    if most > 1000:
-        assert asked == [100, 400, 1000]
-    elif most < 100:
-        assert asked == [100]
-    else:
-        assert min(short) - max(fits) <= 0.05 * max(fits)
-    assert measured(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet, known=cases) == cases
 
 
 # ---- all of it
@@ -357,11 +217,15 @@ def test_the_listing_in_triton_computes_the_convolution() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_reports_and_pictures(results: dict[str, Any], tmp_path: Path) -> None:
+def test_reports(results: dict[str, Any]) -> None:
     lines, page = "\n".join(report(results)), markdown(results)
     assert "spconv: not measured: is not here" in lines
     assert "the supplement's listing: cannot: runs on NVIDIA GPUs" in lines
     assert all(line[2] in page for line in PUBLISHED)
+
+
+@pytest.mark.long
+def test_pictures(results: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = draw(results, tmp_path)
     assert {path.name for path in written} == set(FILES.values()) - {FILES["limit"]}

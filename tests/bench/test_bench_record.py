@@ -13,34 +13,6 @@ import torch
 from benchmarks.cases.correlation.record import recording
 from fullfield.io import read_frame
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
-from fullfield.ops.correlation.prepared import Lookups
-
-
-def test_positions_of_every_pair_are_recorded() -> None:
-    before = Lookups.lookup
-    first, second = torch.randn(2, 1, 4, 6, 8)
-    grid = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(6.0), indexing="xy"))[None]
-    with recording() as found:
-        pairs = [CorrelationPyramid(first, second, 2, radius) for radius in (1, 2)]
-        for shift in (0.0, 1.5, -3.0):
-            for pair in pairs:
-                pair(grid + shift)
-        correlation_lookup(first, correlation_pyramid(second, 1), grid, 3)
-    assert Lookups.lookup is before
-    assert [(each.radius, len(each.positions)) for each in found] == [(1, 3), (2, 3), (3, 1)]
-    for each in found[:2]:
-        offsets = each.offsets()
-        assert offsets.shape == (3, 2, 6, 8)
-        assert [float(step.unique()) for step in offsets] == [0.0, 1.5, -3.0]
-
-
-def test_a_failing_network_leaves_nothing_behind() -> None:
-    before = Lookups.lookup
-    with pytest.raises(RuntimeError, match="on purpose"), recording():
-        raise RuntimeError("on purpose")
-    assert Lookups.lookup is before
 
 
 @pytest.mark.usefixtures("scene")

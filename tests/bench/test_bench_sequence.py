@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.cases.sequences import shots
-from fullfield.sequences import Outcome, Work, outputs
-from fullfield.sequences.run import run
+from fullfield.sequences import outputs
 
 pytest.importorskip("OpenImageIO")
 
@@ -40,36 +37,15 @@ def test_files_and_estimation_are_timed_in_turns(cli: Callable[..., Any], tmp_pa
     assert "files to files" in cli("sequence", "--stored", "r.json").out
 
 
-def test_several_devices_are_told_apart_from_their_start(
-    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def here(work: Work, numbers: Sequence[int], devices: Sequence[str], tell: Callable[[int], None]) -> Outcome:
-        assert list(devices) == ["cpu", "cpu"]
-        time.sleep(0.3)
-        return run(work, numbers, tell=tell)
-
-    monkeypatch.setattr(shots, "run_on_devices", here)  # whose processes take seconds to start
-    ran = cli(*TINY[:-1], "1", "--device", "cpu", "--devices", "cpu,cpu", "--json", "-q")
-    assert ran.code == 0, ran.err
-    row = ran.json["cases"][0]["rows"][2]
-    assert (row["name"], row["devices"]) == ("on 2 devices", ["cpu", "cpu"])
-    assert 0.3 < row["first_file_s"] < row["median_s"]
-    assert row["times_one_with_start"] == pytest.approx(ran.json["cases"][0]["rows"][1]["median_s"] / row["median_s"])
-    assert row["times_one"] > row["times_one_with_start"], "the start is left out"
-
-
-@pytest.mark.parametrize("harm", ["missing", "other"])
-def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
+def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     real = outputs.Output.write
 
     def harmed(self: Any, done: Any, parts: Any, *more: Any) -> None:
-        if harm == "missing" and done.number == 3:
-            raise OSError(5, "Input/output error", self.path(3))
         parts.planes[:] += 1
         real(self, done, parts, *more)
 
     monkeypatch.setattr(outputs.Output, "write", harmed)
     ran = cli(*TINY, "--device", "cpu")
     assert ran.code == 1
-    assert ("of 4 files were written" if harm == "missing" else "vectors are off by 1") in ran.err
+    assert "vectors are off by 1" in ran.err
     assert "frames/s" not in ran.out

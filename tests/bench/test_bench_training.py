@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks.cases.training import steps
 from benchmarks.runner import main
+from fullfield.training.flow import SceneStyle
 
 CALL = ["training", "--device", "cpu", "--sizes", "64x64", "--networks", "raft-small", "--batches", "1",
         "--updates", "1", "--repeats", "1", "-q"]  # fmt: skip
@@ -18,7 +20,8 @@ CALL = ["training", "--device", "cpu", "--sizes", "64x64", "--networks", "raft-s
 @pytest.fixture(autouse=True)
 def _few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = steps.procedural_pictures
-    monkeypatch.setattr(steps, "procedural_pictures", lambda _: drawn(4, 64, shapes=8))
+    monkeypatch.setattr(steps, "procedural_pictures", lambda _: drawn(2, 32, shapes=4))
+    monkeypatch.setattr(steps, "PairGenerator", partial(steps.PairGenerator, style=SceneStyle(instants=1)))
 
 
 def test_both_correlations_make_the_same_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

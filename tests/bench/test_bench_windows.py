@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from benchmarks.cases.windows import contenders
-from benchmarks.harness import Unsupported
 from benchmarks.runner import main
-from fullfield.ops.spatial_correlation import spatial_correlation
 
 SMALL = ["windows", "--sizes", "64x64", "--dtype", "float32", "--repeats", "1", "--device", "cpu", "--quiet"]
 
@@ -50,21 +44,3 @@ def test_a_wrong_result_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert code == 1
     assert cases[0]["rows"][0]["status"] == "check failed"
     assert "median_s" not in cases[0]["rows"][0]
-
-
-def test_the_compiled_sampler_takes_part_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "spatial_correlation_sampler"
-
-    def sample(one: Tensor, two: Tensor, patch_size: int, dilation_patch: int, stride: int) -> Tensor:
-        return spatial_correlation(one, two, patch_size, dilation_patch=dilation_patch, stride=stride)
-
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(spatial_correlation_sample=sample))
-    found, _ = contenders.peers(None)
-    one, two = torch.rand(2, 1, 3, 8, 9, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(found[name](one, two, (5, 2, 2)), contenders.ours(one, two, (5, 2, 2)))
-    with pytest.raises(Unsupported, match="16-bit"):
-        found[name](one.half(), two.half(), (5, 2, 2))
-    monkeypatch.setitem(sys.modules, name, None)
-    found, absent = contenders.peers(None)
-    assert name not in found
-    assert name in absent[name]

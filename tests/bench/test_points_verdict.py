@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.cases.points.verdict import judged, line, summary
+from benchmarks.cases.points.verdict import judged, line
 
 Row = dict[str, Any]
 
@@ -53,41 +53,3 @@ def test_behind_in_one() -> None:
     text = line(case_of(OURS, SLOW, lean))
     assert text is not None
     assert text.startswith("NOT ahead in training memory; time: forward 8.00× (slow)")
-
-
-def test_summary() -> None:
-    cases = [case_of(OURS, SLOW), case_of(SLOW | {"ours": True}, OURS | {"ours": False}), case_of(OURS, part="network")]
-    lines = summary(cases)
-    assert [text.split(": ")[0] for text in lines[:2]] == ["a cloud", "a cloud"]
-    assert lines[-1] == "ahead of every baseline in all that was measured in 1 of 2 cases"
-    assert summary([]) == []
-
-
-def test_results_alone_are_level() -> None:
-    """Who keeps and takes nothing but the results cannot be beaten there; a percent more is not behind."""
-    lean = row("lean", (8.0, 9.0), (10.0, 49.5), 180.0)
-    found = judged(case_of(OURS, lean))
-    assert found is not None
-    assert found["ahead"]
-    leaner = judged(case_of(OURS, row("leaner", (8.0, 9.0), (10.0, 48.0), 180.0)))
-    assert leaner is not None
-    assert [(entry["what"], entry["way"]) for entry in leaner["ratios"] if entry["behind"]] == [("memory", "training")]
-
-
-def test_equal_is_not_ahead() -> None:
-    verdict = judged(case_of(OURS, OURS | {"name": "twin", "ours": False}))
-    assert verdict is not None
-    assert not verdict["ahead"]
-
-
-def test_out_of_memory_is_named_and_failures_do_not_count() -> None:
-    big = {"name": "big", "ours": False, "status": "out of memory", "reason": ""}
-    wrong = row("wrong", (0.1, 0.1), (1.0, 1.0), 0.0, status="check failed")
-    text = line(case_of(OURS, SLOW, big, wrong))
-    assert text is not None
-    assert text.startswith("ahead")
-    assert text.endswith("; out of memory: big")
-    assert judged(case_of(OURS, wrong)) is None
-    ours_failed = judged(case_of(OURS | {"status": "failed"}, SLOW))
-    assert ours_failed is not None
-    assert not ours_failed["ahead"]

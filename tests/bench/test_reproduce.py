@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +44,6 @@ def test_a_stored_run_takes_its_place(cli: Any, run: Path) -> None:
     assert "stand in" in ran["tables"]["2"]["notes"][0]
 
 
-def test_a_stand_in_that_no_run_is_of_is_refused(refused: Callable[..., str], run: Path) -> None:  # noqa: ARG001
-    assert "--stand-in: no run is of yours; those found are of mine" in refused(
-        "reproduce", "--only", "11", "--stand-in", "charge-8k=yours"
-    )
-
-
 def test_files(cli: Any, run: Path) -> None:  # noqa: ARG001
     pytest.importorskip("matplotlib")
     ran = cli("reproduce", "runs", "-o", "out", "--stand-in", "charge-8k=mine", "--frames", "pairs:mine")
@@ -60,18 +52,3 @@ def test_files(cli: Any, run: Path) -> None:  # noqa: ARG001
     tables = {f"table{number}.csv" for number in reproduce.TABLES}
     assert written == {"tables.md", *tables, *(f"{name}.png" for name in (*reproduce.PLOTS, *reproduce.SHEETS))}
     assert "not run" not in ran.out
-
-
-@pytest.mark.usefixtures("run")
-def test_without_matplotlib_the_tables_are_written_and_the_plot_is_refused(
-    cli: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
-    asked = ("--only", "2", "figure1", "figure6", "--stand-in", "charge-8k=mine", "--frames", "pairs:mine")
-    ran = cli("reproduce", "runs", "-o", "out", "-q", *asked)
-    assert ran.code == 2
-    assert {path.name for path in Path("out").iterdir()} == {"tables.md", "table2.csv", "figure6.png"}
-    assert ran.err.startswith("fullfield: error: figure1: cannot be drawn without matplotlib")
-    assert ran.err.count("\n") == 1
-    assert "out/table2.csv" in ran.out

@@ -29,6 +29,7 @@ from fullfield.evaluation import (
     score,
     write_submission,
 )
+from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import configured
 from fullfield.evaluation.run import _constant
 from fullfield.evaluation.sharing import Share, this_share
@@ -486,3 +487,39 @@ def test_processes_may_begin_a_run_at_once(
         refuses("method was 'b', is 'a'", Run, folder, {"method": "a"})
     assert json.loads((folder / "config.json").read_text()) == {"method": other}
     assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_a_whole_prediction_never_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process stores a pair again that another one is scoring already."""
+    run = Run(tmp_path / "run", {})
+    run.save("pair", torch.zeros(2, 3, 4), {"seconds": 1})
+    run.keep_score("pooled", "pair", "truth", {"images": 1})
+    seen = []
+
+    def watched(*_: object, **__: object) -> None:
+        seen.append(run.facts("pair"))
+        raise AssertionError
+
+    monkeypatch.setattr(runs, "write_flow", watched)
+    run.save("pair", torch.ones(2, 3, 4), {"seconds": 2})
+    assert seen == []
+    assert run.facts("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
+    assert run.score("pooled", "pair", "truth") == {"images": 1}
+
+
+def test_what_vanishes_while_it_is_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path / "run", {})
+    run.save("pair", torch.zeros(2, 3, 4), {})
+    run.keep_score("pooled", "pair", "truth", {"images": 1})
+    is_file = Path.is_file
+
+    def taken(path: Path) -> bool:
+        there = is_file(path)
+        path.unlink(missing_ok=True)  # between the question and the reading
+        return there
+
+    monkeypatch.setattr(Path, "is_file", taken)
+    run.scored("pooled", "pair").unlink()
+    assert run.score("pooled", "pair", "truth") is None
+    run.path("pair").with_suffix(".json").unlink()
+    assert run.facts("pair") is None

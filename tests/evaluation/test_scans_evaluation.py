@@ -302,6 +302,7 @@ def test_the_shared_pairs_as_a_benchmark(tmp_path: Path, data_dir: Path) -> None
     assert rows["7-scenes-redkitchen/0_2"]["overlap"] == pytest.approx(0.5, abs=0.15)
 
 
+@pytest.mark.long
 def test_the_shared_lidar_pair_with_a_pose_from_other_sensors(tmp_path: Path, data_dir: Path) -> None:
     """KITTI's layout; the pose in the list is 20 cm off, and evaluation finds the true one on the scans."""
     home = data_dir / "pointclouds" / "kitti_pair"

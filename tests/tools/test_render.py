@@ -64,6 +64,7 @@ def projected(camera: list[list[float]], points: Any, width: int, height: int) -
     return np.stack([(x + 1) / 2 * width - 0.5, (1 - y) / 2 * height - 0.5])
 
 
+@pytest.mark.long
 def test_vectors_are_the_motion_of_the_rigid_objects(shot: Path) -> None:
     path = shot / "vectors" / "vectors_0001.exr"
     stored, scene = channels(path), json.loads(path.with_suffix(".json").read_text())
@@ -93,6 +94,7 @@ def test_vectors_are_the_motion_of_the_rigid_objects(shot: Path) -> None:
     assert longest * 8192 / WIDTH > 128
 
 
+@pytest.mark.long
 def test_backward_vectors_are_the_motion_back(shot: Path) -> None:
     first, second = (read_vectors(shot / "vectors" / f"vectors_{n:04d}.exr") for n in (1, 2))
     ground = first.hit & second.hit
@@ -107,6 +109,7 @@ def photometric(frame1: Tensor, frame2: Tensor, flow: Tensor, where: Tensor) -> 
     return float((warped - frame1).abs().mean(0)[where & inside].median())
 
 
+@pytest.mark.long
 def test_truth_warps_the_second_frame_onto_the_first(shot: Path) -> None:
     sample = Rendered(shot.parent)[0]
     assert sample.flow is not None
@@ -122,6 +125,7 @@ def test_truth_warps_the_second_frame_onto_the_first(shot: Path) -> None:
         assert photometric(sample.frame1, sample.frame2, wrong, seen) > 1.5 * error
 
 
+@pytest.mark.long
 def test_a_render_goes_on_where_it_was_stopped(shot: Path, blender: Blender, tmp_path: Path) -> None:
     copy = tmp_path / "demo"
     shutil.copytree(shot, copy)
@@ -141,6 +145,7 @@ def test_a_render_goes_on_where_it_was_stopped(shot: Path, blender: Blender, tmp
         render_shot(Shot(None, 1, 2, WIDTH, 16, seed=4), copy, blender)
 
 
+@pytest.mark.long
 def test_a_blend_file_loses_what_veils_motion(blender: Blender, tmp_path: Path) -> None:
     make = """
 import bpy, sys
@@ -195,6 +200,7 @@ bpy.ops.wm.save_as_mainfile(filepath=sys.argv[-1])
     assert not sample.valid.all()
 
 
+@pytest.mark.long
 def test_a_fast_render_has_exact_vectors_and_frames_that_they_warp(blender: Blender, tmp_path: Path) -> None:
     def rendered_shot(name: str, speed: float) -> tuple[Path, Tensor]:
         size = {"width": WIDTH, "height": 80, "samples": 4}
@@ -305,6 +311,7 @@ def test_a_whole_shot_of_other_settings_is_refused(tmp_path: Path, change: dict[
         render_shot(Shot(None, 1, 2, 32, 1), folder, Blender("absent"))
 
 
+@pytest.mark.long
 def test_the_script_notes_what_is_asked_for(shot: Path) -> None:
     noted = json.loads((shot / "render.json").read_text())
     settings = Shot(None, 1, 2, WIDTH, 16, seed=3).settings()

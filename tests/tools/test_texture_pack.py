@@ -19,27 +19,21 @@ from fullfield import InputError
 from fullfield.io import write_image
 from fullfield.training.flow.pictures import licence_list, licence_text, load_pictures, unpack_masks
 from fullfield.training.flow.procedural import MARGIN, procedural_shapes
-from tools.textures import pack as picture_pack
 from tools.textures.pack import (
-    brightened,
     build_pack,
     fingerprint,
     is_duplicate,
     is_same_shape,
-    named_as_map,
     pack_masks,
     shape_fingerprint,
     silhouette,
-    views,
     why_not_texture,
 )
 from tools.textures.sources import (
     DebianCopyright,
     Package,
-    Terms,
     bpy_pictures,
     debian_pictures,
-    fetch,
     openclipart_pictures,
     own_pictures,
     pmndrs_pictures,
@@ -130,17 +124,6 @@ def save(path: Path, pixels: np.ndarray) -> Path:
 )
 def test_licence_of_a_file(path: str, licence: str | None) -> None:
     assert usable(DebianCopyright(COPYRIGHT).terms(path)) == licence
-
-
-def test_author_and_no_stanza() -> None:
-    found = DebianCopyright(COPYRIGHT).terms("data/free/a.png")
-    assert found == Terms("CC-BY-3.0", "2012 Ann Author <ann@example.org> 2013 Ben Author")
-    only = DebianCopyright("Format: x/copyright-format/1.0/\n\nFiles: a\nCopyright: A\nLicense: CC0\n")
-    assert only.terms("b") is None
-    assert usable(None) is None
-    assert usable(Terms("CC0", "")) is None
-    with pytest.raises(InputError, match=r"^there: expected Debian's copyright format 1\.0, got 'free for all'$"):
-        DebianCopyright("free for all", "there")
 
 
 def debian_tree(root: Path) -> Path:
@@ -346,56 +329,9 @@ def test_most_silhouettes(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_an_archive_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"^apt-get: not installed; fetch the packages on another machine"):
-        fetch(GAME, tmp_path)
-    broken = tmp_path / "apt-get"
-    broken.write_text("#!/bin/sh\necho no such package >&2\nexit 100\n", "utf-8")
-    broken.chmod(0o755)
-    with pytest.raises(InputError, match=r"^apt-get download game-data: no such package$"):
-        fetch(GAME, tmp_path)
-    for version in ("1", "2"):
-        (tmp_path / f"game-data_{version}_all.deb").write_bytes(b"")
-    with pytest.raises(InputError, match=r"expected one archive game-data_\*\.deb, found 2$"):
-        fetch(GAME, tmp_path)
-
-
-def test_names_of_maps() -> None:
-    maps = ["wall_nm", "wall01_s", "Carpet_Normal", "masks", "a-gloss", "door_local", "x_colormask"]
-    pictures = ["wall", "wall_d", "tiles", "unmask3d", "wall02", "Normandy"]
-    assert [stem for stem in (*maps, *pictures) if named_as_map(stem)] == maps
-
-
-def test_dark_pictures_get_brighter() -> None:
-    dark, was = brightened(photo(1) // 8)
-    assert was
-    assert 85 < np.percentile(dark, 99) < 130
-    same, was = brightened(photo(1))
-    assert not was
-    assert np.array_equal(same, photo(1))
-
-
 def test_masks_of_four_bits() -> None:
     masks = np.random.default_rng(0).integers(0, 256, (3, 128, 128), np.uint8)
     packed = pack_masks(masks)
     assert packed.shape == (3, 128, 64)
     assert np.abs(unpack_masks(packed).astype(int) - masks).max() <= 8
     assert set(np.unique(unpack_masks(pack_masks(np.array([[[0, 255]]], np.uint8))))) == {0, 255}
-
-
-def test_views_of_a_large_picture() -> None:
-    found = views(photo(1, 1300, 2600))
-    assert [name for name, _ in found[:3]] == ["piece 1 of 2", "piece 2 of 2", "part 1-1 of 1/2"]
-    assert len(found) == 2 + 8
-    assert all(max(view.shape[:2]) <= 640 for _, view in found)
-    (whole,) = views(photo(1, 200, 260))
-    assert np.array_equal(whole[1], photo(1, 200, 260))
-
-
-def test_huge_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "a.png", photo(1))
-    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260)
-    assert picture_pack.open_picture(tmp_path / "a.png") is not None
-    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260 - 1)
-    assert picture_pack.open_picture(tmp_path / "a.png") is None

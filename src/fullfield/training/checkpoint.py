@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -101,8 +101,13 @@ class TrainingFolder:
                 path.unlink(missing_ok=True)
 
     def write_history(self, history: Sequence[tuple[Any, ...]]) -> None:
-        """Write ``history.csv``."""
-        write_table(self.folder / HISTORY, self._fields, history)
+        """Write ``history.csv``, whose first column holds whole numbers."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self._fields)
+        writer.writerows([row[0], *(f"{value:.6g}" for value in row[1:])] for row in history)
+        with atomic_path(self.folder / HISTORY) as temporary:
+            temporary.write_text(text.getvalue(), "utf-8")
 
 
 class StateCheck:
@@ -217,16 +222,6 @@ def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:
     content = save(own)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
-
-
-def write_table(path: Path, fields: Sequence[str], rows: Iterable[Sequence[float]]) -> None:
-    """Write a CSV file atomically; the first column holds whole numbers."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(fields)
-    writer.writerows([row[0], *(f"{value:.6g}" for value in row[1:])] for row in rows)
-    with atomic_path(path) as temporary:
-        temporary.write_text(text.getvalue(), "utf-8")
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:

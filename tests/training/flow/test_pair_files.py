@@ -20,13 +20,13 @@ from refusals import refuses
 from tools.textures.pack import build_pack
 from tools.textures.sources import own_pictures
 
-SIZE = (24, 32)
+SIZE = (16, 24)
 FEW = SceneStyle(instants=2)
 
 
 @pytest.fixture(scope="module")
 def pairs() -> PairGenerator:
-    return PairGenerator(SIZE, seed=3, pictures=procedural_pictures(6, size=64, shapes=10), style=FEW)
+    return PairGenerator(SIZE, seed=3, pictures=procedural_pictures(2, size=32, shapes=4), style=FEW)
 
 
 def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
     manifest = json.loads((tmp_path / "made/made.json").read_text("utf-8"))
     assert manifest["textures"]["from"] == "pack.zip"
     assert manifest["textures"]["pictures"] == len(pictures.pictures)
-    assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 32, 24)
+    assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 24, 16)
     with pytest.raises(InputError, match=r"made\.json: holds pairs of other settings \(textures\.from was "):
         write_pairs(tmp_path / "made", pairs, 1)
 
@@ -110,10 +110,10 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
 
 def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> None:
     write_pairs(tmp_path / "made", pairs, 1)
-    pictures = procedural_pictures(6, size=64, shapes=10)
+    pictures = procedural_pictures(2, size=32, shapes=4)
     for other, word in (
         (PairGenerator(SIZE, seed=4, pictures=pictures, style=FEW), r"seed was 3, is 4"),
-        (PairGenerator((24, 40), seed=3, pictures=pictures, style=FEW), r"width was 32, is 40"),
+        (PairGenerator((16, 40), seed=3, pictures=pictures, style=FEW), r"width was 24, is 40"),
         (
             PairGenerator(SIZE, seed=3, pictures=pictures, style=SceneStyle(blur=0.5, instants=2)),
             r"style\.blur was 0\.35, is 0\.5",

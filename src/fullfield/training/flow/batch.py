@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing.util
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count as numbers_from
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -136,14 +137,14 @@ class Announced(Generic[T]):
         )
 
 
+@dataclass(frozen=True)
 class _Batches(Generic[T]):
     """Map-style data set of batches for a DataLoader's workers."""
 
-    def __init__(self, make: Callable[[int, int], T]) -> None:
-        self._make = make
+    make: Callable[[int, int], T]
 
     def __getitem__(self, request: _Request) -> T:
-        return self._make(*request)
+        return self.make(*request)
 
 
 def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
@@ -250,32 +251,33 @@ class DatasetPairs:
         return self._windows.take(index, count).to(self.device, non_blocking=True)
 
 
+@dataclass(frozen=True)
 class _Windows:
     """Windows of some pairs of a data set, by a batch's index and count."""
 
-    def __init__(
-        self, dataset: FlowDataset, known: list[int], size: tuple[int, int], least: tuple[int, int], seed: int
-    ) -> None:
-        self._dataset, self._known, self._size, self._least, self._seed = dataset, known, size, least, seed
+    dataset: FlowDataset
+    known: list[int]
+    size: tuple[int, int]
+    least: tuple[int, int]
+    seed: int
 
     def __call__(self, index: int, count: int) -> FlowBatch:
-        draw = np.random.default_rng((self._seed, index, count))
-        chosen = draw.choice(len(self._known), count, replace=count > len(self._known)).tolist()
+        draw = np.random.default_rng((self.seed, index, count))
+        chosen = draw.choice(len(self.known), count, replace=count > len(self.known)).tolist()
         windows = [
-            self._window(self._dataset[self._known[pair]], (self._seed, index, slot))
-            for slot, pair in enumerate(chosen)
+            self._window(self.dataset[self.known[pair]], (self.seed, index, slot)) for slot, pair in enumerate(chosen)
         ]
         sizes = {tuple(window.frame1.shape[1:]) for window in windows}
         if len(sizes) > 1:
             height, width = (min(sides) for sides in zip(*sizes, strict=True))
             windows = [
-                _cut(window, (height, width), (self._seed, index, slot, 1)) for slot, window in enumerate(windows)
+                _cut(window, (height, width), (self.seed, index, slot, 1)) for slot, window in enumerate(windows)
             ]
         return collate_flow(windows)
 
     def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
         """Cut a window as large as the limits and the frames allow."""
-        sides = zip(self._size, self._least, sample.frame1.shape[1:], strict=True)
+        sides = zip(self.size, self.least, sample.frame1.shape[1:], strict=True)
         height, width = (min(side, max(small, have)) for side, small, have in sides)
         return cut_window(sample, (height, width), seed)
 

@@ -1,4 +1,4 @@
-"""Shots of hostile frames: ``python -m tests.hostile.frames --count 300 --seed 1`` takes some minutes.
+"""Shots of hostile frames: ``python scripts/hostile/frames.py --count 300 --seed 1`` takes some minutes.
 
 A shot has one size, as small as one pixel. Each of its frames is smooth, constant, noise, a checkerboard, far too
 bright or too dark, of one channel, or of another size, or has a value that is not finite. ``fullfield flow`` runs on it
@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "io"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "io"))
 from io_files import ExrPart, save
 
 SIZES = ((1, 1), (1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (16, 16), (17, 33), (48, 64))
@@ -123,9 +123,9 @@ def main() -> int:
                 codes[play(random.Random(f"{options.seed} {number}"), folder)[0]] += 1
             except Exception as error:  # noqa: BLE001 - all are reported
                 failures += 1
-                print(f"shot {number} of seed {options.seed}: {type(error).__name__}: {error}", flush=True)  # noqa: T201
+                print(f"shot {number} of seed {options.seed}: {type(error).__name__}: {error}", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"failures": failures, "codes": codes, "wall_s": round(time.monotonic() - begin)}))  # noqa: T201
+    print(json.dumps({"failures": failures, "codes": codes, "wall_s": round(time.monotonic() - begin)}))
     return 1 if failures else 0
 
 

@@ -1,4 +1,4 @@
-"""Random histories of a shot: ``python -m tests.hostile.histories --count 200 --seed 1`` takes about twenty minutes.
+"""Random histories of a shot: ``python scripts/hostile/histories.py --count 200 --seed 1`` takes about twenty minutes.
 
 A history makes a shot, edits it and makes it again: other lengths, directions, chunks, kills, ``--overwrite``,
 ``--frames``, replaced plates, other settings, and ``retime`` and ``warp`` along the flow. At its end the whole shot is
@@ -303,13 +303,13 @@ def main() -> None:
                 play(random.Random(f"{options.seed} {number}"), folder)
             except AssertionError as error:
                 failed += 1
-                print(f"history {number} of seed {options.seed}: {error}", flush=True)  # noqa: T201
+                print(f"history {number} of seed {options.seed}: {error}", flush=True)
                 if not options.keep_going:
                     raise SystemExit(1) from None
             shutil.rmtree(folder, ignore_errors=True)
             if (number + 1) % 10 == 0:
-                print(f"{number + 1} histories, {failed} failed, {time.monotonic() - begin:.0f} s", flush=True)  # noqa: T201
-    print(f"{KILLS[True]} runs were killed, {KILLS[False]} ended before")  # noqa: T201
+                print(f"{number + 1} histories, {failed} failed, {time.monotonic() - begin:.0f} s", flush=True)
+    print(f"{KILLS[True]} runs were killed, {KILLS[False]} ended before")
     raise SystemExit(1 if failed else 0)
 
 

@@ -1,4 +1,4 @@
-"""Kills and concurrent runs, seeded: ``python tests/hostile/kills.py --rounds 50 --seed 1`` takes about an hour.
+"""Kills and concurrent runs, seeded: ``python scripts/hostile/kills.py --rounds 50 --seed 1`` takes about an hour.
 
 A training is killed by signal 9 at random moments: its workers must end, and no semaphore or folder of sockets may be
 left; then it goes on, to the weights of a run that nobody killed. Processes evaluate one folder at the same time: all
@@ -27,21 +27,16 @@ _TRAIN = """
 import sys
 from fullfield.registration import DescriptorConfig
 from fullfield.training import DescriptorTraining, train_descriptor
+from fullfield.training.flow import PairGenerator
+from fullfield.training.flow.pictures import procedural_pictures
 if __name__ == "__main__":
+    pairs = PairGenerator((24, 32), pictures=procedural_pictures(2, 16, shapes=2), workers=1)
+    pairs.ahead(0, 1, lambda _: 1)
+    pairs.batch(0, 1)
     tiny = DescriptorTraining(
         DescriptorConfig(channels=8, layers=1), steps=int(sys.argv[2]), pairs=1, block=2, reuse=2, anchors=64, cells=300
     )
     train_descriptor(sys.argv[1], tiny, workers=2, every=2, progress=lambda done, text: print(text, flush=True))
-"""
-_TRAIN_FLOW = """
-import sys, time
-from fullfield.training.flow import PairGenerator
-if __name__ == "__main__":
-    pairs = PairGenerator((64, 96), workers=2)
-    pairs.ahead(0, 1, lambda _: 1)
-    for step in range(int(sys.argv[2])):
-        pairs.batch(step, 1)
-        print(step, flush=True)
 """
 _EVALUATE = """
 import json, sys
@@ -70,24 +65,24 @@ def alive(mark: str) -> list[int]:
     return found
 
 
-def kill_a_training(
-    draw: random.Random, folder: Path, steps: int, wait: float = 30.0, *, of_flow: bool = False
-) -> None:
-    """Kill it once, at a random moment after its workers have begun, and look at what is left. The training of flow is
-    its reading of pairs."""
+def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float = 30.0) -> None:
+    """Kill a training of descriptors, which also draws pairs of flow, at a random moment; check what remains.
+
+    Its workers have begun then.
+    """
     mark = f"{draw.getrandbits(64):x}"
     own = Path(tempfile.mkdtemp(prefix="ff-"))  # a short name: sockets in it have 108 bytes for theirs
     folder.mkdir(parents=True, exist_ok=True)
     semaphores = set(_semaphores())
     script = folder / "train.py"
-    script.write_text(_TRAIN_FLOW if of_flow else _TRAIN)
+    script.write_text(_TRAIN)
     command = [sys.executable, str(script), str(folder / "run"), str(steps)]
     environment = {**os.environ, _MARK: mark, "TMPDIR": str(own), "FULLFIELD_QUIET": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     process.stdout.readline()  # a step is done, so there are workers
     started = len(alive(mark))
-    assert started >= 3, f"{started} processes: no workers to leave behind"
+    assert started >= 5, f"{started} processes: expected workers of both kinds"
     time.sleep(draw.uniform(0.0, 1.0))
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -274,7 +269,7 @@ def main() -> None:
                 flags = SHOTS[number % len(SHOTS)]
                 kill_a_shot(draw, place / "shot", flags, 8 if "--devices" in flags else 20)
             shutil.rmtree(place)
-            print(f"round {number + 1} of {options.rounds}: fine, {time.monotonic() - begin:.0f} s", flush=True)  # noqa: T201
+            print(f"round {number + 1} of {options.rounds}: fine, {time.monotonic() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

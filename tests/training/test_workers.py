@@ -1,0 +1,68 @@
+"""Processes that make batches end when the training does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield.training import DescriptorTraining, batches
+from fullfield.training.flow.batch import Announced
+from fullfield.training.workers import end_with_the_parent
+
+SCRIPT = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from fullfield.training.workers import end_with_the_parent, worker_context
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, worker_context(), initializer=end_with_the_parent, initargs=(sys.argv[1],))
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(60)
+"""
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process runs; a dead one may wait for its parent."""
+    try:
+        os.kill(process, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # no /proc here, or it has just ended
+        return not Path("/proc/self/status").exists()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signal 9 here")
+def test_a_worker_ends_after_its_killed_parent_and_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "sockets").mkdir()
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "sockets")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    assert is_alive(worker)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    end = time.monotonic() + 30
+    while is_alive(worker) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not is_alive(worker)
+    assert not (tmp_path / "sockets").exists()
+
+
+def test_all_workers_end_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(batches, "end_with_the_parent", seen.append)
+    monkeypatch.setattr(batches, "_held", None, raising=False)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    batches._begin(DescriptorTraining(), (), "sockets")
+    assert seen == ["sockets"]
+    loader = Announced(os.path.join, 1, pin=False)._loader(iter(()))
+    assert loader.worker_init_fn.func is end_with_the_parent  # type: ignore[union-attr]
