@@ -213,6 +213,12 @@ def test_registered_operators(backend: str) -> None:
     torch.library.opcheck(
         ops.point_conv_weight.default, (features, grad, *ways, False, 27, 2, backend), test_utils=tests
     )
+    inputs = features, weight, bias
+    together = torch.autograd.grad(ops.point_conv(*inputs, *ways, False, 2, backend), inputs, grad)
+    for number, expected in enumerate(together):
+        alone = [t.detach().requires_grad_(at == number) for at, t in enumerate(inputs)]
+        found = torch.autograd.grad(ops.point_conv(*alone, *ways, False, 2, backend), alone[number], grad)
+        torch.testing.assert_close(found[0], expected)
 
 
 @pytest.mark.parametrize("kind", ["mirrored", "transposed"])
