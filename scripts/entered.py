@@ -1,4 +1,4 @@
-"""Plugin of pytest for ``mutate.py``: writes of every test whether it passed, its seconds and functions entered."""
+"""Plugin of pytest for ``mutate.py``: writes whether each test passed, its seconds and entered functions."""
 
 from __future__ import annotations
 

@@ -279,3 +279,18 @@ def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
         assert torch.equal(pixels[..., names.index(name)], plane)
         assert torch.allclose(read_frame(file)[0], plane, atol=0.003)
     assert "--occlusion" in refused("flow", "a.png", "b.png", "-o", "out.flo", "--occlusion", "map.txt")
+
+
+def test_st_map_shows_where_the_colour_comes_from(cli: Any) -> None:
+    assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--st-map", "st.exr", *FAST).code == 0
+    s = torch.from_numpy(oiio.ImageInput.open("st.exr").read_image())[..., 0]
+    u = read_flow("out.flo").flow[0]
+    assert torch.allclose(s * 64 - 0.5 - torch.arange(64), u, atol=1e-4)
+
+
+@pytest.mark.long
+def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
+    scene = data_dir / "flow" / "middlebury" / "RubberWhale"
+    out = tmp_path / "out.flo"
+    assert cli("flow", scene / "frame10.png", scene / "frame11.png", "-o", out, "--preset", "fast").code == 0
+    assert cli("score", out, scene / "flow10.flo", "--json").json["epe"] < 0.3

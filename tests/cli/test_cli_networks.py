@@ -216,3 +216,10 @@ def test_doctor(cli: Any, cache: Path, weights: str) -> None:
     assert report["networks"].keys() == DEFAULTS.keys()
     assert report["networks"]["raft-small"] == {"weights": "raft-small", "path": str(cache / "raft-small.pth")}
     assert report["networks"]["raft"]["path"] is None
+
+
+def test_demo(cli: Any, weights: str) -> None:
+    small = ("--size", "64x48", "--method", "raft-small", "--weights", weights, "--updates", "1")
+    ran = cli("demo", "-o", "made", *small, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["parameters"]["weights"] == weights

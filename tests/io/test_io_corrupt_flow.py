@@ -73,6 +73,7 @@ def test_corrupt_npz(tmp_path: Path) -> None:
         ({"flow": np.zeros((3, 4))}, r"expected the arrays u and v \(VIPER\), got flow\.npy"),
         ({"u": np.zeros((3, 4)), "v": np.zeros((4, 3))}, r"one shape \[H, W\], got \[3, 4\] and \[4, 3\]"),
         ({"u": np.zeros(12), "v": np.zeros(12)}, r"one shape \[H, W\], got \[12\]"),
+        ({"u": np.array([None], object), "v": np.zeros(1)}, "real numbers, got object"),
     ):
         np.savez(path, **content)
         with pytest.raises(InputError, match=what) as error:

@@ -543,3 +543,18 @@ def test_multipart_exr(data_dir: Path) -> None:
     right = read_flow(path, part="forward_right")
     assert bool(right.valid[245 : 245 + 876, 654 : 654 + 877].all())
     assert read_flow(path, layer="disparityL").valid.sum() == 911 * 876
+
+
+def test_exr_of_bare_channels(tmp_path: Path) -> None:
+    content = samples((4, 5, 2))
+    path = save(tmp_path / "a.exr", ExrPart(content, ("u", "v")))
+    assert torch.equal(read_flow(path).flow[1], torch.from_numpy(-content[..., 1]))
+
+
+def test_only_too_long_vectors_are_a_range_error(tmp_path: Path) -> None:
+    for suffix, options in ((".png", {}), (".flo", {}), (".exr", {"dtype": "half"})):
+        with pytest.raises(FlowRangeError):
+            write_flow(tmp_path / f"a{suffix}", torch.full((2, 3, 4), 2e9), **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError) as error:
+        write_flow(tmp_path / "a.flo", torch.zeros(2, 3, 4), dtype="half")
+    assert not isinstance(error.value, FlowRangeError)

@@ -296,7 +296,7 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
 
 @_jit
 def known_properties(features, counts, rows, entries, bits, known, first, last):
-    """Fill what is known of each point: its features, their means over the rings, shares of the cells (square roots).
+    """Fill each point's unlearned properties: features, their means over the rings, square roots of the cells' shares.
 
     ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sorted_cells` fills it.
     """

@@ -123,9 +123,9 @@ def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[T
 
 
 def _known_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
-    """Return what is known of each point [N, WIDTH]; ``rows`` and ``entries`` as in :class:`Triplets`."""
+    """Return the unlearned properties [N, WIDTH], without gradients; ``rows`` and ``entries`` are of the triplets."""
     compiled = kernels()
-    padded = nn.functional.pad(features, (0, compiled.ROW - INPUTS)).numpy()
+    padded = nn.functional.pad(features.detach(), (0, compiled.ROW - INPUTS)).numpy()
     known = torch.empty(len(features), WIDTH, dtype=torch.float32)
     given = padded, cells.numpy(), rows.numpy(), entries.numpy().view(np.uint32), BITS, known.numpy()
     parallel(len(features), lambda first, last: compiled.known_properties(*given, first, last))

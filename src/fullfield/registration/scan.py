@@ -60,7 +60,7 @@ def finite_points(value: Any, name: str, least: int = 0) -> Floats:
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
-    Without ``describe`` by :func:`fpfh`.
+    :func:`fpfh` describes them where ``describe`` is None.
     """
     fine, rows = thin(points)
     coarse = fine[rows]

@@ -23,7 +23,7 @@ class Request:
     eager: bool = True
     """True if the call is neither traced nor transformed."""
     channels: int = 1
-    """The wider of features and values: of attention alone."""
+    """Channels of the features or the values, whichever are more; attention alone sets it."""
 
 
 def rows_at_a_time(key: Tensor) -> int:
