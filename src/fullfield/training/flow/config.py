@@ -51,7 +51,7 @@ class FlowTraining(Config):
     """Network and loss become one graph; where each step draws its number of updates, each child module of the network
     (of a class outside ``torch.nn``) becomes one, which serves any number."""
     graph: bool = parameter(False, "record the step as a CUDA graph, which saves the host's work")
-    """For networks that never wait for the device and batches of one shape. It changes nothing on the CPU."""
+    """It needs a network that never waits for the device and batches of one shape. It changes nothing on the CPU."""
     freeze_norms: bool = parameter(False, "keep the statistics of batch norms")
     seed: int = parameter(0, "seed of everything")
 
