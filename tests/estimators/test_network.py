@@ -28,6 +28,7 @@ from fullfield.estimators import (
     as_frame,
 )
 from fullfield.estimators.estimation import _kept
+from fullfield.estimators.network import AutoEstimator
 from fullfield.estimators.network_config import PRECISIONS
 from fullfield.io import read_flow
 from fullfield.metrics import epe
@@ -340,6 +341,28 @@ def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch
     assert both.log_scales is not None
 
 
+def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At one and a half times their size, up to a number of pixels; not if asked not to, and not the fast form."""
+    monkeypatch.setattr("fullfield.estimators.network._SMALL_PIXELS", 40 * 64)
+
+    def sizes(height: int, **config: Any) -> list[str]:
+        told: list[str] = []
+        estimator = AutoEstimator(NetworkConfig(updates=1, **config))
+        frames = [frame[..., :height, :] for frame in PAIR]
+        estimator(*frames, progress=lambda _, where: told.append(where))
+        return [size for size in dict.fromkeys(told) if "x" in size]
+
+    assert sizes(40) == ["64x40", "96x60"]
+    assert sizes(39) == ["64x39", "96x59"]
+    assert sizes(41) == ["64x41"]
+    assert sizes(40, double=False) == sizes(40, precision="fast") == ["64x40"]
+    assert sizes(40, double=True) == ["64x40", "128x80"]
+    copied = pickle.loads(pickle.dumps(AutoEstimator()))
+    assert copied.parameters == AutoEstimator().parameters
+    assert AutoEstimator().parameters["double"] == "1.5 times up to 2560 pixels"
+    assert "double" not in AutoEstimator(NetworkConfig(double=False)).parameters
+
+
 def test_double_takes_bytes_as_numbers() -> None:
     estimator = NetworkEstimator("fullfield-s", NetworkConfig(double=True, updates=1))
     bytes_ = [(frame.expand(-1, 3, -1, -1) * 255).round().to(torch.uint8) for frame in PAIR]
@@ -583,7 +606,7 @@ def test_mistakes(weights: Path) -> None:
         ({"updates": -1}, "updates: expected an integer >= 0"),
         ({"coarse_updates": 2, "cascade": False}, "coarse_updates: expected None without a cascade, got 2"),
         ({"cascade": 1}, "cascade: expected True, False or None"),
-        ({"double": 1}, "double: expected True or False"),
+        ({"double": 1}, "double: expected True, False or None"),
         ({"double": True}, "double: expected False for RAFT, which does not estimate its uncertainty, got True"),
         ({"precision": "half"}, "precision: expected one of auto, exact, fast, bfloat16"),
         ({"weights": ""}, "weights: expected a file or the name of an entry"),

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.models.cascade import Cascade, FlowWithScale, cascade_sizes, enlarged, more_confident, resample_flow
+from fullfield.models.cascade import (
+    Cascade,
+    FlowWithScale,
+    cascade_pairs,
+    cascade_sizes,
+    enlarged_size,
+    more_confident,
+    resample_flow,
+)
 from fullfield.models.framing import STRIDE, padding_for, start_on_grid
 from refusals import refuses
 
@@ -164,9 +172,14 @@ def test_two_sizes_are_one_flow_in_its_place() -> None:
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
     frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
-    large = enlarged(frame)
+    large, _ = cascade_pairs(frame, frame, [(8, 12), enlarged_size(8, 12, 2)])[1]
     assert large.shape == (2, 3, 16, 24)
     assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
+
+
+def test_enlarged_sizes_are_rounded() -> None:
+    assert enlarged_size(3, 4, 1.5) == (5, 6)
+    assert enlarged_size(436, 1024, 1.5) == (654, 1536)
 
 
 @pytest.mark.parametrize("which", ["own", "large"])

@@ -21,7 +21,7 @@ from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import AUTO_NETWORK, canonical, method_of
-from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged, more_confident
+from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged_size, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 from fullfield.models.sea_raft.model import expected_log_scale
@@ -42,6 +42,8 @@ _RENAMED = {"mixed": PREFER_DENSE}
 
 logger = logging.getLogger("fullfield")
 
+_SMALL_PIXELS = 500_000  # of frames that are also estimated at _SMALL_FACTOR times their size
+_SMALL_FACTOR = 1.5
 _TINY = (16, 16)
 _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
@@ -70,12 +72,19 @@ class NetworkEstimator(LoadingEstimator):
         backend: backend of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or
             ``"prefer-dense"``, for exact precision: dense at sizes whose volume takes up to 40 % of the GPU's free
             memory (2 GiB on the CPU), the best other one above.
+        enlarge_small: True estimates frames of at most 500,000 pixels also at one and a half times their size, where
+            ``config.double`` is None.
     """
 
     config: NetworkConfig
 
     def __init__(
-        self, method: str = "raft", config: NetworkConfig | None = None, *, backend: str | None = None
+        self,
+        method: str = "raft",
+        config: NetworkConfig | None = None,
+        *,
+        backend: str | None = None,
+        enlarge_small: bool = False,
     ) -> None:
         self.method = canonical(method)
         _check.choice(self.method, "method", NETWORKS)
@@ -87,6 +96,7 @@ class NetworkEstimator(LoadingEstimator):
             updates = config.updates != 0 or bool(config.coarse_updates)
             config = config.replace(cascade=entry.cascades and updates)
         self.config = config
+        self._enlarges_small = enlarge_small and config.double is None
         if isinstance(backend, str) and backend in _RENAMED:
             warnings.warn(f"backend {backend!r} is deprecated, use {_RENAMED[backend]!r}", DeprecationWarning, 2)
             backend = _RENAMED[backend]
@@ -97,6 +107,9 @@ class NetworkEstimator(LoadingEstimator):
             _check.require(fits, "backend", expected, backend)
         self._requested = backend
         self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_enlarges_small": self._enlarges_small}
 
     def _forget(self) -> None:
         super()._forget()
@@ -121,7 +134,9 @@ class NetworkEstimator(LoadingEstimator):
         if self.config.updates is None and most is not None:
             numbers["most_updates"] = most
         parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
-        if not self.config.double:
+        if self._enlarges_small:
+            parameters["double"] = f"{_SMALL_FACTOR} times up to {_SMALL_PIXELS} pixels"
+        elif not self.config.double:
             del parameters["double"]  # absent from the notes of shots that older versions began
         return parameters
 
@@ -154,8 +169,8 @@ class NetworkEstimator(LoadingEstimator):
                 run(blank, blank, updates=2)  # the second lookup's kernels too
             if not exact and size is not None:
                 levels = self._levels(PairSize(1, *size, place))
-                if self.config.double:
-                    levels.append(PairSize(1, 2 * size[0], 2 * size[1], place))
+                if (factor := self._factor(*size)) > 1:
+                    levels.append(PairSize(1, *enlarged_size(*size, factor), place))
                 for level in levels:
                     self._prepared(network, level, len(levels))
 
@@ -194,17 +209,21 @@ class NetworkEstimator(LoadingEstimator):
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network = self._ready(frame1.device)
             pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
+            height, width = pair[0].shape[-2:]
+            factor = self._factor(height, width)
+            larger = factor > 1
             own = fine * PairSize.of(pair[0]).pixels
             smaller = sum(coarse * PairSize.of(one).pixels for one, _ in pairs[1:])
-            report = _Report(progress, len(starts) * (smaller + own + 4 * own * self.config.double))
-            at = partial(self._at, network, report=report, sizes=len(pairs) + self.config.double)
+            report = _Report(progress, len(starts) * (smaller + own + own * factor**2 * larger))
+            at = partial(self._at, network, report=report, sizes=len(pairs) + larger, with_scale=larger)
             for frames in pairs[:0:-1]:
                 starts = [found.flow for found in at(frames, coarse_given, starts)]
             found = [at(pair, fine_given, starts)]
-            if not self.config.double:
+            if not larger:
                 return found[0]
             starts = [one.flow for one in found[0]]  # from nothing, it loses motion beyond the training range
-            found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine_given, starts))
+            frames = cascade_pairs(*pair, [(height, width), enlarged_size(height, width, factor)])[1]
+            found.append(at(frames, fine_given, starts))
             # The confidence was fitted with no smaller scales than one size's.
             least = cast("Any", network.config).log_scale_min
             both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*found, strict=True))
@@ -222,6 +241,7 @@ class NetworkEstimator(LoadingEstimator):
         *,
         report: _Report,
         sizes: int,
+        with_scale: bool,
     ) -> list[_Found]:
         """Estimate at one size for :meth:`_estimated`; the fast form keeps ``sizes`` of them."""
         size, arguments = PairSize.of(frames[0]), (*frames, updates, *starts)
@@ -231,7 +251,7 @@ class NetworkEstimator(LoadingEstimator):
         with report.level(block, size, len(starts) * count):
             runner: Any = self._exact(network, size) if exact else self._prepared(network, size, sizes)
             with float32_convolutions(size.device) if exact else nullcontext():
-                if not network.config.has_mixture or not (both or self.config.double):
+                if not network.config.has_mixture or not (both or with_scale):
                     flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
                     found = [_Found(flow) for flow in flows]
                 else:
@@ -271,6 +291,12 @@ class NetworkEstimator(LoadingEstimator):
         """Return :meth:`_updates`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
+
+    def _factor(self, height: int, width: int) -> float:
+        """Return by how much frames are enlarged for an estimate beside that of their own size; 1: not at all."""
+        if self._enlarges_small:
+            return _SMALL_FACTOR if height * width <= _SMALL_PIXELS else 1
+        return 2 if self.config.double else 1
 
     def _levels(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""
@@ -380,8 +406,9 @@ class _Report:
 class AutoEstimator(RefinedEstimator):
     """Network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
-    Only changes that reduce the image mismatch are kept. With ``precision`` "fast" or "bfloat16" the refinement is one
-    pass of two rounds, and on the CPU the network runs alone.
+    Only changes that reduce the image mismatch are kept. Frames of at most 500,000 pixels are also estimated at one and
+    a half times their size. With ``precision`` "fast" or "bfloat16" they are not, the refinement is one pass of two
+    rounds, and on the CPU the network runs alone.
 
     ``method`` is the network's, so that results name what computed them; ``parameters`` describe the refinement.
 
@@ -393,7 +420,8 @@ class AutoEstimator(RefinedEstimator):
     def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
         self._is_fast = config is not None and config.precision not in ("auto", "exact")
         refinement = RefinementConfig() if self._is_fast else RefinementConfig(passes=3, rounds=1)
-        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), refinement)
+        network = NetworkEstimator(AUTO_NETWORK, config, backend=backend, enlarge_small=not self._is_fast)
+        super().__init__(network, refinement)
 
     def refines(self, device: torch.device) -> bool:
         """Return whether frames on the device are refined."""

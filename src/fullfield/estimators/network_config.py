@@ -45,10 +45,11 @@ class NetworkConfig(Config):
     coarse_updates: int | None = parameter(
         None, "updates at every level of a cascade but the finest; 'auto': the same number as at the finest"
     )
-    double: bool = parameter(
-        False,
+    double: bool | None = parameter(
+        None,
         "estimate the frames at twice their size as well and keep at every pixel the more confident flow: five times "
-        "the work, for networks that estimate their uncertainty",
+        "the work, for networks that estimate their uncertainty; by default the method auto takes one and a half times "
+        "the size, for frames of at most 500,000 pixels, and others do not",
     )
     precision: str = parameter(
         "auto",
@@ -71,7 +72,7 @@ class NetworkConfig(Config):
         require(isinstance(self.cascade, bool | None), "cascade", "True, False or None", self.cascade)
         fits = self.cascade is not False or self.coarse_updates is None
         require(fits, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
-        require(isinstance(self.double, bool), "double", "True or False", self.double)
+        require(isinstance(self.double, bool | None), "double", "True, False or None", self.double)
 
     def shaped(self, shape: NetworkShape) -> NetworkShape:
         """Return the network's shape with the settings that belong to it."""

@@ -1,10 +1,10 @@
-"""Inference at several sizes, which needs no training: a cascade, and frames enlarged to twice their size.
+"""Inference at several sizes, which needs no training: a cascade, and enlarged frames.
 
 In a cascade a flow of a quarter's size starts the estimate at full size. Source: Briedis, Gross and Schroers, arXiv
 2505.16942, section 6.2, for SEA-RAFT; the split of updates: its table 9.
 
 Features have an eighth of the frames' size, so objects thinner than a cell are lost and the flow is rough at fractions
-of a pixel. Both improve at twice the size, which starts from the flow of the frames' own size because motion beyond
+of a pixel. Both improve at a larger size, which starts from the flow of the frames' own size because motion beyond
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
 """
@@ -146,10 +146,9 @@ class FlowWithScale(NamedTuple):
     log_scale: Tensor  # [B, 1, H, W], logarithm of the expected error in pixels
 
 
-def enlarged(frame: Tensor) -> Tensor:
-    """Return a frame [B, C, H, W], uint8 or floating, at twice its size."""
-    height, width = frame.shape[-2:]
-    return resample_frame(frame, (2 * height, 2 * width))
+def enlarged_size(height: int, width: int, factor: float) -> tuple[int, int]:
+    """Return the (height, width) of frames enlarged by ``factor``, rounded to the nearest, halves up."""
+    return math.floor(height * factor + 0.5), math.floor(width * factor + 0.5)
 
 
 def more_confident(own: FlowWithScale, large: FlowWithScale) -> FlowWithScale:
