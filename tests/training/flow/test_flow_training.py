@@ -31,6 +31,7 @@ from fullfield.models import SEARAFT, SEARAFTConfig
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.training.checkpoint import DivergedError, restore
 from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, loop, train_flow
+from fullfield.training.flow import ranks as ranks_module
 from fullfield.training.flow.curves import FlowRow
 from fullfield.training.flow.loss import laplace_mixture_loss
 from fullfield.training.flow.ranks import Ranks
@@ -431,6 +432,23 @@ def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str], monk
     for left, right in zip(found[0]["history"], found[1]["history"], strict=True):
         assert left[0] == right[0]
         assert left[2:5] == pytest.approx(right[2:5], rel=1e-4)
+
+
+@pytest.mark.parametrize(("device", "fails", "closed"), [("cuda:0", True, 0), ("cuda:0", False, 1), ("cpu", True, 1)])
+def test_a_process_that_fails_does_not_wait_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
+) -> None:
+    calls = {"init_process_group": 0, "destroy_process_group": 0}
+    monkeypatch.setattr(ranks_module, "_meeting_place", lambda *_: torch.distributed.HashStore())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    for name in calls:
+        monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: calls.update({name: calls[name] + 1}))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError) if fails else nullcontext(), ranks_module.ranks(torch.device(device)):
+        if fails:
+            raise InputError("folder: another run")
+    assert calls == {"init_process_group": 1, "destroy_process_group": closed}
 
 
 def test_training_ends_with_its_time(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def _meeting_place(_address: str | None, _port: str | None) -> Store:
 def ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
-    A process group that is there already is used and left as it is.
+    A process group that is there already is used and left as it is. After an error on a GPU the group is not closed:
+    NCCL would wait for the other processes, which may wait for this one.
     """
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size())
@@ -125,7 +126,10 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
         world_size=count,
         device_id=device if on_gpu else None,
     )
+    failed = True
     try:
         yield Ranks(rank, count)
+        failed = False
     finally:
-        distributed.destroy_process_group()
+        if not (failed and on_gpu):
+            distributed.destroy_process_group()
