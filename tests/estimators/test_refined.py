@@ -130,7 +130,7 @@ QUICK = {"updates": 1, "weights": "random"}
 
 def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD == "auto"
-    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", **QUICK)
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", double=False, **QUICK)
     network = build(AUTO_NETWORK, **QUICK)
     thrice = RefinedEstimator(network, RefinementConfig(passes=3, rounds=1))
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)

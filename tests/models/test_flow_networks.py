@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_networks import CONFIGS, built, pair, tiny
-from torch import Tensor
+from tiny_networks import CONFIGS, built, pair, randomise, tiny
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fullfield import InputError
@@ -53,6 +53,17 @@ def test_a_batch_is_its_pairs_and_bytes_are_floats(model: Network) -> None:
         assert (model(two, one, 2) - both).abs().max() > 1e-2
         as_floats = model(*(frame / 255 for frame in bytes_), 2)
         torch.testing.assert_close(model(*bytes_, 2), as_floats, rtol=0, atol=1e-4)
+
+
+def test_the_form_for_a_cpu_is_the_network(model: Network) -> None:
+    randomise(model)  # batch norms whose statistics count
+    frames = pair(40, 56)
+    with torch.no_grad():
+        expected = model(*frames, 2)
+        model.optimize_for_cpu()
+        flow = model(*frames, 2)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert (flow - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_frames_encoded_one_by_one_are_the_same(model: Network, monkeypatch: pytest.MonkeyPatch) -> None:

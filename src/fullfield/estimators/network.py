@@ -214,7 +214,8 @@ class NetworkEstimator(LoadingEstimator):
             larger = factor > 1
             own = fine * PairSize.of(pair[0]).pixels
             smaller = sum(coarse * PairSize.of(one).pixels for one, _ in pairs[1:])
-            report = _Report(progress, len(starts) * (smaller + own + own * factor**2 * larger))
+            enlarged = round(own * factor**2) if larger else 0
+            report = _Report(progress, len(starts) * (smaller + own + enlarged))
             at = partial(self._at, network, report=report, sizes=len(pairs) + larger, with_scale=larger)
             for frames in pairs[:0:-1]:
                 starts = [found.flow for found in at(frames, coarse_given, starts)]
@@ -341,7 +342,7 @@ class NetworkEstimator(LoadingEstimator):
             shape = self.config.shaped(NETWORKS[self.method])
             network = load_weights(shape, origin, correlation=self._requested).to(device)
             if device.type == "cpu":
-                network.to(memory_format=network.cpu_format)  # type: ignore[call-overload]
+                network.optimize_for_cpu()
             self._network = network
             checksum = None if origin.path is None else digest(origin.path)[:_DIGITS]
             self._origin = {"weights": origin.name, "weights_sha256": checksum}
