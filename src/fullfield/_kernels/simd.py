@@ -138,7 +138,7 @@ def _transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
     for r in range(4):
         pairs = [put_joined(builder, rows[r + at], rows[r + at + 4]) for at in (0, 8)]
         vectors.append(put_joined(builder, *pairs))
-    first, second = ([interleaved(*vectors[at : at + 2], 1, high) for high in (0, 1)] for at in (0, 2))
+    first, second = ([interleaved(vectors[at], vectors[at + 1], 1, high) for high in (0, 1)] for at in (0, 2))
     return [interleaved(a, b, 2, high) for a, b in zip(first, second, strict=True) for high in (0, 1)]
 
 
@@ -152,7 +152,7 @@ def put_joined(builder: Any, a: Any, b: Any) -> Any:
 def load_columns(typingctx: Any, array: Any, indices: Any, index: Any) -> Any:
     """Return eight vectors, the columns of rows ``indices[index : index + 16]`` (int32); a row is 8 of ``array``.
 
-    Whole rows are read and transposed, which takes a fifth of the time of gather instructions.
+    Whole rows are read and transposed: on a Cascade Lake that took a third of the time of gather instructions or less.
     """
     result = types.UniTuple(float32x16, 8)  # type: ignore[attr-defined]
 

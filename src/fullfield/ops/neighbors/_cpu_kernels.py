@@ -3,6 +3,7 @@
 Radius search: points sorted by the cell of a grid whose cells are as wide as the radius. Cells that follow each other
 in x follow each other in memory, so a query reads nine runs of points. kNN search: a balanced k-d tree without nodes:
 the middle of a range of the order splits it; ``axes`` and ``cuts`` at the middle hold the axis and the coordinate.
+Downsampling: a hash table of cells.
 """
 
 from __future__ import annotations
