@@ -45,15 +45,16 @@ def test_lanes() -> None:
 
 
 @numba.njit
-def _gathered(a, indices, out):  # type: ignore[no-untyped-def]
-    simd.store(out, 0, simd.gather(a, indices, 3))
+def _columns(a, indices, out):  # type: ignore[no-untyped-def]
+    for column, vector in enumerate(simd.load_columns(a, indices, 3)):
+        simd.store(out, 16 * column, vector)
 
 
-def test_values_come_from_their_indices() -> None:
-    a, indices = RNG.uniform(-4, 4, 50).astype(np.float32), RNG.integers(0, 50, 19).astype(np.int32)
-    out = np.zeros(16, np.float32)
-    _gathered(a, indices, out)
-    np.testing.assert_array_equal(out, a[indices[3:]])
+def test_columns_come_from_their_rows() -> None:
+    a, indices = RNG.uniform(-4, 4, (50, 8)).astype(np.float32), RNG.integers(0, 50, 19).astype(np.int32)
+    out = np.zeros(128, np.float32)
+    _columns(a.ravel(), indices, out)
+    np.testing.assert_array_equal(out.reshape(8, 16), a[indices[3:]].T)
 
 
 @numba.njit

@@ -60,8 +60,8 @@ def caching_in(folder: Path | None) -> Iterator[None]:
         config.CACHE_DIR, caching.IndexDataCacheFile = before, plain
 
 
-def jit_in(folder: Path | None) -> Callable[[Any], Any]:
-    """Return the decorator of a module's kernels, whose code is kept in ``folder``.
+def jit_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
+    """Return the decorator of a module's kernels, whose code is kept in ``folder``; ``options`` are numba's.
 
     The kernels release the GIL, and a division by zero raises no exception.
     """
@@ -69,7 +69,7 @@ def jit_in(folder: Path | None) -> Callable[[Any], Any]:
 
     def jit(function: Any) -> Any:
         with caching_in(folder):
-            return njit(nogil=True, error_model="numpy", cache=folder is not None)(function)
+            return njit(nogil=True, error_model="numpy", cache=folder is not None, **options)(function)
 
     return jit
 

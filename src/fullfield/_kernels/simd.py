@@ -120,23 +120,53 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
     return float32x16(array, types.intp), codegen
 
 
+def _transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """Return four vectors of 16 lanes, the columns of sixteen vectors of four."""
+
+    def shuffled(a: Any, b: Any, lanes: Iterable[int]) -> Any:
+        chosen = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(lanes))
+        return builder.shuffle_vector(a, b, chosen)
+
+    def interleaved(a: Any, b: Any, wide: int, high: int) -> Any:
+        """Take half of each block of four, ``wide`` lanes of ``a`` and of ``b`` in turns."""
+        block = [lane + side for lane in range(2 * high, 2 * high + 2, wide) for side in (0, LANES)]
+        block = [lane + step for lane in block for step in range(wide)]
+        return shuffled(a, b, [4 * part + lane for part in range(4) for lane in block])
+
+    # Vector r holds rows r, r + 4, r + 8 and r + 12; every block of four lanes is transposed by itself.
+    vectors = []
+    for r in range(4):
+        pairs = [put_joined(builder, rows[r + at], rows[r + at + 4]) for at in (0, 8)]
+        vectors.append(put_joined(builder, *pairs))
+    first, second = ([interleaved(vectors[at], vectors[at + 1], 1, high) for high in (0, 1)] for at in (0, 2))
+    return [interleaved(a, b, 2, high) for a, b in zip(first, second, strict=True) for high in (0, 1)]
+
+
+def put_joined(builder: Any, a: Any, b: Any) -> Any:
+    """Return the lanes of one vector followed by those of another."""
+    lanes = list(range(2 * a.type.count))
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
 @intrinsic
-def gather(typingctx: Any, array: Any, indices: Any, index: Any) -> Any:
-    """Return ``array[indices[index : index + 16]]`` of int32 indices as a vector."""
+def load_columns(typingctx: Any, array: Any, indices: Any, index: Any) -> Any:
+    """Return eight vectors, the columns of rows ``indices[index : index + 16]`` (int32); a row is 8 of ``array``.
+
+    Whole rows are read and transposed: on a Cascade Lake that took a third of the time of gather instructions or less.
+    """
+    result = types.UniTuple(float32x16, 8)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         start = place(context, builder, sig, args, 0, number(0))
-        at = put_load(builder, place(context, builder, sig, args, 1), kind=INTEGERS)
-        wide, mask = ir.VectorType(INDEX, LANES), ir.VectorType(ir.IntType(1), LANES)
-        bytes_ = builder.shl(builder.sext(at, wide), ir.Constant(wide, [2] * LANES))
-        addresses = builder.add(put_splat(builder, builder.ptrtoint(start, INDEX)), bytes_)
-        pointers = ir.VectorType(ir.PointerType(FLOAT), LANES)
-        kind = ir.FunctionType(VECTOR, [pointers, ir.IntType(32), mask, VECTOR])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.gather.v16f32.v16p0")
-        given = builder.inttoptr(addresses, pointers), ir.Constant(ir.IntType(32), 4), ir.Constant(mask, [1] * LANES)
-        return builder.call(function, [*given, ir.Constant(VECTOR, ir.Undefined)])
+        at, four, lows, highs = place(context, builder, sig, args, 1), ir.VectorType(FLOAT, 4), [], []
+        for lane in range(LANES):
+            row = builder.sext(builder.load(builder.gep(at, [number(lane)])), INDEX)
+            first = builder.shl(row, number(3))
+            lows.append(put_load(builder, start, first, four))
+            highs.append(put_load(builder, start, builder.add(first, number(4)), four))
+        return context.make_tuple(builder, sig.return_type, _transposed(builder, lows) + _transposed(builder, highs))
 
-    return float32x16(array, indices, types.intp), codegen
+    return result(array, indices, types.intp), codegen
 
 
 @intrinsic

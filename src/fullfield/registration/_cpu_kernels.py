@@ -9,8 +9,8 @@ from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import (
     LANES,
     above,
-    gather,
     load,
+    load_columns,
     maximum,
     minimum,
     reciprocal_where,
@@ -22,7 +22,6 @@ from fullfield._kernels.simd import (
 from fullfield._kernels.simd import __file__ as _simd_file
 
 BINS = 11
-RINGS = 3
 SWEEPS = 6  # over a matrix of three axes: more change nothing
 ROW = 48
 """Numbers of a row of three histograms: 3 * BINS and a padding to vectors."""
@@ -30,6 +29,7 @@ _TANGENTS = tuple(np.tan(np.pi * (np.arange(1, BINS) / BINS - 0.5)).astype(np.fl
 
 CACHE = cache_folder(__file__, _simd_file)
 _jit = jit_in(CACHE)
+_reordering = jit_in(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums become sums of vectors
 
 
 @_jit
@@ -53,19 +53,16 @@ def _listed(indices, begin, count, i, row):
 
 
 @_jit
-def _seen(surface, size, i, row, n):
+def _seen(surface, i, row, n):
     """Return distances, directions and normals of 16 neighbours, ``row[n : n + 16]``, seen from point ``i``.
 
-    ``surface`` holds coordinates and normals, ``size`` numbers for each of x, y and z.
+    ``surface`` has eight numbers for each point: coordinates, a normal and two that do not matter.
     """
-    dx = gather(surface[:size], row, n) - splat(surface[i])
-    dy = gather(surface[size : 2 * size], row, n) - splat(surface[size + i])
-    dz = gather(surface[2 * size : 3 * size], row, n) - splat(surface[2 * size + i])
+    x, y, z, nx, ny, nz, _, _ = load_columns(surface, row, n)
+    at = np.uintp(i) * np.uintp(8)
+    dx, dy, dz = x - splat(surface[at]), y - splat(surface[at + np.uintp(1)]), z - splat(surface[at + np.uintp(2)])
     distance = sqrt(dx * dx + dy * dy + dz * dz)
     scale = splat(np.float32(1.0)) / maximum(distance, splat(np.float32(1e-6)))
-    nx = gather(surface[3 * size : 4 * size], row, n)
-    ny = gather(surface[4 * size : 5 * size], row, n)
-    nz = gather(surface[5 * size :], row, n)
     return distance, (dx * scale, dy * scale, dz * scale), (nx, ny, nz)
 
 
@@ -75,8 +72,9 @@ def _dot(a, b):
 
 
 @_jit
-def _own_normal(surface, size, i):
-    return splat(surface[3 * size + i]), splat(surface[4 * size + i]), splat(surface[5 * size + i])
+def _own_normal(surface, i):
+    at = np.uintp(i) * np.uintp(8)
+    return splat(surface[at + np.uintp(3)]), splat(surface[at + np.uintp(4)]), splat(surface[at + np.uintp(5)])
 
 
 @_jit
@@ -95,9 +93,9 @@ def _where(condition, number, otherwise):
 def pair_histograms(surface, offsets, indices, histograms, first, last):
     """Fill three histograms of each point's pairs with its neighbours; each sums to 1, or to 0 without any pair.
 
-    ``surface`` holds coordinates and normals, six times N numbers. A row of ``histograms`` has :data:`ROW` numbers.
+    ``surface`` is as for :func:`_seen`. A row of ``histograms`` has :data:`ROW` numbers.
     """
-    size, room = surface.size // 6, _room(offsets, first, last)
+    room = _room(offsets, first, last)
     row, bins, counted = (
         np.empty(room, np.int32),
         np.empty(3 * room, np.int32),
@@ -108,9 +106,9 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
     second, third = splat(np.float32(BINS)), splat(np.float32(2 * BINS))
     for i in range(first, last):
         count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
-        u = _own_normal(surface, size, i)
+        u = _own_normal(surface, i)
         for n in range(0, count, LANES):
-            _, d, normal = _seen(surface, size, i, row, n)
+            _, d, normal = _seen(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
             across = sqrt(_dot(v, v))
             angles, scale = one - above(least, across), one / maximum(across, least)
@@ -137,13 +135,13 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
 @_jit
 def weighted_histograms(surface, offsets, indices, histograms, out, first, last):
     """Average the neighbours' histograms, weighted by 1 / distance²; each of the three is scaled to the sum 1."""
-    size, room, rows = surface.size // 6, _room(offsets, first, last), histograms.reshape(-1)
+    room, rows = _room(offsets, first, last), histograms.reshape(-1)
     row, weights, total = np.empty(room, np.int32), np.empty(room, np.float32), np.empty(ROW, np.float32)
     zero = splat(np.float32(0.0))
     for i in range(first, last):
         count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
         for n in range(0, count, LANES):
-            distance, _, _ = _seen(surface, size, i, row, n)
+            distance, _, _ = _seen(surface, i, row, n)
             store(weights, n, reciprocal_where(distance * distance, zero))
         a, b, c = zero, zero, zero
         for n in range(count):
@@ -207,33 +205,44 @@ def _axes(m, a, v):
     return least
 
 
+@_reordering
+def _moments(places, count, limit, close, wide):
+    """Sum coordinates, their products and the points, of ``close`` ones (squares up to ``limit``) and of all."""
+    xs, ys, zs = places[0], places[1], places[2]
+    a = b = c = aa = ab = ac = bb = bc = cc = 0.0
+    x = y = z = xx = xy = xz = yy = yz = zz = near = 0.0
+    for n in range(np.uintp(count)):
+        dx, dy, dz = xs[n], ys[n], zs[n]
+        ax, ay, az = dx * dx, dy * dy, dz * dz
+        a, b, c = a + dx, b + dy, c + dz
+        aa, ab, ac = aa + ax, ab + dx * dy, ac + dx * dz
+        bb, bc, cc = bb + ay, bc + dy * dz, cc + az
+        one = 1.0 if ax + ay + az <= limit else 0.0
+        px, py, pz = dx * one, dy * one, dz * one
+        x, y, z, near = x + px, y + py, z + pz, near + one
+        xx, xy, xz = xx + px * dx, xy + px * dy, xz + px * dz
+        yy, yz, zz = yy + py * dy, yz + py * dz, zz + pz * dz
+    wide[0], wide[1], wide[2], wide[9] = a, b, c, count
+    wide[3], wide[4], wide[5], wide[6], wide[7], wide[8] = aa, ab, ac, bb, bc, cc
+    close[0], close[1], close[2], close[9] = x, y, z, near
+    close[3], close[4], close[5], close[6], close[7], close[8] = xx, xy, xz, yy, yz, zz
+
+
 @_jit
 def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, first, last):
     """Fill the normal of the plane through each query's neighbours and, unless ``shapes`` is empty, the shape.
 
     See descriptors.surfaces; ``radius`` limits the neighbours of the shape.
     """
-    a, v, m = np.empty((3, 3)), np.empty((3, 3)), np.empty(20)  # moments of near neighbours, then of others
-    close, wide, limit = m[:10], m[10:], radius * radius
+    a, v, close, wide = np.empty((3, 3)), np.empty((3, 3)), np.empty(10), np.empty(10)
+    places, limit = np.empty((3, _room(offsets, first, last))), radius * radius
     for i in range(first, last):
-        m[:] = 0.0
+        begin, count = np.uintp(offsets[i]), offsets[i + 1] - offsets[i]
         x, y, z = queries[i, 0], queries[i, 1], queries[i, 2]
-        for at in range(offsets[i], offsets[i + 1]):
-            j = indices[at]
-            dx, dy, dz = points[j, 0] - x, points[j, 1] - y, points[j, 2] - z
-            xx, yy, zz = dx * dx, dy * dy, dz * dz
-            n = 10 * (xx + yy + zz > limit)
-            m[n] += dx
-            m[n + 1] += dy
-            m[n + 2] += dz
-            m[n + 3] += xx
-            m[n + 4] += dx * dy
-            m[n + 5] += dx * dz
-            m[n + 6] += yy
-            m[n + 7] += dy * dz
-            m[n + 8] += zz
-            m[n + 9] += 1.0
-        wide += close
+        for n in range(np.uintp(count)):
+            j = np.uintp(indices[begin + n])
+            places[0, n], places[1, n], places[2, n] = points[j, 0] - x, points[j, 1] - y, points[j, 2] - z
+        _moments(places, count, limit, close, wide)
         least = _axes(wide, a, v)
         for k in range(3):
             normals[i, k] = v[k, least]
@@ -258,7 +267,7 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
     ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other. An entry is
     ``cell << bits | neighbour``.
     """
-    size, room = surface.size // 6, _room(offsets, first, last)
+    room = _room(offsets, first, last)
     row, own, place = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(counts.shape[1], np.int64)
     zero, one, two = splat(np.float32(0.0)), splat(np.float32(1.0)), splat(np.float32(2.0))
     three, five = splat(np.float32(3.0)), splat(np.float32(5.0))
@@ -266,9 +275,9 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
     flat, bent = splat(edges[4]), splat(edges[5])
     for i in range(first, last):
         begin, count = offsets[i], offsets[i + 1] - offsets[i]
-        padded, u = _listed(indices, begin, count, i, row), _own_normal(surface, size, i)
+        padded, u = _listed(indices, begin, count, i, row), _own_normal(surface, i)
         for n in range(0, padded, LANES):
-            distance, d, normal = _seen(surface, size, i, row, n)
+            distance, d, normal = _seen(surface, i, row, n)
             height, ahead, alike = _dot(u, d), _dot(normal, d), _dot(u, normal)
             side = one - two * above(zero, height)
             height, alike = height * side, alike * side
@@ -295,19 +304,19 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
 
 
 @_jit
-def known_properties(features, counts, rows, entries, bits, known, first, last):
-    """Fill each point's unlearned properties: features, their means over the rings, square roots of the cells' shares.
+def known_properties(features, counts, rows, entries, bits, rings, known, first, last):
+    """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
     ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sorted_cells` fills it.
     """
-    width, cells = (known.shape[1] - counts.shape[1]) // (RINGS + 1), counts.shape[1]
+    width, cells = (known.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
     values, total, zero = features.reshape(-1), np.empty(ROW, np.float32), splat(np.float32(0.0))
     index, at = np.uint32((1 << bits) - 1), np.uintp(rows[first])
     for i in range(first, last):
         known[i, :width] = features[i, :width]
-        for ring in range(RINGS):
+        for ring in range(rings):
             count = np.float32(0.0)
-            for cell in range(ring * cells // RINGS, (ring + 1) * cells // RINGS):
+            for cell in range(ring * cells // rings, (ring + 1) * cells // rings):
                 count += counts[i, cell]
             a, b, c = zero, zero, zero
             for _ in range(np.uintp(count)):
@@ -325,7 +334,7 @@ def known_properties(features, counts, rows, entries, bits, known, first, last):
                 known[i, (ring + 1) * width + k] = total[k] / max(count, np.float32(1.0))
         share = np.float32(max(rows[i + 1] - rows[i], 1))
         for cell in range(cells):
-            known[i, (RINGS + 1) * width + cell] = np.sqrt(counts[i, cell] / share)
+            known[i, (rings + 1) * width + cell] = np.sqrt(counts[i, cell] / share)
 
 
 _i = types.intp
@@ -336,7 +345,7 @@ _int = types.int32[::1]
 _flat = types.float32[::1]
 _found = (_flat, _long, _int)
 ENTRY_POINTS = {
-    "known_properties": (known_properties, (_single, _single, _long, types.uint32[::1], _i, _single, _i, _i)),
+    "known_properties": (known_properties, (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i)),
     "local_surfaces": (
         local_surfaces,
         (_points, _points, _long, _int, types.float64, _points, _points, _i, _i),

@@ -121,11 +121,18 @@ def histograms(points: Floats, normals: Floats, radius: float, found: Neighbors 
     compiled = kernels()
     found = radius_search(_tensor(points), radius, sort=False) if found is None else found
     pairs = found.offsets.numpy(), found.indices.numpy()
-    surface = np.concatenate((points, normals), 1).T.astype(np.float32, order="C").ravel()
+    surface = surface_rows(points, normals)
     own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
     parallel(len(points), lambda a, b: compiled.pair_histograms(surface, *pairs, own, a, b))
     parallel(len(points), lambda a, b: compiled.weighted_histograms(surface, *pairs, own, averaged, a, b))
     return averaged.astype(np.float64)
+
+
+def surface_rows(points: Any, normals: Any) -> NDArray[np.float32]:
+    """Return the kernels' flat array of points [N, 3] and normals [N, 3]: eight numbers for each, the last two zero."""
+    rows = np.zeros((len(points), 8), np.float32)
+    rows[:, :3], rows[:, 3:6] = points, normals
+    return rows.ravel()
 
 
 _BLOCK = 2048

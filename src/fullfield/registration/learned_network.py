@@ -26,7 +26,7 @@ from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 from fullfield.registration.cuda import Describer
-from fullfield.registration.descriptors import kernels, parallel
+from fullfield.registration.descriptors import kernels, parallel, surface_rows
 
 RINGS = (3.0, 5.5, 8.0)
 """Distances, voxels; the last is how far a layer sees."""
@@ -114,8 +114,8 @@ def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[T
     """Return how many neighbours each cell has [N, CELLS], and the triplets."""
     count, entries = points.shape[0], int(found.offsets[-1]) - points.shape[0]
     cells, packed = torch.empty(count, CELLS, dtype=torch.float32), torch.empty(entries, dtype=torch.int32)
-    edges, surface = torch.tensor(_EDGES, dtype=torch.float32), torch.cat([points, normals], 1).detach().T.flatten()
-    given = [part.numpy() for part in (surface, found.offsets, found.indices, edges)]
+    surface = surface_rows(*(part.detach().numpy() for part in (points, normals)))
+    given = surface, found.offsets.numpy(), found.indices.numpy(), np.array(_EDGES, np.float32)
     made = cells.numpy(), packed.numpy().view(np.uint32)
     kernel = kernels().sorted_cells
     parallel(count, lambda first, last: kernel(*given, BITS, *made, first, last))
@@ -127,7 +127,7 @@ def _known_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, entries: Tensor
     compiled = kernels()
     padded = nn.functional.pad(features.detach(), (0, compiled.ROW - INPUTS)).numpy()
     known = torch.empty(len(features), WIDTH, dtype=torch.float32)
-    given = padded, cells.numpy(), rows.numpy(), entries.numpy().view(np.uint32), BITS, known.numpy()
+    given = padded, cells.numpy(), rows.numpy(), entries.numpy().view(np.uint32), BITS, len(RINGS), known.numpy()
     parallel(len(features), lambda first, last: compiled.known_properties(*given, first, last))
     return known
 
@@ -201,10 +201,10 @@ class DescriptorNetwork(nn.Module):
         for layer in self.layers:
             state = state + layer(state, around)
             states.append(state)
-        described = self.head(torch.cat(states, 1)) + self.direct(known)
+        described = self.head(torch.cat(states, 1)).addmm_(known, self.direct.weight.T)
         if self.join is not None:
             more, seen = self._from_coarser(state, coarser)
-            described = described + more + self.join(state, seen)
+            described = described.add_(more).add_(self.join(state, seen))
         return nn.functional.normalize(described, dim=1)
 
     def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ FEATURE_RADIUS = 8.0
 
 
 class Described(NamedTuple):
-    """Points as a descriptor sees them."""
+    """Normals and features of points; their shapes and meaning are those of :class:`Scan`."""
 
-    normals: Floats  # [N, 3], of either sign
-    features: Floats  # [N, C], alike where their Euclidean distance is small
+    normals: Floats
+    features: Floats
 
 
 Describe = Callable[[Floats, Ints], Described]

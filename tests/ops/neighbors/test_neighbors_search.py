@@ -12,7 +12,8 @@ import torch
 from cloud_cases import PLACES, Backend, cloud, places, rows, same, without_gpu
 
 from fullfield import InputError
-from fullfield.ops.neighbors import cuda, grid_downsample, knn_search, radius_search, spatial_order
+from fullfield._kernels.numba_cache import has_instructions
+from fullfield.ops.neighbors import cpu, cuda, grid_downsample, knn_search, radius_search, spatial_order
 from fullfield.ops.neighbors.api import morton_code
 
 scipy_spatial = pytest.importorskip("scipy.spatial")
@@ -58,7 +59,7 @@ def test_every_backend_gives_the_reference_s_bits(backend: Backend, place: str) 
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("backend", KERNELS[1:], indirect=True)
+@pytest.mark.parametrize("backend", KERNELS, indirect=True)
 def test_downsampling_by_kernels(backend: Backend, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     points = places(backend.count)[place]
     points = points.double() if place == "lattice" else points
@@ -66,7 +67,8 @@ def test_downsampling_by_kernels(backend: Backend, place: str, monkeypatch: pyte
     for clouds in (None, torch.tensor([0, len(points) // 3, len(points) // 3, len(points)])):
         found = grid_downsample(points.to(backend.device), cell, offsets=clouds)
         with monkeypatch.context() as patch:
-            patch.setattr(cuda, "supports", lambda _: "not now")
+            for module in (cpu, cuda):
+                patch.setattr(module, "supports", lambda _: "not now")
             right = grid_downsample(points, cell, offsets=clouds)
         assert torch.equal(found.indices.cpu(), right.indices)
         assert torch.equal(found.offsets, right.offsets)
@@ -106,6 +108,21 @@ def test_a_stray_point_costs_a_survey_no_precision() -> None:
         found = rows(radius_search(far, 0.4, own, offsets=clouds, query_offsets=asked, backend="reference"))
         right = rows(radius_search(near, 0.4, None if own is None else near[2:47:3], backend="reference"))
         assert [[i - 3 for i in row] for row in found[0 if asked is not None else 3 :]] == right
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_neighbours_among_candidates_are_packed(packs: bool) -> None:
+    numba, simd = pytest.importorskip("numba"), pytest.importorskip("fullfield.ops.neighbors._cpu_simd")
+    if packs and not has_instructions("avx512f"):
+        pytest.skip("needs AVX-512")
+    put_within, draw = simd.packing(packs), np.random.default_rng(0)
+    pack = numba.njit(lambda near, x, given, into: put_within(near, 2, x, given, 3, into, 5))
+    squares, who = draw.integers(0, 6, 19).astype(np.float32), np.arange(100, 120, dtype=np.int32)
+    found = np.full(40, -1, np.int32)
+    for limit in (-1.0, 3.0, 9.0):
+        end = pack(squares, np.float32(limit), who, found)
+        wanted = who[3:19][squares[2:18] <= limit]
+        assert found[5:end].tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)

@@ -3,6 +3,7 @@
 Radius search: points sorted by the cell of a grid whose cells are as wide as the radius. Cells that follow each other
 in x follow each other in memory, so a query reads nine runs of points. kNN search: a balanced k-d tree without nodes:
 the middle of a range of the order splits it; ``axes`` and ``cuts`` at the middle hold the axis and the coordinate.
+Downsampling: a hash table of cells.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import numpy as np
 from numba import types
 
 from fullfield._kernels.numba_cache import cache_folder, jit_in
+from fullfield._kernels.simd import LANES
+from fullfield._kernels.simd import __file__ as _simd_file
+from fullfield.ops.neighbors._cpu_simd import __file__ as _own_simd_file
+from fullfield.ops.neighbors._cpu_simd import put_within
 
 LEAF = 12
-_DEPTH = 64
+_DEPTH, _FEW = 64, 64
 
-CACHE = cache_folder(__file__)
+CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
 _jit = jit_in(CACHE)
 
 
@@ -44,12 +49,12 @@ def _lower_bound(keys, value):
 def _runs(keys, starts, shape, cells, q, runs):
     """Write the first and last point of the nine runs of cells around a query's cell."""
     run = 0
-    x0 = max(cells[q, 3] - 1, 0)
-    x1 = min(cells[q, 3] + 1, shape[2] - 1)
-    for z in range(cells[q, 1] - 1, cells[q, 1] + 2):
-        for y in range(cells[q, 2] - 1, cells[q, 2] + 2):
+    x0 = max(cells[3, q] - 1, 0)
+    x1 = min(cells[3, q] + 1, shape[2] - 1)
+    for z in range(cells[1, q] - 1, cells[1, q] + 2):
+        for y in range(cells[2, q] - 1, cells[2, q] + 2):
             if x0 <= x1 and 0 <= z < shape[0] and 0 <= y < shape[1]:
-                line = ((cells[q, 0] * shape[0] + z) * shape[1] + y) * shape[2]
+                line = ((cells[0, q] * shape[0] + z) * shape[1] + y) * shape[2]
                 runs[run, 0] = starts[_lower_bound(keys, line + x0)]
                 runs[run, 1] = starts[_lower_bound(keys, line + x1 + 1)]
             else:
@@ -58,78 +63,138 @@ def _runs(keys, starts, shape, cells, q, runs):
             run += 1
 
 
+@_jit
+def _sort(numbers, count):
+    """Sort the first ``count`` numbers; for a few of them numba's own function takes a multiple of the time."""
+    if count > _FEW:
+        numbers[:count].sort()
+        return
+    for n in range(1, count):
+        number, at = numbers[n], n
+        while at > 0 and numbers[at - 1] > number:
+            numbers[at] = numbers[at - 1]
+            at -= 1
+        numbers[at] = number
+
+
+@_jit
+def _candidates(points, columns, order, runs, sort, who, places, squares):
+    """Write the points of nine runs into ``who`` and their coordinates into ``places``; return their number.
+
+    Arrays that are too short are replaced by longer ones.
+    """
+    count = 0
+    for run in range(9):
+        count += runs[run, 1] - runs[run, 0]
+    if count + LANES > who.size:
+        who = np.empty(2 * count + LANES, np.int32)
+        places, squares = np.empty((3, who.size), np.float32), np.empty(who.size, np.float32)
+    xs, ys, zs, at = places[0], places[1], places[2], np.uintp(0)
+    for run in range(9):
+        for i in range(np.uintp(runs[run, 0]), np.uintp(runs[run, 1])):
+            who[at], xs[at], ys[at], zs[at] = order[i], columns[0, i], columns[1, i], columns[2, i]
+            at += np.uintp(1)
+    if sort:
+        _sort(who, count)
+        for n in range(np.uintp(count)):
+            i = np.uintp(who[n])
+            places[0, n], places[1, n], places[2, n] = points[i, 0], points[i, 1], points[i, 2]
+    for n in range(LANES):
+        squares[count + n] = np.inf  # a vector reads beyond the last
+    return count, who, places, squares
+
+
 # Indices without sign: numba looks whether signed ones are negative, and LLVM then makes no vectors of the loops.
 @_jit
-def _count_within(xs, ys, zs, first, last, x, y, z, limit):
-    """Return how many of the points ``first ... last`` are within the limit of a place."""
-    count = np.int32(0)
-    for i in range(np.uintp(first), np.uintp(last)):
-        dx = x - xs[i]
-        dy = y - ys[i]
-        dz = z - zs[i]
-        count += np.int32((dx * dx + dy * dy) + dz * dz <= limit)
-    return np.int64(count)
-
-
-@_jit
-def _list_within(xs, ys, zs, first, last, x, y, z, limit, squares, places, found):
-    """Write the points ``first ... last`` within the limit into ``places`` from ``found`` on; return the new number."""
-    start, count, at = np.uintp(first), np.uintp(last - first), np.uintp(found)
-    for n in range(count):
-        dx = x - xs[start + n]
-        dy = y - ys[start + n]
-        dz = z - zs[start + n]
+def _measure(places, count, queries, q, squares):
+    """Write the squared distances of the first ``count`` places from a query."""
+    x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
+    xs, ys, zs = places[0], places[1], places[2]
+    for n in range(np.uintp(count)):
+        dx, dy, dz = x - xs[n], y - ys[n], z - zs[n]
         squares[n] = (dx * dx + dy * dy) + dz * dz
-    for n in range(count):
-        places[at] = start + n  # without a branch: the next one overwrites it
-        at += np.uintp(squares[n] <= limit)
-    return np.int64(at)
 
 
 @_jit
 def radius_rows(
-    columns, order, keys, starts, shape, queries, cells, visit, limit, fill, sort, rows, indices, first, last
+    points, columns, order, keys, starts, shape, queries, cells, visit, limit, fill, sort, rows, indices, first, last
 ):
     """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices.
 
-    ``columns`` [3, N] holds the points in the order of their cells.
+    ``columns`` [3, N] has the points in the order of their cells, ``cells`` [4, M] each query's cloud, z, y and x.
+    Queries of one cell follow each other: the points around it are copied once for all of them.
     """
-    xs, ys, zs = columns[0], columns[1], columns[2]
-    runs = np.zeros((9, 2), np.int64)
-    squares = np.empty(0, np.float32)
-    places = np.empty(0, np.int32)
-    before = -1
+    runs, before, count = np.zeros((9, 2), np.int64), -1, 0
+    who, places, squares = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
+    found = np.empty(0, np.int32)
     for step in range(first, last):
         q = visit[step]
         same = before >= 0
         for axis in range(4):
-            same = same and cells[q, axis] == cells[before, axis]
+            same = same and cells[axis, q] == cells[axis, before]
+        before = q
         if not same:
             _runs(keys, starts, shape, cells, q, runs)
-            candidates = np.sum(runs[:, 1] - runs[:, 0])
-            if candidates >= places.size:
-                squares = np.empty(2 * candidates, np.float32)
-                places = np.empty(2 * candidates + 1, np.int32)
-        before = q
-        x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
-        found = 0
-        for run in range(9):
-            start, end = runs[run, 0], runs[run, 1]
-            if fill:
-                found = _list_within(xs, ys, zs, start, end, x, y, z, limit, squares, places, found)
-            else:
-                found += _count_within(xs, ys, zs, start, end, x, y, z, limit)
+            count, who, places, squares = _candidates(points, columns, order, runs, fill and sort, who, places, squares)
+            if fill and found.size < who.size:
+                found = np.empty(who.size, np.int32)
+        _measure(places, count, queries, q, squares)
         if not fill:
-            rows[q + 1] = found
+            within = np.int32(0)
+            for n in range(np.uintp(count)):
+                within += np.int32(squares[n] <= limit)
+            rows[q + 1] = within
             continue
-        at, rising, previous = np.uintp(rows[q]), True, np.int32(-1)
-        for n in range(np.uintp(found)):
-            index = order[np.uintp(places[n])]
-            indices[at + n] = index
-            rising &= index > previous
-            previous = index
-        if sort and not rising:
-            indices[rows[q] : rows[q] + found].sort()
+        at = 0
+        for n in range(0, count, LANES):
+            at = put_within(squares, n, limit, who, n, found, at)
+        start = np.uintp(rows[q])
+        for n in range(np.uintp(at)):
+            indices[start + n] = found[n]
+
+
+@_jit
+def _in_cell(points, i, cell):
+    """Return the cell of a point, whole float64 numbers of x, y and z, and its squared distance from the middle."""
+    x, y, z = points[i, 0] / cell, points[i, 1] / cell, points[i, 2] / cell
+    corner = np.floor(x), np.floor(y), np.floor(z)
+    x, y, z = x - corner[0] - 0.5, y - corner[1] - 0.5, z - corner[2] - 0.5
+    return corner, (x * x + y * y) + z * z
+
+
+@_jit
+def _scrambled(corner):
+    """Return a number that spreads cells over a table."""
+    key = np.uint64(0)
+    for axis in range(3):
+        key = (key ^ np.uint64(np.int64(corner[axis]))) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
+
+
+@_jit
+def thin_rows(points, offsets, cell, slots, kept):
+    """Mark the points that remain when every cell of each cloud keeps the one nearest to its middle.
+
+    ``slots`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points of
+    clouds before count as free slots.
+    """
+    mask = np.uint64(slots.size - 1)
+    for cloud in range(offsets.size - 1):
+        for i in range(offsets[cloud], offsets[cloud + 1]):
+            corner, away = _in_cell(points, i, cell)
+            slot = _scrambled(corner) & mask
+            while slots[slot] >= offsets[cloud]:
+                other, least = _in_cell(points, slots[slot], cell)
+                if corner == other:
+                    break
+                slot = (slot + np.uint64(1)) & mask
+            rival = slots[slot]
+            if rival >= offsets[cloud]:
+                if away >= least:
+                    continue
+                kept[rival] = False
+            kept[i], slots[slot] = True, i
 
 
 @_jit
@@ -263,6 +328,7 @@ ENTRY_POINTS = {
         radius_rows,
         (
             _points,
+            _points,
             _int,
             _long,
             _long,
@@ -279,6 +345,7 @@ ENTRY_POINTS = {
             _i,
         ),
     ),
+    "thin_rows": (thin_rows, (types.float64[:, ::1], _long, types.float64, _int, types.boolean[::1])),
     "build_tree": (build_tree, (_points, _int, types.int8[::1], _flat, _i, _i)),
     "nearest_rows": (
         nearest_rows,

@@ -44,10 +44,20 @@ def _batches(offsets: Tensor) -> NDArray[np.int64]:
     return np.repeat(np.arange(offsets.numel() - 1), offsets.diff().numpy())
 
 
-def _cells(coords: NDArray[np.float32], batches: NDArray[np.int64], low: Any, cell: float) -> NDArray[np.int64]:
-    """Return cells [M, 4]: cloud, z, y, x. Positions far outside the grid are clipped to just outside."""
-    away = np.clip((coords.astype(np.float64) - low) / cell, -4.0, 2.0**60)
-    return np.concatenate([batches[:, None], np.floor(away).astype(np.int64)[:, ::-1]], axis=1)
+def _cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell: float) -> NDArray[np.int64]:
+    """Return cells [4, M] of ``columns`` [3, M]: cloud, z, y, x. Positions far outside are clipped to just outside."""
+    cells = np.empty((4, columns.shape[1]), np.int64)
+    cells[0] = _batches(offsets)
+    for axis, column in enumerate(columns):
+        away = np.clip((column.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
+        np.floor(away, out=cells[3 - axis], casting="unsafe")
+    return cells
+
+
+def _numbers(cells: NDArray[np.int64], shape: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a number for each cell of the grid; x runs fastest."""
+    numbers: NDArray[np.int64] = ((cells[0] * shape[0] + cells[1]) * shape[1] + cells[2]) * shape[2] + cells[3]
+    return numbers
 
 
 def radius_search(
@@ -62,25 +72,26 @@ def radius_search(
     rows = np.zeros(len(asked) + 1, np.int64)
     if not len(spots) or not len(asked):
         return Neighbors(torch.from_numpy(rows), torch.zeros(0, dtype=torch.int32))
-    low, high = spots.min(0).astype(np.float64), spots.max(0).astype(np.float64)
+    columns = np.ascontiguousarray(spots.T)
+    low, high = columns.min(1).astype(np.float64), columns.max(1).astype(np.float64)
     cell = radius * _MARGIN
     while np.prod(np.floor((high - low) / cell) + 1.0) * (offsets.numel() - 1) > _MOST_CELLS:
         cell *= 2.0
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
-    cells = _cells(spots, _batches(offsets), low, cell)
-    keys = ((cells[:, 0] * shape[0] + cells[:, 1]) * shape[1] + cells[:, 2]) * shape[2] + cells[:, 3]
+    cells = _cells(columns, offsets, low, cell)
+    keys = _numbers(cells, shape)
     order = np.argsort(keys, kind="stable")
     used, first = np.unique(keys[order], return_index=True)
     starts = np.append(first, len(spots)).astype(np.int64)
-    if queries is points:
-        around, visit = cells, order
-    else:
-        around = np.minimum(_cells(asked, _batches(query_offsets), low, cell), np.append(2**62, shape + 2))
-        visit = np.lexsort(around.T[::-1])
+    around, visit = cells, order
+    if queries is not points:
+        around = _cells(np.ascontiguousarray(asked.T), query_offsets, low, cell)
+        np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
+        visit = np.argsort(_numbers(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
-    columns = np.ascontiguousarray(spots[order].T)
-    common = (columns, order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
+    columns = columns.take(order, 1)
+    common = (spots, columns, order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
 
     nothing = np.empty(0, np.int32)
     _parallel(len(asked), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
@@ -107,3 +118,12 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     common = (spots[order], order, axes, cuts, bounds, asked, batches, k, rows, indices)
     _parallel(len(asked), lambda a, b: kernels.nearest_rows(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
+
+
+def thin(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
+    """Return the kept points [K]; see :func:`fullfield.ops.neighbors.grid_downsample`."""
+    spots = _writable(points.to(torch.float64).contiguous())
+    kept = np.zeros(len(spots), bool)
+    slots = np.full(1 << (len(spots) + len(spots) // 2).bit_length(), -1, np.int32)
+    _kernels().thin_rows(spots, offsets.numpy(), cell, slots, kept)
+    return torch.from_numpy(np.flatnonzero(kept))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors import cuda
+from fullfield.ops.neighbors import cpu, cuda
 from fullfield.ops.neighbors.ragged import Cloud, check_finite, check_shape, largest_coordinate
 
 # Clouds with more points are downsampled one cell size at a time, each with a wait for its size.
@@ -85,7 +85,8 @@ def _checked(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
 def _thin(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
-    kept = _kept(cloud, cell)
+    on_cpu = cpu.supports(cloud.points.device) is None
+    kept = cpu.thin(cloud.points, cloud.offsets, cell) if on_cpu else _kept(cloud, cell)
     offsets = torch.searchsorted(kept, cloud.offsets.to(kept.device)).cpu()
     return cuda.Thinned(kept, Cloud(cloud.points.index_select(0, kept), offsets, cloud.largest))
 

@@ -82,8 +82,20 @@ def _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
 @_jit
 def _sum_rows(features, channels, entries, cells, bits, begin, end, c0, width, sums, to):
     """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums[to]`` on."""
-    wide = width // LANES * LANES
-    for c in range(0, wide, LANES):
+    together, wide = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
+    for c in range(0, together, 4 * LANES):  # four sums at once, as each waits for its last addition
+        start = _index(entries, cells, bits, begin) * channels + c0 + c
+        w, x = load(features, start), load(features, start + LANES)
+        y, z = load(features, start + 2 * LANES), load(features, start + 3 * LANES)
+        for at in range(begin + 1, end):
+            start = _index(entries, cells, bits, at) * channels + c0 + c
+            w, x = w + load(features, start), x + load(features, start + LANES)
+            y, z = y + load(features, start + 2 * LANES), z + load(features, start + 3 * LANES)
+        store(sums, to + c, w)
+        store(sums, to + c + LANES, x)
+        store(sums, to + c + 2 * LANES, y)
+        store(sums, to + c + 3 * LANES, z)
+    for c in range(together, wide, LANES):
         total = load(features, _index(entries, cells, bits, begin) * channels + c0 + c)
         for at in range(begin + 1, end):
             total = total + load(features, _index(entries, cells, bits, at) * channels + c0 + c)

@@ -1,0 +1,48 @@
+# ruff: noqa: ARG001 - numba prescribes the signatures
+# mypy: disallow-untyped-decorators=False
+"""Numba intrinsic that packs the neighbours among sixteen candidates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from fullfield._kernels.numba_cache import has_instructions
+from fullfield._kernels.simd import INDEX, INTEGERS, LANES, number, place, put_load, put_splat, put_store
+
+
+def packing(packs: bool) -> Any:
+    """Return the intrinsic; ``packs``: the processor has AVX-512, whose instruction for this is used."""
+
+    @intrinsic
+    def put_within(
+        typingctx: Any, squares: Any, sn: Any, limit: Any, who: Any, wn: Any, found: Any, at: Any
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            distances, given, into = (place(context, builder, sig, args, which) for which in (0, 3, 5))
+            near = builder.fcmp_ordered("<=", put_load(builder, distances), put_splat(builder, args[2]))
+            if packs:
+                indices = put_load(builder, given, kind=INTEGERS)
+                kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, near.type])
+                pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
+                put_store(builder, builder.call(pack, [indices, indices, near]), into)
+                bits = builder.ctpop(builder.bitcast(near, ir.IntType(LANES)))
+                return builder.add(args[6], builder.zext(bits, INDEX))
+            count = number(0)
+            for lane in range(LANES):  # without a branch: the next one overwrites it
+                builder.store(builder.load(builder.gep(given, [number(lane)])), builder.gep(into, [count]))
+                hit = builder.extract_element(near, ir.Constant(ir.IntType(32), lane))
+                count = builder.add(count, builder.zext(hit, INDEX))
+            return builder.add(args[6], count)
+
+        return types.intp(squares, types.intp, types.float32, who, types.intp, found, types.intp), codegen
+
+    return put_within
+
+
+# put_within(squares, sn, limit, who, wn, found, at) writes those of who[wn : wn + 16] to found[at] on whose
+# squares[sn : sn + 16] are at most limit, and returns the end. It may overwrite found[at : at + 16].
+put_within = packing(has_instructions("avx512f"))
