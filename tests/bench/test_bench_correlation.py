@@ -68,10 +68,17 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("backward", "channels_last"), [(False, True), (True, False)])
 def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool) -> None:
-    who = [*contenders.our_contenders(["cpu", "dense", "reference"]), contenders.blocks()]
+    who = [*contenders.our_contenders(["cpu", "dense", "reference"]), contenders.blocks(), volume.contender()]
     (case,) = measured(plan(*who, backward=backward, channels_last=channels_last, batch=2))
     assert not failed([case])
-    assert [row["name"] for row in case["rows"]] == ["cpu", "cpu, reuse off", "dense", "reference", "blocks"]
+    assert [row["name"] for row in case["rows"]] == [
+        "cpu",
+        "cpu, reuse off",
+        "dense",
+        "reference",
+        "blocks",
+        volume.NAME,
+    ]
     assert case["checked_pixels"] == 12 * 20
     for row in case["rows"]:
         if row["status"] == "cannot":  # numba may be absent
@@ -113,13 +120,6 @@ def test_what_a_result_may_not_be() -> None:
 
 
 # --- peers
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_the_volume_of_raft(backward: bool) -> None:
-    """Levels of side one, too."""
-    (case,) = measured(plan(volume.contender(), backward=backward, size=(4, 5), channels_last=True, batch=2))
-    assert case["rows"][0]["status"] == "ok", case["rows"][0]
 
 
 # --- clocks
