@@ -75,12 +75,6 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
     )
 
 
-# ---- clouds
-
-
-# ---- who takes part
-
-
 # ---- no wrong result gets a time
 
 
