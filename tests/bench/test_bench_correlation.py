@@ -68,10 +68,11 @@ def recording(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("backward", "channels_last"), [(False, True), (True, False)])
 def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool) -> None:
-    who = [*contenders.our_contenders(["cpu", "dense", "reference"]), contenders.blocks()]
+    who = [*contenders.our_contenders(["cpu", "dense", "reference"]), contenders.blocks(), volume.contender()]
     (case,) = measured(plan(*who, backward=backward, channels_last=channels_last, batch=2))
     assert not failed([case])
-    assert [row["name"] for row in case["rows"]] == ["cpu", "cpu, reuse off", "dense", "reference", "blocks"]
+    names = ["cpu", "cpu, reuse off", "dense", "reference", "blocks", volume.NAME]
+    assert [row["name"] for row in case["rows"]] == names
     assert case["checked_pixels"] == 12 * 20
     for row in case["rows"]:
         if row["status"] == "cannot":  # numba may be absent
@@ -112,16 +113,6 @@ def test_what_a_result_may_not_be() -> None:
         assert complaint in str(truth.of_lookup(out, SMALL, 1.0)[0])
 
 
-# --- peers
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_the_volume_of_raft(backward: bool) -> None:
-    """Levels of side one, too."""
-    (case,) = measured(plan(volume.contender(), backward=backward, size=(4, 5), channels_last=True, batch=2))
-    assert case["rows"][0]["status"] == "ok", case["rows"][0]
-
-
 # --- clocks
 
 
@@ -157,18 +148,7 @@ def test_on_a_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_verb(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "r.json"
-    line = [
-        "correlation",
-        "--sweep",
-        "size",
-        "--sizes",
-        "20x12",
-        "40x24",
-        "--channels",
-        "32",
-        "--updates",
-        "2",
-    ]
+    line = ["correlation", "--sweep", "size", "--sizes", "20x12", "40x24", "--channels", "32", "--updates", "2"]
     line += ["--repeats", "2", "--backends", "dense", "reference", "--device", "cpu", "--lookups", str(recording)]
     assert main([*line, "-o", str(out), "--json", "-q"]) == 0
     printed = json.loads(capsys.readouterr().out)

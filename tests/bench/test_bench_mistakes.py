@@ -21,7 +21,6 @@ MISTAKES = [
     ("tvl1 -o results.txt", "results.txt"),
     ("tvl1 --pair x.png b.png c.flo", "x.png: no such file; check the path given as --pair"),
     ("tvl1 --parts energy", "--parts: is for --device cuda"),
-    ("tvl1 --device abacus", "--device"),
     ("packing", "--flows: expected files of flow"),
     ("training --sizes 64x64 --batches 1 2", "--batches: expected one number or one for each of 1 sizes"),
     ("sequence --frames 2", "--frames: expected 3 or more"),
@@ -33,7 +32,6 @@ MISTAKES = [
     ("points --clouds nowhere.ply", "nowhere.ply"),
     ("record raft-small --pair a.png c.png -o .", "c.png"),
     ("reproduce absent", "absent: expected a folder of runs"),
-    ("reproduce --only 4", "invalid choice"),
     ("reproduce --stand-in mine", "--stand-in: expected SET=NAME with SET one of charge-8k"),
     ("correlation --levels 9", "--levels"),
     ("correlation --updates 1 2", "--sweep updates"),
@@ -45,7 +43,6 @@ MISTAKES = [
     ("analyze huge.npy", "huge.npy: not a readable .npy array"),
     ("analyze none.npy", "no such file"),
     ("analyze five.npy --updates 4", "--updates: interpolation needs"),
-    ("analyze good.npy --layouts spiral", "--layouts"),
     (f"models --stored {STORED} --repeats 5", "--stored measures nothing; leave it out"),
 ]  # fmt: skip
 
@@ -54,12 +51,8 @@ MISTAKES = [
 def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of recordings that are none, and of results that are none."""
     folder = tmp_path_factory.mktemp("files")
-    for name, shape, kind in (
-        ("good", (8, 2, 12, 20), "f4"),
-        ("flow", (2, 4, 5), "f4"),
-        ("five", (5, 2, 4, 5), "f4"),
-    ):
-        np.save(folder / f"{name}.npy", np.zeros(shape, kind))
+    for name, shape in (("good", (8, 2, 12, 20)), ("flow", (2, 4, 5)), ("five", (5, 2, 4, 5))):
+        np.save(folder / f"{name}.npy", np.zeros(shape, np.float32))
     np.save(folder / "objects.npy", np.array([{}, {}], dtype=object), allow_pickle=True)
     whole = (folder / "good.npy").read_bytes()
     (folder / "huge.npy").write_bytes(whole.replace(b"(8, 2, 12, 20)", b"(8, 2, 99999, 99999)"))

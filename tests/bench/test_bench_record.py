@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.cases.correlation.analysis import read_shares, recorded_positions
 from benchmarks.cases.correlation.record import recording
 from fullfield.io import read_frame
 from fullfield.models import RAFT, RAFTConfig
@@ -34,4 +35,6 @@ def test_command(cli: Callable[..., Any]) -> None:
     torch.testing.assert_close(written, found[0].offsets(), atol=1e-4, rtol=1e-4)
     assert float(written[2].abs().max()) > 0
     assert "8×6, 3 lookups, radius 3" in cli(*asked, "-o", "out").out
-    assert cli("analyze", "out/a.npy", "--radius", 3, "--json").json["files"][0]["updates"] == 3
+    (shares,) = cli("analyze", "out/a.npy", "--radius", 3, "--blocks", 4, "--json").json["files"]
+    assert shares["shares"] == [share.as_dict() for share in read_shares(recorded_positions(written), 3, blocks=[4])]
+    assert (shares["size"], shares["updates"]) == ([6, 8], 3)

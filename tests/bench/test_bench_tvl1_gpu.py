@@ -142,9 +142,6 @@ def test_a_wrong_solver_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "median_s" not in case["rows"][0]
 
 
-# ---- the largest frame
-
-
 # ---- the command
 
 

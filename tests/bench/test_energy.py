@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -59,9 +56,3 @@ def test_no_joules_from_a_meter_that_stands_still() -> None:
 
     with pytest.raises(energy.StillMeter, match=r"not available: made up did not move in 1\.\d s of work"):
         energy.energy_of(call, Still(clock), lambda: None, seconds=0.5, clock=clock)
-
-
-def test_where_nothing_is_read_it_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert energy.open_meter(torch.device("cpu")) == (None, "no energy counter is read for cpu")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is not installed" in energy.open_meter(CUDA, tmp_path)[1]

@@ -281,13 +281,6 @@ def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
     assert "--occlusion" in refused("flow", "a.png", "b.png", "-o", "out.flo", "--occlusion", "map.txt")
 
 
-def test_st_map_shows_where_the_colour_comes_from(cli: Any) -> None:
-    assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--st-map", "st.exr", *FAST).code == 0
-    s = torch.from_numpy(oiio.ImageInput.open("st.exr").read_image())[..., 0]
-    u = read_flow("out.flo").flow[0]
-    assert torch.allclose(s * 64 - 0.5 - torch.arange(64), u, atol=1e-4)
-
-
 @pytest.mark.long
 def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
     scene = data_dir / "flow" / "middlebury" / "RubberWhale"

@@ -134,12 +134,6 @@ def test_frames_that_the_file_lacks_are_told(cli: Any, scene: Path) -> None:
     assert ", 2 frames missing, " in cli("live", "gap.mp4", "--rate", "max", *QUICK).out
 
 
-def test_it_ends_after_so_many_flows(cli: Any, film: str) -> None:
-    told = cli("live", film, "--rate", "max", *QUICK, "--flows", "3", "--json").json
-    assert told["flows"] == 3
-    assert told["dropped"] == 0
-
-
 class Stopping:
     """A source that goes on for ever; Ctrl-C comes while the third flow is shown."""
 

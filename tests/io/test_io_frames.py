@@ -585,6 +585,8 @@ def test_a_box_of_another_format(tmp_path: Path, suffix: str) -> None:
     assert torch.equal(box[:, :4, 2:], whole[:, 1:, :4])
     assert box[:, 4:].abs().max() == box[:, :, :2].abs().max() == 0
     assert read_frame(path, window=(100, 100, 2, 3)).shape == (3, 3, 2)
+    for width, height in ((1, 3), (2, 1)):
+        assert torch.equal(read_frame(path, window=(3, 1, width, height)), whole[:, 1 : 1 + height, 3 : 3 + width])
     for wrong in ((0, 0, 0, 3), (0, 0, 3), (0.0, 0, 3, 3)):
         with pytest.raises(InputError, match="window: expected one of display, data, or"):
             read_frame(path, window=wrong)  # type: ignore[arg-type]

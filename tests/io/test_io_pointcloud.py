@@ -171,13 +171,21 @@ def test_laz(tmp_path: Path, form: int, extra: bool) -> None:
     assert np.abs(cloud.points - points).max() < 1e-6
     assert np.array_equal(cloud.attributes["intensity"], np.arange(len(points)) % 60_000)
     data = bytearray((tmp_path / "a.laz").read_bytes())
-    (table,) = struct.unpack_from("<q", data, struct.unpack_from("<I", data, 96)[0])
+    (start,), (row,) = struct.unpack_from("<I", data, 96), struct.unpack_from("<H", data, 105)
+    (table,) = struct.unpack_from("<q", data, start)
     struct.pack_into("<I", data, table + 4, 0x7FFFFFFF)
-    with pytest.raises(InputError, match="2147483647 chunks of points in"):
-        read_point_cloud(saved(tmp_path, "b.laz", bytes(data)))
+    del data[table + 8 :]
+    for place, message in (
+        (table, "2147483647 chunks of points in"),
+        (table + 1, "its table of chunks is at byte"),
+        (start + 8, "chunks of points in 8 bytes"),
+        (start + 7, "its table of chunks is at byte"),
+    ):
+        struct.pack_into("<q", data, start, place)
+        with pytest.raises(InputError, match=message):
+            read_point_cloud(saved(tmp_path, "b.laz", bytes(data)))
     if form >= 6:
         data = bytearray((tmp_path / "a.laz").read_bytes())
-        (start,), (row,) = struct.unpack_from("<I", data, 96), struct.unpack_from("<H", data, 105)
         struct.pack_into("<I", data, start + 8 + row + 4 + 8, 0x7FFFFFFF)
         with pytest.raises(InputError, match=r"a chunk ends .* bytes behind the last point"):
             read_point_cloud(saved(tmp_path, "c.laz", bytes(data)))

@@ -62,7 +62,7 @@ def test_the_solver_starts_within_fifteen_seconds(tmp_path: Path) -> None:
 def test_processes_share_a_cold_cache_and_may_be_quiet(tmp_path: Path) -> None:
     both = [start([FEW], str(tmp_path), FULLFIELD_QUIET="1") for _ in range(2)]
     assert [finish(process) for process in both] == [(FOUND, "")] * 2
-    assert finish(start([FEW], str(tmp_path), FULLFIELD_QUIET="")) == (FOUND, "")
+    assert len(list(tmp_path.glob("numba-*/*.compiled"))) == 1
 
 
 def test_unwritable_places_are_passed_over(tmp_path: Path) -> None:
@@ -188,13 +188,6 @@ def test_the_temporary_folder_is_trusted_only_where_nobody_else_writes(
     if os.getuid() == 0:  # a parent of somebody else's
         os.chown(top, 12345, 12345)
         assert not cache_folder.usable(top / "numba")
-
-
-def test_a_folder_open_to_all_is_not_trusted(tmp_path: Path) -> None:
-    folder = tmp_path / "open"
-    folder.mkdir()
-    folder.chmod(0o777)
-    assert not cache_folder.usable(folder)
 
 
 def test_two_modules_may_share_a_kernel(tmp_path: Path) -> None:

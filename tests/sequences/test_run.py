@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import random
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
 from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
-from fullfield.sequences.engine import Spent, Stages
 from fullfield.sequences.pool import _Chunks, chunks
 from fullfield.sequences.run import _most_waiting, _Rooms
 
@@ -435,19 +433,6 @@ def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     assert left.following(0) == []
 
 
-def test_what_is_laid_back_is_next_to_nothing() -> None:
-    left = _Chunks([[1], [2]])
-    place, _ = left.first([])
-    left.back([9])
-    left.back([10])
-    places = {}
-    while len(left):
-        found, chunk = left.first([place])
-        places[chunk[0]] = found
-        assert left.following(found) == []
-    assert set(places) == {2, 9, 10}
-
-
 def test_rooms_are_used_again_by_one_at_a_time() -> None:
     class Taken(list[torch.Tensor]):
         """Empty once it is looked into."""
@@ -466,22 +451,3 @@ def test_rooms_are_used_again_by_one_at_a_time() -> None:
         assert again.data_ptr() in kept
     with rooms.room(flow, half=True) as other:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
-
-
-def test_stages_add_up_from_every_thread() -> None:
-    stages = Stages()
-
-    def work() -> None:
-        for _ in range(50):
-            with stages.stage("one"):
-                pass
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert stages.spent["one"].times == 200
-    stages.add({"one": Spent(1, 2.0, 1.0), "two": Spent(3, 1.0, 0.5)})
-    assert stages.spent["two"] == Spent(3, 1.0, 0.5)
-    assert 2.0 < stages.spent["one"].wall_s < 3.0

@@ -277,7 +277,7 @@ def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
         config = TVL1Config(warps=1, iterations=1)
         TVL1Solver(64, 64, config)(torch.rand(1, 1, 64, 64), torch.rand(1, 1, 64, 64))
         before = peak()
-        height, width = 1500, 2000
+        height, width = 1000, 1250
         frames = torch.rand(2, 1, 1, height, width)
         TVL1Solver(height, width, config)(*frames)
         print((peak() - before) / (height * width * 4))

@@ -16,7 +16,6 @@ from emulator import AMPERE, TURING, Emulator
 from test_tvl1_iterations import SHAPES
 from torch import Tensor
 
-from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
 from benchmarks.cases.tvl1.solver import make_solver
 from fullfield import InputError
 from fullfield.ops.launching import Device
@@ -27,6 +26,7 @@ from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
+from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
 from fullfield.ops.tvl1.frames import gaussian_table, linear_table
 from tests.oracles.tvl1 import VARIANTS
@@ -388,12 +388,10 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
     assert not any(f"p.{name}" in body[:wait] for name in ("first", "second", "from", "target", "dual", "flags"))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "precision"), [(one, ("float32", "float16")[n % 2]) for n, one in enumerate(SCHEDULES)]
-)
-def test_every_schedule_in_a_solve(schedule: str, precision: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_solve_by_the_iterations_kernels(precision: str) -> None:
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision)
-    check_solve(config, scene(33, 52), schedule_of(schedule, SHAPES[schedule]))
+    check_solve(config, scene(33, 52), RegisterPipeline(SHAPES["register_pipeline"]))
 
 
 @pytest.mark.usefixtures("reference_iterations")

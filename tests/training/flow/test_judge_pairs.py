@@ -52,7 +52,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_scores_are_stored_along_the_way(
     judge: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "result.json"
+    output, kept = tmp_path / "result.json", tmp_path / "kept"
     stored: list[Any] = []
     add = judge.Scores.add
 
@@ -61,31 +61,20 @@ def test_scores_are_stored_along_the_way(
         stored.append(json.loads(output.read_text()))
 
     monkeypatch.setattr(judge.Scores, "add", read)
-    judge.main(["--pairs", "4", *SMALL, "small:noise~0,instants~2=0.5", "usual:instants~2=0.5", "-o", str(output)])
-    assert [[row["pairs"] for row in result["scores"]] for result in stored] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 4]]
-    first, *_, last = stored[-1]["scores"]
+    mixture = ["small:noise~0,instants~2=0.5", "usual:instants~2=0.5"]
+    judge.main(["--pairs", "3", *SMALL, *mixture, "-o", str(output), "--keep", str(kept)])
+    assert [[row["pairs"] for row in result["scores"]] for result in stored] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    first, _, between, last = stored[-1]["scores"]
     assert first["weights"] == first["average"]
     assert last["weights"]["errors"]["sequence_2"] != first["weights"]["errors"]["sequence_2"]
     assert last["weights"] != last["average"]
     assert last["weights"]["hard"] is None  # three of the pairs are missing
-    assert 0 < last["learning_rate"] < stored[-1]["scores"][2]["learning_rate"] < 1.5e-4
-    assert stored[-1]["settings"]["mixture"] == ["small:noise~0,instants~2=0.5", "usual:instants~2=0.5"]
-    assert "raft-small small:noise~0,instants~2=0.5 usual:instants~2=0.5: 4 pairs" in capsys.readouterr().out
-
-
-def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_path: Path) -> None:
-    output, kept = tmp_path / "result.json", tmp_path / "kept"
-    options = ["--network", "fullfield-s", "--pairs", "1", *SMALL, "small:instants~2=1", "--score-at", "--flips"]
-    judge.main([*options, "--updates", "1-2", "--scored-updates", "1", "2", "-o", str(output), "--keep", str(kept)])
-    first, last = (row["average"] for row in json.loads(output.read_text())["scores"])
-    assert first["errors"] != first["errors, 2 updates"]
-    assert last["errors"] != first["errors"]
-    network = load_weights("fullfield-s", kept.with_suffix(".average.safetensors"))
-    device = torch.device("cpu")
-    assert judge.score(network, device, 1, flips=True) == pytest.approx(last["errors"])
-    assert judge.score(network, device, 1, flips=False) != pytest.approx(last["errors"])
-    trained = load_weights("fullfield-s", kept.with_suffix(".weights.safetensors"))
-    assert judge.score(trained, device, 1, flips=True) != pytest.approx(last["errors"])
+    assert 0 < last["learning_rate"] < between["learning_rate"] < 1.5e-4
+    assert stored[-1]["settings"]["mixture"] == mixture
+    assert "raft-small small:noise~0,instants~2=0.5 usual:instants~2=0.5: 3 pairs" in capsys.readouterr().out
+    for name in ("weights", "average"):
+        network = load_weights("raft-small", kept.with_suffix(f".{name}.safetensors"))
+        assert judge.score(network, torch.device("cpu"), 1, flips=False) == pytest.approx(last[name]["errors"])
 
 
 def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> None:

@@ -163,7 +163,7 @@ def test_flow_of_an_ellipsoid_against_marched_rays() -> None:
     scenes, shapes, centres = ball()
     found = render_pairs(scenes, atlas(), (HEIGHT, WIDTH))
     focal, middle = 40.0, (15.5, 11.5)
-    depths = torch.arange(3.5, 7.0, 2e-4, dtype=torch.float64)
+    depths = torch.arange(4.4, 6.3, 4e-4, dtype=torch.float64)
 
     def entered(frame: int, x: float, y: float) -> Tensor | None:
         ray = torch.tensor([(x - middle[0]) / focal, (y - middle[1]) / focal, 1.0], dtype=torch.float64)

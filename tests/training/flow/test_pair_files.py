@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -26,7 +27,10 @@ FEW = SceneStyle(instants=2)
 
 @pytest.fixture(scope="module")
 def pairs() -> PairGenerator:
-    return PairGenerator(SIZE, seed=3, pictures=procedural_pictures(2, size=32, shapes=4), style=FEW)
+    """Return a generator that makes each batch once for all tests."""
+    made = PairGenerator(SIZE, seed=3, pictures=procedural_pictures(2, size=32, shapes=4), style=FEW)
+    made.batch = functools.cache(made.batch)  # type: ignore[method-assign]
+    return made
 
 
 def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> None:
