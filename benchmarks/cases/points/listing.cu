@@ -8,7 +8,6 @@
 
 #define WARPS 8
 #define LENGTH 128
-#define ALL 0xffffffffu
 
 struct ListingParams {
     const Value *weight;      // [K, Cin, Cout]; of the outer products the outputs' gradients [M, Cout]

@@ -1,8 +1,4 @@
-// Several problems in one launch, and prefix sums. No system headers (NVRTC).
-
-typedef unsigned u32;
-typedef unsigned long long u64;
-typedef long long i64;
+// Launches of several problems at once, and prefix sums. Built behind halves.cuh.
 
 #define MOST_PROBLEMS 16
 #define SUMMED 2048  // numbers of a block of 256 threads
@@ -12,7 +8,7 @@ template <class Params> struct Batch {
     int begin[MOST_PROBLEMS + 1];  // first block of each, and the number of blocks
 };
 
-// The problem of this block, and the block's number among that problem's.
+// Return this block's problem; `block` becomes its number among the problem's blocks.
 template <class Params> static __device__ __forceinline__ const Params &problem_of(const Batch<Params> &all, i64 &block) {
     int i = 0;
     while (i < MOST_PROBLEMS - 1 && (int)blockIdx.x >= all.begin[i + 1]) i++;
@@ -20,12 +16,12 @@ template <class Params> static __device__ __forceinline__ const Params &problem_
     return all.each[i];
 }
 
-// Of the sums of threads before this one; and of all.
+// Return the sum over the threads before this one; `total` becomes the sum over all.
 static __device__ __forceinline__ i64 sum_before(i64 mine, i64 &total) {
     __shared__ i64 warps[8];
     i64 up = mine;
     for (int by = 1; by < 32; by *= 2) {
-        const i64 other = __shfl_up_sync(0xffffffffu, up, by);
+        const i64 other = __shfl_up_sync(ALL, up, by);
         if ((int)(threadIdx.x & 31) >= by) up += other;
     }
     __syncthreads();
@@ -42,9 +38,9 @@ static __device__ __forceinline__ i64 sum_before(i64 mine, i64 &total) {
 
 // ---- prefix sums in one pass: a block adds what the blocks before it came to
 //
-// Blocks take numbers in the order in which they begin, so that one waits only for such as run or have run. Each passes
-// a word on: nothing yet (0), its own sum, or the sum up to and with it. A word is written and read whole, and nothing
-// but words is passed, so that they need no fence.
+// Blocks take numbers in the order in which they begin, so a block waits only for blocks that run or have run. Each
+// writes one word: its own sum, then the sum up to and with it; 0 means nothing yet. A word is written and read whole,
+// and nothing else is passed, so no fence is needed.
 //
 //   passed   [1 + blocks], zeros at first: how many blocks have begun, then the word of each
 //   Sums are at least 0 and below 2^62.
@@ -52,7 +48,7 @@ static __device__ __forceinline__ i64 sum_before(i64 mine, i64 &total) {
 #define OWN_SUM (1ull << 62)
 #define WHOLE_SUM (2ull << 62)
 
-// This block's number among those that sum.
+// Return this block's number among those that sum.
 static __device__ __forceinline__ i64 next_block(u64 *passed) {
     __shared__ i64 number;
     if (threadIdx.x == 0) number = (i64)atomicAdd(passed, 1ull);
@@ -60,7 +56,7 @@ static __device__ __forceinline__ i64 next_block(u64 *passed) {
     return number;
 }
 
-// The sum of the blocks before this one, whose own sum is `own`.
+// Return the sum of the blocks before this one, whose own sum is `own`.
 static __device__ __forceinline__ i64 sum_of_blocks_before(i64 own, u64 *passed, i64 block) {
     __shared__ i64 before;
     if (threadIdx.x < 32) {
@@ -72,12 +68,12 @@ static __device__ __forceinline__ i64 sum_of_blocks_before(i64 own, u64 *passed,
             u64 word;
             for (;;) {
                 word = last >= lane ? words[last - lane] : WHOLE_SUM;  // before the first: a whole sum of nothing
-                if (!__any_sync(0xffffffffu, word < OWN_SUM)) break;
+                if (!__any_sync(ALL, word < OWN_SUM)) break;
             }
-            const u32 whole = __ballot_sync(0xffffffffu, word >= WHOLE_SUM);
+            const u32 whole = __ballot_sync(ALL, word >= WHOLE_SUM);
             const int nearest = whole ? __ffs((int)whole) - 1 : 31;
             i64 part = lane <= nearest ? (i64)(word & (OWN_SUM - 1)) : 0;
-            for (int by = 16; by > 0; by /= 2) part += __shfl_xor_sync(0xffffffffu, part, by);
+            for (int by = 16; by > 0; by /= 2) part += __shfl_xor_sync(ALL, part, by);
             sum += part;
             if (whole) break;
         }
@@ -90,7 +86,7 @@ static __device__ __forceinline__ i64 sum_of_blocks_before(i64 own, u64 *passed,
     return before;
 }
 
-// out[i] = from[0] + ... + from[i], perhaps in place. Returns the sum up to and with the block's last number.
+// Write out[i] = from[0] + ... + from[i]; `out` may be `from`. Return the sum up to and with the block's last number.
 template <class In, class Out>
 static __device__ __forceinline__ i64 running_sums(const In *from, Out *out, i64 count, u64 *passed, i64 &block) {
     block = next_block(passed);

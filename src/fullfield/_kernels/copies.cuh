@@ -1,9 +1,8 @@
-// Copies from global to shared memory behind which a thread goes on. Before sm_80 it waits for each. No system headers (NVRTC).
-// Built behind halves.cuh.
+// Asynchronous copies from global to shared memory; before sm_80 a thread waits for each. Built behind halves.cuh.
 
 static __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 4, 8 or 16 bytes, or zeros: then nothing is read.
+// Copy 4, 8 or 16 bytes; write zeros and read nothing if not `valid`.
 template <int Bytes> static __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid) {
     static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "no such copy");
 #if __CUDA_ARCH__ >= 800
@@ -27,14 +26,14 @@ template <int Bytes> static __device__ __forceinline__ void copy_async(u32 to, c
 #endif
 }
 
-// Ends a group of the thread's copies.
+// End a group of the thread's copies.
 static __device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits for the thread's copies but those of its last Pending groups.
+// Wait for the thread's copies except those of its last Pending groups.
 template <int Pending> static __device__ __forceinline__ void await_copies() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");

@@ -1,4 +1,4 @@
-// Types, and the conversions between float32 and 16-bit floats held as integers. No system headers (NVRTC).
+// Types, and conversions between float32 and 16-bit floats, which are held as integers.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -6,7 +6,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Zeros everywhere in an array of any number of axes.
+#define ALL 0xffffffffu  // lanes of a warp
+
+// Set all elements of an array of any number of axes to zero.
 static __device__ __forceinline__ void clear(float &x) { x = 0.f; }
 template <class T, int N> static __device__ __forceinline__ void clear(T (&values)[N]) {
 #pragma unroll
@@ -35,7 +37,7 @@ static __device__ __forceinline__ u16 to_bf16(float x) {
 }
 static __device__ __forceinline__ float from_bf16(u16 h) { return __uint_as_float((u32)h << 16); }
 
-// Of a frame's data: 0 float32, 1 float16, 2 bfloat16, 3 uint8.
+// Read one value of a frame. kind: 0 float32, 1 float16, 2 bfloat16, 3 uint8.
 static __device__ __forceinline__ float frame_value(const void *data, i64 at, int kind) {
     if (kind == 0) return ((const float *)data)[at];
     if (kind == 1) return from_f16(((const u16 *)data)[at]);
@@ -43,7 +45,6 @@ static __device__ __forceinline__ float frame_value(const void *data, i64 at, in
     return (float)((const u8 *)data)[at];
 }
 
-// The GPU's own approximations.
 static __device__ __forceinline__ float root(float x) {
     float r;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -55,7 +56,7 @@ static __device__ __forceinline__ float reciprocal_root(float x) {
     return r;
 }
 
-// Two numbers in a word, the first in its low half.
+// Pack two numbers into a word, the first in its low half.
 static __device__ __forceinline__ u32 pair_f16(float low, float high) {
 #if __CUDA_ARCH__ >= 800
     u32 word;

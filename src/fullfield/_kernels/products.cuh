@@ -1,13 +1,12 @@
-// Operands and products of the tensor cores. No system headers (NVRTC). Built behind halves.cuh.
+// Operands and products of the tensor cores. Built behind halves.cuh.
 //
-// Macros set before:
-//   BF16   1: products of bfloat16, from sm_80 on; else of float16
+// Macro: BF16, 1 for products of bfloat16, from sm_80 on; else of float16.
 
 #if BF16 && __CUDA_ARCH__ < 800
 #error "products of bfloat16 need sm_80"
 #endif
 
-// Two operands as a word, the first in its low half.
+// Pack two operands into a word, the first in its low half.
 static __device__ __forceinline__ u32 pack_pair(float a, float b) {
 #if BF16
     return pair_bf16(a, b);
@@ -35,7 +34,7 @@ static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, 
 #endif
 }
 
-// Four 8x8 matrices from shared memory, transposed; each lane gives the address of a row.
+// Load four 8x8 matrices from shared memory, transposed; each lane gives the address of a row.
 static __device__ __forceinline__ void matrices_transposed(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

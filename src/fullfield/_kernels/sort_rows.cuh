@@ -1,26 +1,22 @@
-// A warp sorts one row of keys that all differ. No system headers (NVRTC).
+// Sorting by one warp of a row of keys that all differ. Built behind halves.cuh.
 //
-// Macros set before:
-//   KEY    unsigned type of a key
-//   ROOM   keys of a row that a warp keeps in shared memory, a power of two
+// Macros: KEY, the unsigned type of a key; ROOM, keys of a row that a warp keeps in shared memory, a power of two.
 
-#define WARP_MASK 0xffffffffu
-
-// Where the lane's key comes among the first n <= 32 of the warp.
+// Return how many of the warp's first n <= 32 keys come before the lane's.
 static __device__ __forceinline__ int place_of(KEY key, int n) {
     int before = 0;
-    for (int i = 0; i < n; i++) before += __shfl_sync(WARP_MASK, key, i) < key;
+    for (int i = 0; i < n; i++) before += __shfl_sync(ALL, key, i) < key;
     return before;
 }
 
-// Keys in shared memory, as sort_row wants them.
+// Keys in shared memory, for sort_row.
 struct SharedKeys {
     KEY *keys;
     __device__ __forceinline__ KEY get(unsigned i) const { return keys[i]; }
     __device__ __forceinline__ void put(unsigned i, KEY key) const { keys[i] = key; }
 };
 
-// Bitonic sort of n < 2^31 keys; those beyond the end count as the largest.
+// Sort n < 2^31 keys by a bitonic network; places beyond the end count as the largest.
 template <class Keys> static __device__ void sort_row(const Keys &keys, unsigned n, int lane) {
     unsigned size = 1;
     while (size < n) size *= 2;
@@ -40,7 +36,7 @@ template <class Keys> static __device__ void sort_row(const Keys &keys, unsigned
     }
 }
 
-// Sorts a row whose keys are in `kept`, or in the row itself if there are more than ROOM.
+// Sort a row whose keys are in `kept`, or in the row itself if there are more than ROOM.
 template <class Row> static __device__ __forceinline__ void sort_kept(KEY *kept, const Row &row, unsigned size, int lane) {
     __syncwarp();
     if (size <= 32) {

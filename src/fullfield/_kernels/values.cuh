@@ -1,7 +1,6 @@
-// What features are stored as, and what they are summed in. No system headers (NVRTC). Built behind halves.cuh.
+// Types that features are stored as (Value) and summed in (Sum). Built behind halves.cuh.
 //
-// Macro set by the launcher:
-//   IN   0 float32, 1 float16, 2 bfloat16, 3 float64
+// Macro: IN, 0 float32, 1 float16, 2 bfloat16, 3 float64.
 
 #if IN == 3
 typedef double Value, Sum;
@@ -29,4 +28,8 @@ static __device__ __forceinline__ Value rounded(Sum x) {
 #else
     return x;
 #endif
+}
+// Pack two 16-bit values into a word, the first in its low half.
+static __device__ __forceinline__ u32 rounded_pair(float low, float high) {
+    return IN == 2 ? pair_bf16(low, high) : pair_f16(low, high);
 }

@@ -22,10 +22,10 @@ from fullfield._kernels.structures import Structures
 OLDEST, BFLOAT16 = (7, 5), (8, 0)
 """Compute capability that kernels need; that of tensor cores which multiply bfloat16."""
 MOST_BLOCKS = 2**31 - 1
-# What kernels of several operators are built behind.
-HALVES, VALUES, PRODUCTS, COPIES, WARPS, SORT_ROWS, BATCHES = (
+# Sources that kernels of several operators are built behind.
+HALVES, VALUES, PRODUCTS, COPIES, BARRIERS, WARPS, SORT_ROWS, BATCHES, CONVEX_CELLS = (
     Path(nvrtc.__file__).with_name(f"{name}.cuh")
-    for name in ("halves", "values", "products", "copies", "warps", "sort_rows", "batches")
+    for name in ("halves", "values", "products", "copies", "barriers", "warps", "sort_rows", "batches", "convex_cells")
 )
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """What the kernels' macros call the dtypes of features."""

@@ -26,7 +26,7 @@ _Params = launching.structures(_SOURCE)["DescribeParams"]
 @functools.cache
 def source(inputs: int, kernel: tuple[int, int, int]) -> Source:
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
-    text = launching.read_source(launching.BATCHES, _SOURCE)
+    text = launching.read_source(launching.HALVES, launching.BATCHES, launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel
     return Source.defining(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
 
@@ -52,7 +52,7 @@ class Describer:
         features = fine.new_empty(len(queries), self._inputs, dtype=torch.float32)
         p = _Params()
         p.fine, p.queries, p.rows, p.indices = map(address, (fine, queries, *found))
-        p.upright, p.features = address(upright), features.data_ptr()
+        p.upright, p.features = upright.data_ptr(), features.data_ptr()
         p.count, p.near, p.reach = len(queries), radius**2, radius
         self._launch("local_shapes", fine, p)
         return features

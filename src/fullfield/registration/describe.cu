@@ -1,12 +1,10 @@
-// What a learned descriptor sees of a cloud: normals and local shapes, FPFH, the cells of neighbours, means over rings.
-// _cpu_kernels.py defines the same for processors. A warp works on a point. No system headers (NVRTC). Sums are taken in
-// one order: no floating-point atomics. Built behind batches.cuh.
+// Input of a learned descriptor: normals and local shapes, FPFH, the cells of neighbours, means over rings. The CPU's form
+// is in _cpu_kernels.py. A warp works on a point. Sums have one order: no floating-point atomics. Built behind batches.cuh
+// and warps.cuh.
 //
-// Macros set by the launcher: INPUTS numbers of a point, its shape and three histograms of BINS; RINGS, ELEVATIONS,
-// BENDS: the kernel's cells.
+// Macros: INPUTS, numbers of a point: its shape and three histograms of BINS; RINGS, ELEVATIONS, BENDS, the kernel's cells.
 
 #define WARPS 8
-#define ALL 0xffffffffu
 #define CELLS (RINGS * ELEVATIONS * BENDS)
 #define HISTOGRAMS (3 * BINS)
 #define WIDTH (INPUTS + RINGS * INPUTS + CELLS)
@@ -20,7 +18,7 @@ struct DescribeParams {
     const float *edges;             // between two rings, elevations (sines), bends (cosines); then tangents between bins
     const float *counts;            // [N, CELLS] of known_properties
     const u32 *words;               // entries of known_properties
-    float *upright;                 // [N, 3] normals to be written, or null
+    float *upright;                 // [N, 3] normals to be written
     float *features;                // [N, INPUTS]
     float *own;                     // [N, HISTOGRAMS] of a point's own pairs, or null
     float *cells;                   // [N, CELLS]
@@ -74,12 +72,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) local_shapes(const __gr
         for (int k = 0; k < 10; k++) sums[0][k] += one[k], sums[1][k] += inside * one[k];
     }
 #pragma unroll
-    for (int k = 0; k < 10; k++)
-#pragma unroll
-        for (int by = 16; by > 0; by /= 2) {
-            sums[0][k] += __shfl_xor_sync(ALL, sums[0][k], by);
-            sums[1][k] += __shfl_xor_sync(ALL, sums[1][k], by);
-        }
+    for (int k = 0; k < 10; k++) sum_over_warp(sums[0][k], sums[1][k]);
     if (lane >= 2) return;  // the first lane computes the normal, the second the shape
     double m[10];
 #pragma unroll
@@ -103,7 +96,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) local_shapes(const __gr
     const double ny = least == 0 ? v[1][0] : least == 1 ? v[1][1] : v[1][2];
     const double nz = least == 0 ? v[2][0] : least == 1 ? v[2][1] : v[2][2];
     if (lane == 0) {
-        if (!p.upright) return;
         p.upright[3 * i] = (float)nx, p.upright[3 * i + 1] = (float)ny, p.upright[3 * i + 2] = (float)nz;
         return;
     }
@@ -185,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) look_at_pairs(const __g
     __syncwarp();
     if (p.own) {
         int pairs = lane < BINS ? counted[lane] : 0;
-        for (int by = 16; by > 0; by /= 2) pairs += __shfl_xor_sync(ALL, pairs, by);
+        sum_over_warp(pairs);
         for (int k = lane; k < HISTOGRAMS; k += 32) p.own[i * HISTOGRAMS + k] = (float)counted[k] / (float)max(pairs, 1);
     }
     for (int k = lane; k < CELLS; k += 32) p.cells[i * CELLS + k] = (float)place[k];
@@ -261,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) known_properties(const 
     for (int ring = 0; ring < RINGS; ring++) {
         float counted = 0.f;
         for (int k = lane; k < CELLS / RINGS; k += 32) counted += counts[ring * (CELLS / RINGS) + k];
-        for (int by = 16; by > 0; by /= 2) counted += __shfl_xor_sync(ALL, counted, by);
+        sum_over_warp(counted);
         const i64 end = at + (i64)counted;
         float low = 0.f, high = 0.f;
         while (at < end) {

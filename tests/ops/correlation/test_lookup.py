@@ -196,6 +196,7 @@ def test_several_blocks_of_channels_in_float16(backend: Backend) -> None:
 
 POOLED = [
     pytest.param("emulated", torch.bfloat16, ((5, 9), (27, 18), 1, 20, 5, RADIUS)),
+    pytest.param("emulated", torch.float16, ((5, 9), (27, 18), 1, 20, 6, RADIUS)),
     *(pytest.param("cuda", dtype, shape, marks=needs_gpu) for dtype in HALVES for shape in GPU_SHAPES),
 ]
 

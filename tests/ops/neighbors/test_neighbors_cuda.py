@@ -124,7 +124,7 @@ _OWN, _WHOLE = 1 << 62, -(1 << 63)  # as batches.cuh marks a block's own sum and
 
 def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     """What `running_sums` writes, and what its blocks return; both begin as -1."""
-    source = Source(launching.read_source(launching.BATCHES) + _SUMS)
+    source = Source(launching.read_source(launching.HALVES, launching.BATCHES) + _SUMS)
     out, ends = torch.full((len(numbers),), -1), torch.full((len(passed),), -1)
     params = _Sums(*map(launching.address, (numbers, out, passed, ends)), len(numbers))
     launching.kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]

@@ -1,10 +1,8 @@
-// 16-byte accesses shared by the kernels. No system headers (NVRTC). Built behind halves.cuh and values.cuh, whose Value is
-// the type of activations.
+// 16-byte accesses shared by the kernels. Built behind halves.cuh and values.cuh (Value: type of activations).
 //
 // Activations are [B, H, W, C], C a multiple of VEC; "ld" is the distance of two pixels in elements, larger than C for
 // a slice of channels. Statistics, biases and coordinates are float32.
 
-typedef Value T;
 #if IN == 0
 #define VEC 4
 #else
@@ -12,23 +10,11 @@ typedef Value T;
 #endif
 
 [[maybe_unused]] static __device__ __forceinline__ void split(u32 word, float &low, float &high) {
-#if IN == 1
-    low = from_f16((u16)word), high = from_f16((u16)(word >> 16));
-#else
-    low = __uint_as_float(word << 16), high = __uint_as_float(word & 0xffff0000u);
-#endif
+    low = widened((Value)word), high = widened((Value)(word >> 16));
 }
 
-[[maybe_unused]] static __device__ __forceinline__ u32 join(float low, float high) {
-#if IN == 1
-    return pair_f16(low, high);
-#else
-    return pair_bf16(low, high);
-#endif
-}
-
-// 16 bytes of neighbouring channels.
-[[maybe_unused]] static __device__ __forceinline__ void load(const T *from, float (&v)[VEC]) {
+// Load 16 bytes of neighbouring channels.
+[[maybe_unused]] static __device__ __forceinline__ void load(const Value *from, float (&v)[VEC]) {
     const uint4 q = *(const uint4 *)from;
 #if IN == 0
     v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
@@ -37,11 +23,11 @@ typedef Value T;
 #endif
 }
 
-[[maybe_unused]] static __device__ __forceinline__ void store(T *to, const float (&v)[VEC]) {
+[[maybe_unused]] static __device__ __forceinline__ void store(Value *to, const float (&v)[VEC]) {
 #if IN == 0
     *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
 #else
-    *(uint4 *)to = make_uint4(join(v[0], v[1]), join(v[2], v[3]), join(v[4], v[5]), join(v[6], v[7]));
+    *(uint4 *)to = make_uint4(rounded_pair(v[0], v[1]), rounded_pair(v[2], v[3]), rounded_pair(v[4], v[5]), rounded_pair(v[6], v[7]));
 #endif
 }
 

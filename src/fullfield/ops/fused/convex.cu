@@ -1,19 +1,19 @@
-// Convex up-sampling: softmax over nine weights and the blend, in one pass. Follows common.cuh (T: type of the weights).
+// Convex up-sampling: softmax over nine weights and the blend, in one pass. Built behind common.cuh (Value: type of weights).
 //
 // Macros: FACTOR, 2 to 8. CLAST, whether the weights' channels are neighbours in memory (and 16-byte aligned).
 //
-// A thread is one cell and one of the FACTOR fine rows in it: neighbouring threads are the rows of a cell if CLAST, else
+// A thread computes one of the FACTOR fine rows of a cell. Neighbouring threads take the rows of a cell if CLAST, else
 // neighbouring cells.
 
 struct ConvexParams {
-    const T *mask;                             // [B, 9 FACTOR², h, w] by strides
+    const Value *mask;                         // [B, 9 FACTOR², h, w] by strides
     const float *field;                        // [B, channels, h, w] by strides
     float *out;                                // [B, channels, out_height, out_width] by strides, x next to each other
     i64 mask_b, mask_c, mask_y, mask_x;
     i64 field_b, field_c, field_y, field_x;
     i64 out_b, out_c, out_y;
     int channels, height, width;
-    int first_row, rows;                       // of the cells that mask holds
+    int first_row, rows;                       // the rows of cells that mask holds
     int top, left, out_height, out_width;      // where out lies in the fine field
     float gain;
 };
@@ -25,11 +25,11 @@ extern "C" __global__ void __launch_bounds__(256) convex(const ConvexParams p) {
     const int item = blockIdx.x / p.rows, row = blockIdx.x % p.rows, y = p.first_row + row;
     const int fine_y = y * FACTOR + part - p.top, fine_x = x * FACTOR - p.left;
     if (fine_y < 0 || fine_y >= p.out_height || fine_x <= -FACTOR || fine_x >= p.out_width) return;
-    const T *mask = p.mask + item * p.mask_b + row * p.mask_y + x * p.mask_x + part * FACTOR * p.mask_c;
+    const Value *mask = p.mask + item * p.mask_b + row * p.mask_y + x * p.mask_x + part * FACTOR * p.mask_c;
     float w[9][FACTOR];
 #pragma unroll
     for (int k = 0; k < 9; k++) {
-        const T *from = mask + k * FACTOR * FACTOR * p.mask_c;
+        const Value *from = mask + k * FACTOR * FACTOR * p.mask_c;
 #if CLAST && FACTOR == 8
 #pragma unroll
         for (int j = 0; j < FACTOR; j += VEC) {

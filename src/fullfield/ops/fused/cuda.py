@@ -22,7 +22,7 @@ _MOST_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
 _FOLDER = Path(__file__).parent
 _DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
-_OF_GRADIENTS = structures(_FOLDER / "convex_gradients.cu")
+_OF_GRADIENTS = structures(launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
 _Gradients = _OF_GRADIENTS["ConvexGradientParams"]
 GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_OF_GRADIENTS.number(name) for name in ("SIDE", "CELLS"))
 
@@ -57,7 +57,8 @@ def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Sourc
 @functools.cache
 def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
-    text = read_source(launching.HALVES, launching.VALUES, launching.WARPS, _FOLDER / "convex_gradients.cu")
+    shared = (launching.HALVES, launching.VALUES, launching.WARPS, launching.CONVEX_CELLS)
+    text = read_source(*shared, _FOLDER / "convex_gradients.cu")
     return Source.defining(text, IN=CODES[dtype], CHANNELS=channels)
 
 

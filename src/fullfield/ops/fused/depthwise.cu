@@ -1,19 +1,19 @@
-// Depthwise 7×7 convolution and layer norm over the channels, in one pass. Follows common.cuh.
+// Depthwise 7×7 convolution and layer norm over the channels, in one pass. Built behind common.cuh.
 //
 // Macros: CHANNELS, a multiple of 64, at most 2048.
 //
-// A block is CHANNELS / 2 threads and STRIP pixels of a row; a thread is two channels of all of them, so that every access
-// of a warp is 32 neighbouring pairs. Sums over the channels go through shuffles that halve the number of values.
+// A block has CHANNELS / 2 threads and computes STRIP pixels of a row. A thread computes two channels of all of them, so
+// a warp accesses 32 neighbouring pairs. Sums over the channels use shuffles that halve the number of values.
 
 #define STRIP 8
 #define WARPS (CHANNELS / 64)
-#define BLOCKS (2048 / CHANNELS)  // on a multiprocessor: more help than registers do
+#define BLOCKS (2048 / CHANNELS)  // that run on a multiprocessor at once
 
 struct DepthwiseParams {
-    const T *x;              // [B, h, w, CHANNELS]
+    const Value *x;          // [B, h, w, CHANNELS]
     const float *weight;     // [49, CHANNELS]
     const float *bias;       // [CHANNELS]
-    T *out;                  // [B, h, w, CHANNELS]: mean 0, variance 1
+    Value *out;              // [B, h, w, CHANNELS]: mean 0, variance 1
     int height, width;
     float epsilon;
 };
@@ -30,11 +30,11 @@ static __device__ __forceinline__ float2 widened(Pair v) {
 }
 #endif
 
-// One row of what a block needs; zero outside the image. INNER: all columns are inside.
+// Load one row that a block reads; zeros outside the image. INNER: all columns are inside.
 template <bool INNER>
-static __device__ __forceinline__ void load_row(const T *x, int y, int x0, const DepthwiseParams &p, Pair (&v)[STRIP + 6]) {
+static __device__ __forceinline__ void load_row(const Value *x, int y, int x0, const DepthwiseParams &p, Pair (&v)[STRIP + 6]) {
     const bool inside = y >= 0 && y < p.height;
-    const T *from = x + ((i64)y * p.width + x0 - 3) * CHANNELS;
+    const Value *from = x + ((i64)y * p.width + x0 - 3) * CHANNELS;
 #pragma unroll
     for (int j = 0; j < STRIP + 6; j++) {
         v[j] = Pair();
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void load_row(const T *x, int y, int x0, const
 }
 
 template <bool INNER>
-static __device__ __forceinline__ void convolve(const T *x, int y0, int x0, const DepthwiseParams &p, float2 (&total)[STRIP]) {
+static __device__ __forceinline__ void convolve(const Value *x, int y0, int x0, const DepthwiseParams &p, float2 (&total)[STRIP]) {
     const float *weight = p.weight + 2 * threadIdx.x;
     Pair next[STRIP + 6];
     load_row<INNER>(x, y0 - 3, x0, p, next);
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
     __shared__ float2 norms[STRIP];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = 2 * threadIdx.x;
     const int x0 = blockIdx.y * STRIP, item = blockIdx.x / p.height, y0 = blockIdx.x % p.height;
-    const T *x = p.x + (i64)item * p.height * p.width * CHANNELS + c;
+    const Value *x = p.x + (i64)item * p.height * p.width * CHANNELS + c;
     float2 total[STRIP];
     const float2 bias = *(const float2 *)(p.bias + c);
 #pragma unroll
@@ -92,14 +92,14 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
 #pragma unroll
     for (int half = 16; half > STRIP; half /= 2)
 #pragma unroll
-        for (int i = 0; i < 2 * STRIP; i++) v[i] += __shfl_xor_sync(0xffffffffu, v[i], half);
+        for (int i = 0; i < 2 * STRIP; i++) v[i] += __shfl_xor_sync(ALL, v[i], half);
 #pragma unroll
     for (int half = STRIP; half > 0; half /= 2) {
         const bool upper = lane & half;
 #pragma unroll
         for (int i = 0; i < half; i++) {
             const float mine = upper ? v[i + half] : v[i], other = upper ? v[i] : v[i + half];
-            v[i] = mine + __shfl_xor_sync(0xffffffffu, other, half);
+            v[i] = mine + __shfl_xor_sync(ALL, other, half);
         }
     }
     if (lane < 2 * STRIP) partial[warp][lane] = v[0];
@@ -111,17 +111,17 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
         norms[threadIdx.x] = make_float2(mean, 1.f / sqrtf((variance < 0.f ? 0.f : variance) + p.epsilon));  // NaN stays
     }
     __syncthreads();
-    T *out = p.out + (i64)item * p.height * p.width * CHANNELS + c;
+    Value *out = p.out + (i64)item * p.height * p.width * CHANNELS + c;
 #pragma unroll
     for (int i = 0; i < STRIP; i++) {
         if (x0 + i >= p.width) continue;
         const float2 n = norms[i], t = total[i];
-        T *to = out + ((i64)y0 * p.width + x0 + i) * CHANNELS;
+        Value *to = out + ((i64)y0 * p.width + x0 + i) * CHANNELS;
         const float first = (t.x - n.x) * n.y, second = (t.y - n.x) * n.y;
 #if IN == 0
         *(float2 *)to = make_float2(first, second);
 #else
-        *(u32 *)to = join(first, second);
+        *(u32 *)to = rounded_pair(first, second);
 #endif
     }
 }

@@ -1,4 +1,4 @@
-// What a network does between its convolutions, each in one pass over memory. Follows common.cuh.
+// Steps of a network between its convolutions, each in one pass over memory. Built behind common.cuh.
 
 static __device__ __forceinline__ float relu(float x) { return x < 0.f ? 0.f : x; }  // NaN stays
 static __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
@@ -8,18 +8,13 @@ static __device__ __forceinline__ float tangent(float x) { return 1.f - __fdivid
 
 struct CellsParams {
     const void *frames[2];
-    T *out;                          // [B, cell_rows, cell_columns, 32]: 12 values of each frame, (row, column, colour), zeros
+    Value *out;                      // [B, cell_rows, cell_columns, 32]: 12 values of each frame, (row, column, colour), zeros
     i64 b[2], c[2], y[2], x[2];      // strides of the frames
-    int height, width, top, left;    // of a frame; what is padded before it
+    int height, width, top, left;    // size of a frame; rows and columns that are padded before it
     int padded_height, padded_width;
     int cell_rows, cell_columns;     // two before, one behind the padded frame's cells: the border of a 7×7 convolution
     int kind;                        // 0 float32, 1 float16, 2 bfloat16, 3 uint8
 };
-
-static __device__ __forceinline__ float between_ones(const void *data, i64 at, int kind) {
-    const float v = frame_value(data, at, kind);
-    return 2.f * (kind == 3 ? __fdiv_rn(v, 255.f) : v) - 1.f;
-}
 
 extern "C" __global__ void __launch_bounds__(256) frames_to_cells(const CellsParams p) {
     const int column = blockIdx.y * 256 + threadIdx.x;
@@ -39,12 +34,14 @@ extern "C" __global__ void __launch_bounds__(256) frames_to_cells(const CellsPar
                     const int x = min(max(x0 + dx - p.left, 0), p.width - 1);
                     const i64 at = item * p.b[f] + y * p.y[f] + x * p.x[f];
 #pragma unroll
-                    for (int c = 0; c < 3; c++)
-                        v[f * 12 + dy * 6 + dx * 3 + c] = between_ones(p.frames[f], at + c * p.c[f], p.kind);
+                    for (int c = 0; c < 3; c++) {
+                        const float own = frame_value(p.frames[f], at + c * p.c[f], p.kind);
+                        v[f * 12 + dy * 6 + dx * 3 + c] = 2.f * (p.kind == 3 ? __fdiv_rn(own, 255.f) : own) - 1.f;
+                    }
                 }
             }
     }
-    T *to = p.out + ((i64)blockIdx.x * p.cell_columns + column) * 32;
+    Value *to = p.out + ((i64)blockIdx.x * p.cell_columns + column) * 32;
 #pragma unroll
     for (int i = 0; i < 32; i += VEC) {
         float part[VEC];
@@ -57,12 +54,12 @@ extern "C" __global__ void __launch_bounds__(256) frames_to_cells(const CellsPar
 // ---- norms and residuals
 
 struct AffineParams {
-    T *y;
-    const T *x;                       // null, or what is added
+    Value *y;
+    const Value *x;                   // addend, or null
     const float *scale, *shift;       // [B or 1, C]; scale may be null for 1
-    const float *x_scale, *x_shift;   // null for x as it is
+    const float *x_scale, *x_shift;   // x_shift is null if x is added unchanged, x_scale may be null for 1
     i64 item;                         // elements of one item of the batch
-    u32 vectors, channels;            // of one item
+    u32 vectors, channels;            // numbers in one item
     u32 y_step, x_step;               // floats from one item's statistics to the next: C or 0
 };
 
@@ -98,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256) affine(const AffineParams p) {
 }
 
 struct MomentsParams {
-    const T *y;
+    const Value *y;
     float *partial;   // [B, chunks, 2, C]
     float *scale, *shift;
     i64 item;
@@ -106,14 +103,14 @@ struct MomentsParams {
     float epsilon;
 };
 
-// Sums and sums of squares of `chunk` pixels.
+// Compute sums and sums of squares over `chunk` pixels.
 extern "C" __global__ void __launch_bounds__(256) moments(const MomentsParams p) {
     __shared__ float sums[2 * 256 * VEC];
     const u32 lanes = p.channels / VEC, rows = 256 / lanes, row = threadIdx.x / lanes, lane = threadIdx.x % lanes;
     float first[VEC], second[VEC];
     clear(first), clear(second);
     const u32 end = min(p.pixels, (blockIdx.x + 1) * p.chunk);
-    const T *from = p.y + blockIdx.y * p.item + lane * VEC;
+    const Value *from = p.y + blockIdx.y * p.item + lane * VEC;
     if (row < rows)
 #pragma unroll 4
         for (u32 pixel = blockIdx.x * p.chunk + row; pixel < end; pixel += rows) {
@@ -137,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256) moments(const MomentsParams p)
     }
 }
 
-// All chunks together: what brings a channel to mean 0 and variance 1. 32 channels a block.
+// Add the chunks, and compute the scale and shift that bring a channel to mean 0 and variance 1. A block: 32 channels.
 extern "C" __global__ void __launch_bounds__(1024) moments_end(const MomentsParams p) {
     __shared__ double sums[2][32][33];
     const u32 lane = threadIdx.x % 32, part = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -162,13 +159,9 @@ extern "C" __global__ void __launch_bounds__(1024) moments_end(const MomentsPara
 
 #define TARGETS 4
 
-static __device__ __forceinline__ float flow_at(const float *coords, u32 plane, u32 width, u32 item, u32 pixel, u32 c) {
-    return coords[((i64)item * 2 + c) * plane + pixel] - (float)(c ? pixel / width : pixel % width);
-}
-
-// Slices of channels that take a result; transposed: [B, w, h, C] instead of [B, h, w, C].
+// Slices of channels that a result is written to; transposed: [B, w, h, C] instead of [B, h, w, C].
 struct Targets {
-    T *to[TARGETS];  // null where there are fewer
+    Value *to[TARGETS];  // null where there are fewer
     i64 ld[TARGETS];
     u32 transposed[TARGETS];
     u32 plane, width;
@@ -189,11 +182,11 @@ static __device__ __forceinline__ void store_all(const Targets &t, u32 pixel, u3
 
 struct PackParams {
     Targets targets;
-    const T *from;        // [pixels, channels]
-    const float *bias;    // null: from as it is
+    const Value *from;    // [pixels, channels]
+    const float *bias;    // null: from is not changed
     const float *coords;  // [B, 2, h, w], or null
     u32 pixels, channels;
-    u32 flow_channel;     // of x, the next one of y; multiple of 2
+    u32 flow_channel;     // channel of the flow's x, the next one holds y; a multiple of 2
 };
 
 // to <- relu(from + bias), with the flow in two of the channels
@@ -210,18 +203,20 @@ extern "C" __global__ void __launch_bounds__(256) pack(const PackParams p) {
         for (int i = 0; i < VEC; i++) v[i] = relu(v[i] + t[i]);
     }
     if (p.coords) {
-        const u32 plane = p.targets.plane;
+        const u32 plane = p.targets.plane, width = p.targets.width;
 #pragma unroll
         for (int i = 0; i < VEC; i++)
-            if (c + i - p.flow_channel < 2)
-                v[i] = flow_at(p.coords, plane, p.targets.width, pixel / plane, pixel % plane, c + i - p.flow_channel);
+            if (c + i - p.flow_channel < 2) {
+                const u32 axis = c + i - p.flow_channel, at = pixel % plane;
+                v[i] = p.coords[((i64)(pixel / plane) * 2 + axis) * plane + at] - (float)(axis ? at / width : at % width);
+            }
     }
     store_all(p.targets, pixel, c, v);
 }
 
 struct PatchesParams {
     const float *coords;
-    T *out;                // [B, h, w, channels]: (row, column, x or y) of a side × side window of the flow, zeros
+    Value *out;            // [B, h, w, channels]: (row, column, x or y) of a side × side window of the flow, zeros
     u32 pixels, channels, plane, width, height, side;
 };
 
@@ -246,10 +241,10 @@ extern "C" __global__ void __launch_bounds__(256) flow_patches(const PatchesPara
 }
 
 struct GateParams {
-    Targets targets;        // of the new state, or of the reset state
-    const T *zr, *zr_map;   // [pixels, 2 channels]: update gate, reset gate; what the context adds
-    const T *q, *q_map;     // [pixels, channels]
-    const T *h;             // the state
+    Targets targets;        // where the new or the reset state goes
+    const Value *zr, *zr_map;   // [pixels, 2 channels]: update gate, reset gate; the context's addend
+    const Value *q, *q_map;  // [pixels, channels]
+    const Value *h;         // the state
     i64 h_ld;
     u32 pixels, channels;
 };
@@ -287,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(256) gate_update(const GateParams p
 
 struct StepParams {
     float *coords;         // [B, 2, h, w]
-    const T *taps;         // [B, h, w, ld]: (row, column, x or y) of the 3×3 products of every pixel
+    const Value *taps;     // [B, h, w, ld]: (row, column, x or y) of the 3×3 products of every pixel
     const float *bias;     // 2
     u32 pixels, plane, height, width, ld;
 };
@@ -303,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(256) flow_step(const StepParams p) 
     for (int tap = 0; tap < 9; tap++) {
         const int ty = y + tap / 3 - 1, tx = x + tap % 3 - 1;
         if (ty >= 0 && ty < (int)p.height && tx >= 0 && tx < (int)p.width) {
-            const T *from = p.taps + ((i64)item * p.plane + ty * p.width + tx) * p.ld + 2 * tap;
+            const Value *from = p.taps + ((i64)item * p.plane + ty * p.width + tx) * p.ld + 2 * tap;
             u += widened(from[0]), v += widened(from[1]);
         }
     }
@@ -312,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(256) flow_step(const StepParams p) 
 }
 
 struct GeluParams {
-    T *y;
+    Value *y;
     u32 vectors;
 };
 

@@ -38,7 +38,7 @@ def supports(request: Request) -> str | None:
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for features of ``dtype``."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    text = launching.read_source(launching.HALVES, launching.VALUES, launching.WARPS, _SOURCE)
     return Source.defining(text, IN=CODES[dtype])
 
 

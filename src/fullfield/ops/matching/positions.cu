@@ -1,20 +1,20 @@
-// The mean position under each row's softmax, and the gradient of the products that were compared. No system headers
-// (NVRTC). Built behind halves.cuh and values.cuh, whose Value is what the features are stored as.
+// The mean position under each row's softmax, and the gradient of the products. Built behind halves.cuh, values.cuh
+// (Value: type of the features) and warps.cuh.
 //
-// A block is a row of the matrix, of which `PositionParams` holds some rows at a time: read once, and nothing but its
-// mean and the logarithm of its sum is kept. Every thread has a largest product and sums of its own, which meet at the end.
+// A block reads one row of the matrix once, and keeps only its mean and the logarithm of its sum. `PositionParams` holds
+// some rows at a time. Every thread has its own largest product and sums, which are joined at the end.
 
 struct PositionParams {
-    float *products;         // [batch, rows, pitch]: of features, not scaled; columns from `count` on are not there
+    float *products;         // [batch, rows, pitch]: products of features, not scaled; columns from `count` on are padding
     float *flow;             // [batch, 2, pixels]: mean position less the pixel's own
     float *logarithms;       // [batch, pixels]: log2 of the sum of 2^(products · sharpness)
     const float *grad;       // [batch, 2, pixels]
-    const float *unit;       // what the gradient is divided by; null for 1
+    const float *unit;       // divisor of the gradient; null for 1
     Value *grad_products;    // [batch, rows, pitch]; may be where the products are
-    i64 pixels;              // of the first map
-    i64 begin;               // the first row that is here
+    i64 pixels;              // number of pixels of the first map
+    i64 begin;               // number of the first row
     int rows, count, pitch;  // a multiple of 4
-    int width, own_width;    // of the map that is searched, of the first map
+    int width, own_width;    // width of the searched map and of the first map
     float sharpness, scale;  // the softmax's scale in units of log 2; the same in its own
 };
 
@@ -63,19 +63,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) positions(const __grid_con
     }
     float largest = most;
 #pragma unroll
-    for (int step = 16; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    for (int step = 16; step; step >>= 1) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, step));
     if (lane == 0) kept[0][thread / 32] = largest;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) largest = fmaxf(largest, kept[0][i]);
     const float shrink = exp2f(most - largest);
     sum *= shrink, of_x *= shrink, of_y *= shrink;
-#pragma unroll
-    for (int step = 16; step; step >>= 1) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        of_x += __shfl_xor_sync(0xffffffffu, of_x, step);
-        of_y += __shfl_xor_sync(0xffffffffu, of_y, step);
-    }
+    sum_over_warp(sum, of_x, of_y);
     if (lane == 0) kept[1][thread / 32] = sum, kept[2][thread / 32] = of_x, kept[3][thread / 32] = of_y;
     __syncthreads();
     if (thread == 0) {

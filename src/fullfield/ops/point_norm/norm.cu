@@ -1,26 +1,23 @@
-// Normalisation of rows [N, C] with what follows it: scale, shift, a residual, a ReLU; and the gradients. No system
-// headers (NVRTC). Built behind halves.cuh and values.cuh. Sums are float32 and taken in one order: no atomics.
-//
-// The statistics of each row are taken in one pass.
+// Layer normalisation of rows [N, C] with scale, shift, a residual and a ReLU, and its gradients. Built behind halves.cuh
+// and values.cuh. Sums are float32 and have one order: no atomics.
 //
 // Macros set by the launcher:
-//   IN, PARAM  features; scale and shift: 0 float32, 1 float16, 2 bfloat16
+//   IN, PARAM  types of features, of scale and shift: 0 float32, 1 float16, 2 bfloat16
 //   VEC        channels that a lane loads at once: 16 bytes of them, or 1
-//   LANES      of a row, a power of two up to 32
-//   STEPS      loads of a lane: LANES * STEPS * VEC channels or fewer
+//   LANES      lanes of a row, a power of two up to 32
+//   STEPS      loads of a lane: up to LANES * STEPS * VEC channels
 
 #define THREADS 128
 #define WARPS (THREADS / 32)
 #define SIDE (THREADS / LANES)  // rows that a block takes side by side
 #define VALUES (STEPS * VEC)
-#define ALL 0xffffffffu
 
 #if PARAM == 0
 typedef float Learned;
 static __device__ __forceinline__ float learned(Learned v) { return v; }
 static __device__ __forceinline__ Learned to_learn(float x) { return x; }
 #else
-typedef Value Learned;  // then it is the features' type
+typedef Value Learned;  // the features' type
 static __device__ __forceinline__ float learned(Learned v) { return widened(v); }
 static __device__ __forceinline__ Learned to_learn(float x) { return rounded(x); }
 #endif
@@ -28,11 +25,11 @@ static __device__ __forceinline__ Learned to_learn(float x) { return rounded(x);
 struct NormParams {
     const Value *x, *residual, *y, *grad;  // [N, C]; y: the result, where a ReLU cut it
     const Learned *weight, *bias;          // [C]
-    Value *out, *grad_residual;            // [N, C]; null where nobody wants the latter
+    Value *out, *grad_residual;            // [N, C]; the latter may be null
     float *partial;                        // [chunks, 2, C]
     Learned *grad_weight, *grad_bias;      // [C]
     i64 rows;
-    int channels, chunk, chunks, relu;     // rows of a chunk
+    int channels, chunk, chunks, relu;     // chunk: rows of a chunk
     float eps;
 };
 
@@ -48,7 +45,7 @@ struct Vector {
 
 static __device__ __forceinline__ int channel_of(int step, int lane) { return (step * LANES + lane) * VEC; }
 
-// Zeros where the row has no such channel, or nothing is to be read.
+// Load the lane's channels of a row; zeros beyond its end or if not `wanted`.
 static __device__ __forceinline__ void load(Lane &to, const Value *row, int channels, int lane, bool wanted) {
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
@@ -90,7 +87,7 @@ static __device__ __forceinline__ float over_row(float x) {
     return x;
 }
 
-// Takes the mean from the row; what lies behind its end stays 0. Returns the reciprocal deviation.
+// Subtract the mean from the row; values beyond its end stay 0. Return the reciprocal deviation.
 static __device__ __forceinline__ float centred(Lane &x, int channels, int lane, float eps) {
     float sum = 0.f, square = 0.f;
 #pragma unroll
@@ -117,7 +114,7 @@ static __device__ __forceinline__ void finish(const NormParams &p, Lane &x, i64 
     store(p.out + row * p.channels, x, p.channels, lane, inside);
 }
 
-// The gradient behind the ReLU, which is that of the residual, too.
+// Load the gradient before the ReLU, which is also the residual's.
 static __device__ __forceinline__ void load_gradient(const NormParams &p, Lane &g, i64 row, int lane, bool inside, bool kept) {
     load(g, p.grad + row * p.channels, p.channels, lane, inside);
     if (p.relu) {
@@ -129,7 +126,7 @@ static __device__ __forceinline__ void load_gradient(const NormParams &p, Lane &
     if (kept && p.grad_residual) store(p.grad_residual + row * p.channels, g, p.channels, lane, inside);
 }
 
-// The block's sums, channel by channel.
+// Sum over the block, channel by channel.
 static __device__ __forceinline__ void join(Lane &a, float *to, int channels) {
     __shared__ float room[WARPS][LANES * VALUES];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES;
@@ -201,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) layer_backward(const __gri
     join(of_bias, to + p.channels, p.channels);
 }
 
-// The chunks' sums of scale and shift. 32 sums a block, 8 threads each.
+// Add the chunks' sums of scale and shift. A block: 32 sums, 8 threads each.
 extern "C" __global__ void __launch_bounds__(256) add_chunks(const __grid_constant__ NormParams p) {
     __shared__ float room[8][32];
     const int column = threadIdx.x % 32, slice = threadIdx.x / 32, at = blockIdx.x * 32 + column;

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import HALVES, Launch, address, raw_stream, read_source, structures
+from fullfield.ops.launching import HALVES, VALUES, Launch, address, raw_stream, read_source, structures
 from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import pitch_of
@@ -69,9 +69,9 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 def source(shape: Shape) -> Source:
     """Return the source of all kernels."""
     names = ("sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
-    text = read_source(HALVES, *(_FOLDER / name for name in names))
+    text = read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
     return Source.defining(
-        text, HALF=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS, STEPS=FILTER_STEPS
+        text, IN=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS, STEPS=FILTER_STEPS
     )
 
 

@@ -1,11 +1,11 @@
-// Adds the gradient of one lookup to the patches of its pixels: the transposed bilinear blend. One block per tile and level; two
-// threads serve a pixel, each half of the columns. If a pixel's window does not fit into its patch beside what the patch holds, the
-// tile's level is left alone and marked: multiply_out writes it again.
+// Addition of a lookup's gradient to the patches of its pixels by the transposed bilinear blend. A block serves one tile and
+// level; two threads serve a pixel, each half of the columns. If a pixel's window does not fit into its patch with what the
+// patch holds, the tile's level is left unchanged and marked, and multiply_out writes it again.
 
 #define HALF (RADIUS + 1)
 #define BATCH_ROWS (RADIUS <= 4 ? KW : 3)  // rows of taps that are loaded at a time
 
-// Notes that a tile's level is to be multiplied out, and the target tiles that it has something for.
+// Mark a tile's level and the target tiles that it adds to for multiply_out.
 static __device__ __forceinline__ void mark(const GradientParams &q, int index, int tile, int batch, int tile_y, int level) {
     const Params &p = q.p;
     int4 all = q.bounds[index];
@@ -20,7 +20,7 @@ static __device__ __forceinline__ void mark(const GradientParams &q, int index, 
     u64 band = 1ull << (tile_y / per_band);
     u32 magnitude = BF16 ? 0 : q.largest[index];
     bool compact = (i64)(x1 - x0) * (y1 - y0) <= 256;
-    if (!compact) {                // the pixels' own, one a thread
+    if (!compact) {                // box by box: a thread takes one pixel's
         if (threadIdx.x >= TILE_PIXELS) return;
         int4 own = q.covered[(i64)index * TILE_PIXELS + threadIdx.x];
         x0 = max(own.x, 0) / 8, x1 = (min(own.z, w) + 7) / 8, y0 = max(own.y, 0) / 8, y1 = (min(own.w, h) + 7) / 8;
@@ -64,13 +64,16 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
     const Element<GRAD>::type *grad = (const Element<GRAD>::type *)q.grad + batch * q.grad_b + (i64)level * (KW * KW) * q.grad_c + (inside ? y * q.grad_y + x * q.grad_x : 0);
     int first = upper ? HALF : 0;
     float taps[BATCH_ROWS][HALF + 1];
+    const auto load_taps = [&](int top) {
 #pragma unroll
-    for (int k = 0; k < BATCH_ROWS; k++)
+        for (int k = 0; k < BATCH_ROWS; k++)
 #pragma unroll
-        for (int j = 0; j <= HALF; j++) {
-            bool valid = inside && (j > 0 || upper) && (j < HALF || !upper);
-            taps[k][j] = valid ? Element<GRAD>::unpack(grad[(i64)((first - 1 + j) * KW + k) * q.grad_c]) : 0.f;
-        }
+            for (int j = 0; j <= HALF; j++) {
+                bool valid = (top ? top + k < KW : inside) && (j > 0 || upper) && (j < HALF || !upper);
+                taps[k][j] = valid ? Element<GRAD>::unpack(grad[(i64)((first - 1 + j) * KW + top + k) * q.grad_c]) : 0.f;
+            }
+    };
+    load_taps(0);
     int ix, iy;
     float fx, fy;
     bool active = window(px, py, level, p.level_h[level], p.level_w[level], ix, iy, fx, fy) && inside;
@@ -106,19 +109,11 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
             column = column + 1 == PATCH ? 0 : column + 1;
         }
         float previous[HALF + 1];
-#pragma unroll
-        for (int j = 0; j <= HALF; j++) previous[j] = 0.f;
+        clear(previous);
         float *to = patch + line * (PATCH * TILE_PIXELS);
 #pragma unroll 1
         for (int top = 0; top < KP; top += BATCH_ROWS) {
-            if (top)
-#pragma unroll
-                for (int k = 0; k < BATCH_ROWS; k++)
-#pragma unroll
-                    for (int j = 0; j <= HALF; j++) {
-                        bool valid = top + k < KW && (j > 0 || upper) && (j < HALF || !upper);
-                        taps[k][j] = valid ? Element<GRAD>::unpack(grad[(i64)((first - 1 + j) * KW + top + k) * q.grad_c]) : 0.f;
-                    }
+            if (top) load_taps(top);
 #pragma unroll
             for (int k = 0; k < BATCH_ROWS; k++) {
                 if (top + k >= KP) break;

@@ -1,5 +1,4 @@
-// PTX wrappers and the lookup plan shared by every correlation kernel. No system headers (NVRTC). Built behind halves.cuh,
-// products.cuh, copies.cuh and warps.cuh.
+// The lookup plan shared by every correlation kernel. Built behind halves.cuh, products.cuh, copies.cuh and warps.cuh.
 //
 // Macros set by the launcher:
 //   RADIUS   window radius (1-8)
@@ -11,8 +10,7 @@
 //   CLAST    1: channels-last output, else NCHW
 //   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
 //   STREAMED 1: the first map's features are not kept in the L2
-//   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
-//   HOPPER   1: the lookup is that of lookup_hopper.cu
+//   NCOL     columns (positions of the second map) of one chunk; WIDTHS: its WCOUNT admissible widths, ascending
 
 #define KW (2 * RADIUS + 1)        // taps per axis
 #define KP (2 * RADIUS + 2)        // integer positions per axis
@@ -42,11 +40,11 @@ struct Params {
     int batch, height, width, levels;
     int tiles_x, tiles_y, tiles, items;
     int part_begin[PARTS_MOST], part_end[PARTS_MOST];  // levels of a part of a tile
-    int whole;                     // so many tiles are one item each, the others are in parts
+    int whole;                     // number of tiles that are one item each; the others are in parts
     int active_teams;              // teams that work on items at a time
 };
 
-// The power of two that brings values up to the magnitude into the range of float16, and its inverse; 1 for bfloat16.
+// Return the power of two that scales values up to the magnitude into float16's range, and its inverse; 1 for bfloat16.
 static __device__ __forceinline__ float gain_of(u32 magnitude, float &inverse) {
     int e = (int)(magnitude >> 23) - 127;
     e = BF16 ? 0 : magnitude == 0 || e == 128 ? 14 : e < -100 ? -100 : e;
@@ -71,8 +69,7 @@ typedef OutElement::type out_t;
 static __device__ __forceinline__ void store_streaming(float *p, float x) { asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 static __device__ __forceinline__ void store_streaming(u16 *p, u16 x) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(x) : "memory"); }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The window of one pixel at one level: first column and row, fractions. false: no position of it lies inside the map.
+// Find the window of one pixel at one level: first column and row, fractions. Return whether it meets the map.
 static __device__ __forceinline__ bool window(float x, float y, int level, int h, int w, int &ix, int &iy, float &fx, float &fy) {
     float s = __uint_as_float((u32)(127 - level) << 23);
     x *= s;
@@ -87,27 +84,25 @@ static __device__ __forceinline__ bool window(float x, float y, int level, int h
     return inside;
 }
 
-static __device__ __forceinline__ int chunk_width_index(int width) {
+static constexpr int width_at(int index) {
     constexpr int widths[] = {WIDTHS};
-    constexpr int n = sizeof(widths) / sizeof(int);
+    return widths[index];
+}
+#define WIDEST width_at(WCOUNT - 1)
+static __device__ __forceinline__ int chunk_width_index(int width) {
     int index = 0;
 #pragma unroll
-    for (int i = 0; i < n - 1; i++) index += width > widths[i];
+    for (int i = 0; i < WCOUNT - 1; i++) index += width > width_at(i);
     return index;
 }
 static constexpr u64 packed_widths() {
-    constexpr int widths[] = {WIDTHS};
     u64 all = 0;
-    for (int i = sizeof(widths) / sizeof(int) - 1; i >= 0; i--) all = all << 8 | widths[i];
+    for (int i = WCOUNT - 1; i >= 0; i--) all = all << 8 | width_at(i);
     return all;
 }
 static __device__ __forceinline__ int chunk_width(int index) {
     constexpr u64 all = packed_widths();  // an array would be read from local memory
     return (int)(all >> (8 * index)) & 255;
-}
-static __device__ constexpr int widest() {
-    constexpr int widths[] = {WIDTHS};
-    return widths[sizeof(widths) / sizeof(int) - 1];
 }
 
 // A tile and the levels begin .. end-1.
@@ -115,7 +110,7 @@ struct Item {
     int batch, tile_x, tile_y, begin, end;
 };
 
-// Tiles are counted in strips of 256 pixels' width, so that those worked on at a time share much of the second map.
+// Tiles are counted in strips of 256 pixels' width, so that tiles in work at the same time share much of the second map.
 #define STRIP (256 / TILE_W)
 static __device__ __forceinline__ Item decode_tile(const Params &p, u32 tile, int begin, int end) {
     u32 each = p.tiles_x * p.tiles_y, batch = tile / each, rest = tile - batch * each, strip = rest / (u32)(STRIP * p.tiles_y);
@@ -130,14 +125,14 @@ static __device__ __forceinline__ Item decode_tile(const Params &p, u32 tile, in
     return it;
 }
 
-// Whole tiles first, then level 0 of the others (the costliest part), then their other parts: small items come last.
+// Whole tiles come first, then level 0 of the others, which costs most, then their other parts: small items come last.
 static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
     if (item < p.whole) return decode_tile(p, item, 0, p.levels);
     u32 count = p.tiles - p.whole, part = (u32)(item - p.whole) / count;
     return decode_tile(p, item - part * count, p.part_begin[part], p.part_end[part]);
 }
 
-// The coordinates of the lane's pixels; NaN outside the image.
+// Load the coordinates of the lane's pixels; NaN outside the image.
 static __device__ __forceinline__ void load_coords(const Params &p, const Item &it, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
     int lane = lane_id(), px = it.tile_x * TILE_W + lane % BLOCK_W, py = it.tile_y * TILE_H + lane / BLOCK_W;
     const float *c = p.coords + it.batch * p.coord_b + py * p.coord_y + px * p.coord_x;
@@ -152,8 +147,8 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
     }
 }
 
-// One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
-// a strip whose pixels are scattered so widely that each takes its own dot products.
+// One step of work on a tile: a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or a strip
+// whose pixels are scattered so widely that each takes its own dot products.
 enum { CHUNK = 0, SCATTERED = 1, ITEM = 2, EXIT = 3 };
 struct Step {
     int kind, level, x, y, width_index, width, rows;
@@ -161,8 +156,8 @@ struct Step {
     int groups;                    // bit g: some pixel of group g (64 pixels) needs this chunk
 };
 
-// Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
-// strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
+// Walk over a tile's levels, each level's strips (ranges of window origins narrow enough for one chunk width), and the rows
+// of a strip that some pixel needs. A full warp runs it; lane i knows pixels i, i+32, i+64, ... of the tile.
 struct Plan {
     float x[LANE_PIXELS], y[LANE_PIXELS];
     int ix[LANE_PIXELS], iy[LANE_PIXELS];
@@ -176,7 +171,7 @@ struct Plan {
         strip = strips = 0;
         walking = false;
     }
-    // Whether the windows of level 0 spread so widely that the tile may cost several times what others cost.
+    // Return whether the windows of level 0 spread so widely that the tile may cost several times as much as others.
     __device__ __forceinline__ bool spread(const Params &p) const {
         int left = BIG, right = -BIG, top = BIG, bottom = -BIG;
 #pragma unroll
@@ -192,7 +187,7 @@ struct Plan {
         }
         left = warp_min(left);
         if (left == BIG) return false;
-        int strips = (warp_max(right) - left) / (widest() - KP + 1) + 1;
+        int strips = (warp_max(right) - left) / (WIDEST - KP + 1) + 1;
         return strips * (warp_max(bottom) - warp_min(top) + KP) > 3 * (TILE_H + KP);
     }
     __device__ __forceinline__ bool member(int i, int a, int b) const { return ix[i] >= a && ix[i] < b; }
@@ -203,7 +198,7 @@ struct Plan {
             if (member(i, a, b) && iy[i] + KP > from) n = min(n, max(iy[i], from));
         return warp_min(n);
     }
-    // The pixels whose windows begin in columns first .. last-1 take their own dot products.
+    // Return a step in which the pixels whose windows begin in columns first .. last-1 take their own dot products.
     __device__ __forceinline__ bool scatter(Step &step, int first, int last) const {
         step.kind = SCATTERED;
         step.level = level;
@@ -275,7 +270,7 @@ struct Plan {
                 if (gaps) {
                     int pixels = 0, chunks = 0;
 #pragma unroll
-                    for (int i = 0; i < LANE_PIXELS; i++) pixels += __popc(__ballot_sync(0xffffffffu, member(i, a, b)));
+                    for (int i = 0; i < LANE_PIXELS; i++) pixels += __popc(__ballot_sync(ALL, member(i, a, b)));
                     for (int r = top; chunks <= CHUNKS_PER_PIXEL * pixels; chunks++) {
                         r = next_needed(a, b, r) + rows;
                         if (r >= BIG) break;
@@ -304,7 +299,7 @@ struct Plan {
             strip = 0;
             strips = 0;
             if (lo == BIG) continue;
-            const int span = widest() - KP + 1;  // window origins that fit into one chunk width
+            const int span = WIDEST - KP + 1;  // window origins that fit into one chunk width
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;

@@ -15,7 +15,7 @@ import torch
 
 from fullfield._kernels.nvrtc import Source, product_with_registers
 from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.launching import COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
+from fullfield.ops.launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
 
 _FOLDER = Path(__file__).parent
 _SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes
@@ -93,8 +93,8 @@ class Config:
         return Source.defining(
             text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
             WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
-            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, HOPPER=self.hopper,
-            OUT=out, CLAST=channels_last, **macros,
+            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, OUT=out,
+            CLAST=channels_last, **macros,
         )  # fmt: skip
 
 
@@ -270,7 +270,7 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
-    text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
+    text = shared + product + read_source(BARRIERS, _FOLDER / "lookup_hopper.cu")
     return made(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
 
 

@@ -1,5 +1,5 @@
-// The gradient of the coordinates: a warp per pixel takes the pixel's products with its window and differentiates the blend.
-// After common and sample. GRAD: element type of the incoming gradient.
+// The gradient of the coordinates: a warp computes a pixel's products with its window and differentiates the blend. Built
+// behind dots.cuh and sample.cuh. GRAD: element type of the incoming gradient.
 
 typedef Element<GRAD>::type grad_t;
 
@@ -47,11 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) coords_gradient(const __grid_c
         sum_y += share * gy;
         __syncwarp();
     }
-#pragma unroll
-    for (int i = 16; i; i >>= 1) {
-        sum_x += __shfl_xor_sync(0xffffffffu, sum_x, i);
-        sum_y += __shfl_xor_sync(0xffffffffu, sum_y, i);
-    }
+    sum_over_warp(sum_x, sum_y);
     if (lane == 0) {
         i64 plane = (i64)p.height * p.width;
         float *to = q.grad_coords + 2 * batch * plane + (i64)y * p.width + x;

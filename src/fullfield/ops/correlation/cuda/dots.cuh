@@ -1,4 +1,4 @@
-// The products of one source pixel with all positions of a window, by one warp, straight from memory.
+// Products of one source pixel with all positions of a window, by one warp, straight from memory.
 
 static __device__ __forceinline__ uint4 load_feature(const u16 *p, bool inside) {
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -6,8 +6,8 @@ static __device__ __forceinline__ uint4 load_feature(const u16 *p, bool inside) 
     return v;
 }
 
-// own: the pixel's features in the order of channels, in shared memory. dots[r * KP + c]: the product with the position (ix + c, iy + r),
-// zero outside of the map; room for a multiple of 16 floats.
+// Compute dots[r * KP + c], the product with the position (ix + c, iy + r); zero outside the map. `own`: the pixel's features
+// in the order of channels, in shared memory. `dots` has space for a multiple of 16 floats.
 static __device__ __forceinline__ void window_products(float *dots, const u32 *own, const u16 *f2, int h, int w, int ix, int iy) {
     int lane = lane_id(), quad = lane & 3, r = lane >> 2;
 #pragma unroll 1

@@ -1,12 +1,11 @@
-// What the two kernels of the backward share. A lookup's gradient is linear in the features, so a backward pass adds the gradients
-// of its lookups up per pixel and position (collect) and multiplies them with the features (multiply_out) only where a window
-// left the patch that is kept for it, and once at the end.
+// Parameters shared by the two kernels of the backward. A lookup's gradient is linear in the features. So a backward pass
+// sums the gradients of its lookups per pixel and position (collect), and multiplies them with the features (multiply_out)
+// only where a window left the patch that is kept for it, and once at the end.
 //
-// Source pixels lie in tiles of 8x8. Of every pixel and level a patch of PATCH x PATCH positions is kept in float32; position
-// (x, y) of the second map lies at (x % PATCH, y % PATCH), so a patch covers any PATCH consecutive columns and rows.
+// Source pixels lie in tiles of 8x8. For every pixel and level a patch of PATCH x PATCH positions is kept in float32;
+// position (x, y) of the second map lies at (x % PATCH, y % PATCH), so a patch covers any PATCH consecutive columns and rows.
 //
-// Macros beside common's: PATCH; for collect GRAD, the element type of the incoming gradient; for multiply_out NCH, the channels that
-// one block multiplies.
+// More macros: PATCH; for collect GRAD, the element type of the incoming gradient.
 
 #define TILE_PIXELS 64
 #define PATCH_FLOATS (PATCH * PATCH * TILE_PIXELS)
@@ -14,12 +13,12 @@
 
 enum { FIRST_LOOKUP = 0, ADD = 1, END = 2 };
 
-// What is marked for multiply_out, which leaves it zeroed. finished: its items that are multiplied; done: its blocks that are.
+// Marks for multiply_out, which zeroes them. finished: number of its items that are multiplied; done: of its blocks.
 struct Work { int handed_out, finished, done, levels, tiles, targets[MAXLEVELS]; };
 
 struct GradientParams {
     Params p;                      // f1 and f2 as [B, h, w, ROWLEN]; scale: [1] for the first map's gradient, [2] for the second's
-    const void *grad;              // of type grad_type: see Element
+    const void *grad;              // elements of grad_type: see Element
     i64 grad_b, grad_c, grad_y, grad_x;
     float *g1, *g2;                // sums, [B, H, W, CPAD], and the levels one after the other
     float *patches;                // [tiles, levels, PATCH, PATCH, 64 pixels]
@@ -31,8 +30,8 @@ struct GradientParams {
     int *full_tiles;               // the tiles with a bit, in any order
     u64 *bands;                    // [target tiles]: which rows of tiles (in BANDS bands) hold something to multiply out for it
     int *full_targets;             // the target tiles with a bit, in any order, from target_begin[level] on
-    u32 *target_largest;           // [target tiles]: bits of the largest magnitude of that
-    int *turn;                     // [tiles and target tiles, channel blocks]: whose split it is to add its share
+    u32 *target_largest;           // [target tiles]: bits of the largest magnitude that it adds
+    int *turn;                     // [tiles and target tiles, channel blocks]: the split that may add its share
     Work *work;
     int mode, grad_type, want_first, want_second;
     int target_begin[MAXLEVELS], splits[MAXLEVELS];

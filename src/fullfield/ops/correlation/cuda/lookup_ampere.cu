@@ -1,4 +1,4 @@
-// The lookup on every GPU from sm_75: same plan, same sampling; chunks come with cp.async (sm_80), products with mma.sync.
+// The lookup on GPUs from sm_75 on, with the same plan and sampling as on Hopper, cp.async (sm_80) and mma.sync.
 
 #define STAGING_OFFSET STAGE_BYTES
 #define BUFFER_OFFSET (STAGING_OFFSET + GROUPS * 4 * STAGING_FLOATS * 4)
@@ -28,8 +28,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             x = warp >> 1 == i ? plan.x[i] : x;
             y = warp >> 1 == i ? plan.y[i] : y;
         }
-        own_x = __shfl_sync(0xffffffffu, x, (warp & 1) * 16 + (lane & 15));
-        own_y = __shfl_sync(0xffffffffu, y, (warp & 1) * 16 + (lane & 15));
+        own_x = __shfl_sync(ALL, x, (warp & 1) * 16 + (lane & 15));
+        own_y = __shfl_sync(ALL, y, (warp & 1) * 16 + (lane & 15));
     }
     if (lane < 16) {
         coords[warp * 32 + lane] = own_x;
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                 if (step.groups >> group & 1) {
                     if (KB > 1) load_parts(a, p, it, warp, kb);
 #pragma unroll
-                    for (int part = PARTS - 1; part >= 0; part--)  // small products first: what a sum loses grows with its magnitude
+                    for (int part = PARTS - 1; part >= 0; part--)  // small products first: the loss of a sum grows with its magnitude
 #pragma unroll
                         for (int s = 0; s < STEPS; s++)
 #pragma unroll

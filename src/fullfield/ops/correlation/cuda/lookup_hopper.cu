@@ -1,19 +1,15 @@
-// The lookup on Hopper. A block is TEAMS independent teams that share nothing but the queue: each has planner warps, which walk
-// the plan and copy chunks of the second map with the bulk tensor copy into the team's ring of stages, and GROUPS warpgroups,
-// which multiply them with wgmma (their pixels stay in registers) and sample. #include'd after common, sample and the generated
-// wgmma wrappers.
+// The lookup on Hopper. A block has TEAMS independent teams, which share only the queue and the list of shared tiles. A
+// team has a planner warp and GROUPS warpgroups. The planner walks the plan and copies chunks of the second map into the
+// team's ring of stages by bulk tensor copies. The warpgroups keep their pixels in registers, multiply chunks with wgmma and
+// sample. Built behind sample.cuh, the generated wgmma_rs and barriers.cuh.
 
 struct Maps { TensorMap map[MAPS]; };
 
-static __device__ __forceinline__ void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count)); }
-static __device__ __forceinline__ void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
 static __device__ __forceinline__ void warp_arrive(u32 bar) {
     if (lane_id() == 0) barrier_arrive(bar);
 }
-static __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-static __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+// Wait for a barrier by branches in PTX, without a register for the result.
+static __device__ __forceinline__ void barrier_spin(u32 bar, u32 parity) {
     asm volatile("{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra DONE;\nbra WAIT;\nDONE:\n}" ::"r"(bar), "r"(parity) : "memory");
 }
 static __device__ __forceinline__ void copy_box(u32 to, const TensorMap *map, u32 bar, int c, int x, int y, int b) {
@@ -22,7 +18,7 @@ static __device__ __forceinline__ void copy_box(u32 to, const TensorMap *map, u3
                  : "memory");
 }
 
-// CHUNK, SCATTERED: what a Step says. ITEM: the tile and levels that follow.
+// A message of the planner: a step, or with ITEM the tile and levels that the next steps belong to.
 struct __align__(16) Message {
     u32 packed;                    // kind | level << 2 | groups << 6 | width << 16 | rows << 24
     int x, y, first, last, pad[3];
@@ -43,29 +39,28 @@ static __device__ __forceinline__ Step read_message(const Message *from) {
     return step;
 }
 
-#define WARPS (4 * GROUPS)         // of a team, that multiply and sample
+#define WARPS (4 * GROUPS)         // warps of a team that multiply and sample
 #define THREADS (32 * (WARPS * TEAMS + 4))
-// Shared memory: the stages of all teams, the consumers' warps' areas, then what a team's warps tell each other.
+// Shared memory: the stages of all teams, the areas of warps that multiply, then the teams' messages and barriers.
 #define STAGING_OFFSET (TEAMS * STAGES * STAGE_BYTES)
 #define BUFFER_OFFSET (STAGING_OFFSET + TEAMS * WARPS * STAGING_FLOATS * 4)
 #define NOTE_OFFSET (BUFFER_OFFSET + TEAMS * WARPS * OUT_BUFFER_BYTES)
 #define TEAM_OFFSET (NOTE_OFFSET + TEAMS * WARPS * 192)
 #define TEAM_BYTES (STAGES * 48)
-#define FULL (STAGES * 32)         // after the messages: barriers, of stages that are full and stages that are empty
+#define FULL (STAGES * 32)         // after the messages: barriers for full and for empty stages
 #define EMPTY (FULL + STAGES * 8)
 #define SHARED_OFFSET (TEAM_OFFSET + TEAMS * TEAM_BYTES)
 #define SHARED_TILES 16
 
-// What a warp need not keep in registers: coordinates of its pixels, their tile, the chunk whose products are staged.
+// State that a warp does not keep in registers: coordinates of its pixels, their tile, the chunk whose products are staged.
 struct __align__(16) Note {
     float x[16], y[16];
     Item it;
-    int pad[8 - sizeof(Item) / 4];
     Message chunk;
 };
 static_assert(sizeof(Note) == 192, "the layout of shared memory counts on it");
 
-struct Ring {                      // a stage, and how often the ring went around
+struct Ring {                      // a stage, and the parity of the rounds so far
     int at;
     u32 phase;
     __device__ __forceinline__ void advance() {
@@ -73,22 +68,22 @@ struct Ring {                      // a stage, and how often the ring went aroun
     }
 };
 
-// Tiles whose levels from 1 on wait for any planner of the block; 0: a free place.
+// Offer the levels from 1 on of a tile to any planner of the block. Tiles are stored plus one; 0 is a free place.
 static __device__ __forceinline__ bool share(u32 *shared, u32 tile) {
     bool kept = false;
     if (lane_id() == 0)
         for (int i = 0; i < SHARED_TILES && !kept; i++) kept = atomicCAS(shared + i, 0u, tile + 1) == 0;
-    return __shfl_sync(0xffffffffu, kept, 0);
+    return __shfl_sync(ALL, kept, 0);
 }
 static __device__ __forceinline__ int take_shared(u32 *shared) {
     u32 found = 0;
     if (lane_id() < SHARED_TILES) found = ((volatile u32 *)shared)[lane_id()];
-    u32 which = __ballot_sync(0xffffffffu, found != 0);
+    u32 which = __ballot_sync(ALL, found != 0);
     while (which) {
         int i = __ffs(which) - 1;
-        u32 tile = __shfl_sync(0xffffffffu, found, i), taken = 0;
+        u32 tile = __shfl_sync(ALL, found, i), taken = 0;
         if (lane_id() == 0) taken = atomicCAS(shared + i, tile, 0u) == tile;
-        if (__shfl_sync(0xffffffffu, taken, 0)) return tile - 1;
+        if (__shfl_sync(ALL, taken, 0)) return tile - 1;
         which &= which - 1;
     }
     return -1;
@@ -111,7 +106,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     Plan plan;
     float x[LANE_PIXELS], y[LANE_PIXELS];  // coordinates of the next item, read while this one's chunks are copied
     const int items = p.items;
-    // The item of this number and its pixels' coordinates.
+    // Return the item of this number and load its pixels' coordinates.
     auto read_item = [&](int number) {
         Item found = decode_item(p, number);
         load_coords(p, found, x, y);
@@ -120,7 +115,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     Item coming;
     if (item < items) coming = read_item(item);
     auto go_on = [&](int following) {
-        item = __shfl_sync(0xffffffffu, following, 0);
+        item = __shfl_sync(ALL, following, 0);
         if (item < items) coming = read_item(item);
     };
     while (true) {
@@ -145,8 +140,8 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         if (it.begin == 0 && it.end > 1 && plan.spread(p) && share(shared, own)) it.end = 1;
         plan.start(it);
         bool more = plan.next(p, step);
-        barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
-        float *coords = (float *)(smem + (team * STAGES + ring.at) * STAGE_BYTES);  // they travel in the stage itself
+        barrier_spin(empty + ring.at * 8, ring.phase ^ 1);
+        float *coords = (float *)(smem + (team * STAGES + ring.at) * STAGE_BYTES);  // they are sent in the stage itself
 #pragma unroll
         for (int i = 0; i < LANE_PIXELS; i++) {
             coords[i * 32 + lane] = plan.x[i];
@@ -165,7 +160,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         while (more) {
             int blocks = step.kind == CHUNK ? KB : 1;
             for (int kb = 0; kb < blocks; kb++) {
-                barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
+                barrier_spin(empty + ring.at * 8, ring.phase ^ 1);
                 if (lane == 0) {
                     Message m = {(u32)(step.kind | step.level << 2 | step.groups << 6 | step.width << 16 | step.rows << 24), step.x, step.y, step.first,
                                  step.last};
@@ -194,7 +189,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         }
         if (!ahead) go_on(following);
     }
-    barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
+    barrier_spin(empty + ring.at * 8, ring.phase ^ 1);
     if (lane == 0) {
         messages[ring.at].packed = EXIT;
         __threadfence();           // the last planner of all leaves the queue as it found it
@@ -223,23 +218,23 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
     bool staged = false;           // products of the chunk in note->chunk wait in shared memory
     auto sample_staged = [&]() { sample_chunk(px, read_message(&note->chunk), staging); };
     while (true) {
-        barrier_wait(bars + FULL + ring.at * 8, ring.phase);
+        barrier_spin(bars + FULL + ring.at * 8, ring.phase);
         const Message *message = (const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at;
         u32 packed = message->packed;
         if ((packed & 3) == CHUNK) {
             if (GROUPS == 1 || packed >> (6 + (warp >> 2)) & 1) {
                 float d[NCOL / 2];
                 bool needed = false;
-                // What a sum in the tensor cores loses grows with its magnitude: of split features the small products come first,
-                // and two halves of the large ones are added outside.
+                // The loss of a sum in the tensor cores grows with its magnitude. So the small products of split features come
+                // first, and two halves of the large ones are added outside.
 #pragma unroll
                 for (int kb = 0; kb < KB; kb++) {
-                    if (kb) barrier_wait(bars + FULL + ring.at * 8, ring.phase);
+                    if (kb) barrier_spin(bars + FULL + ring.at * 8, ring.phase);
                     if (KB > 1) {
                         Item it = note->it;
                         load_parts(a, p, it, warp, kb);
                     }
-                    u32 at = __shfl_sync(0xffffffffu, (stages + ring.at * STAGE_BYTES) >> 4 | 1 << 16, 0);
+                    u32 at = __shfl_sync(ALL, (stages + ring.at * STAGE_BYTES) >> 4 | 1 << 16, 0);
 #pragma unroll
                     for (int half = 0; half < PARTS; half++) {
                         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -288,7 +283,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
             } else {
 #pragma unroll 1
                 for (int kb = 0; kb < KB; kb++) {
-                    if (kb) barrier_wait(bars + FULL + ring.at * 8, ring.phase);
+                    if (kb) barrier_spin(bars + FULL + ring.at * 8, ring.phase);
                     __syncwarp();
                     warp_arrive(bars + EMPTY + ring.at * 8);
                     ring.advance();
@@ -304,7 +299,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
         warp_arrive(bars + EMPTY + ring.at * 8);
         ring.advance();
         Item it = {step.first, step.x, step.y, step.level, step.groups};
-        if (KB == 1 && step.kind == ITEM) load_parts(a, p, it, warp);  // on their way while the last chunk is sampled
+        if (KB == 1 && step.kind == ITEM) load_parts(a, p, it, warp);  // they arrive while the last chunk is sampled
         if (staged) sample_staged();
         staged = false;
         __syncwarp();
@@ -342,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
     u32 base = (shared_address(raw) + 1023) & ~1023u;
     asm volatile("" : "+r"(base));  // kept, not recomputed
     u8 *smem = (u8 *)__cvta_shared_to_generic(base);
-    int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
+    int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);
     if (threadIdx.x == 0) {
         for (int team = 0; team < TEAMS; team++) {
             u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES;

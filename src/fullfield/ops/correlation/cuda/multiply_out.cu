@@ -1,14 +1,14 @@
-// Multiplies patches with the features where they are marked: sums of 64 outputs over chunks of 64 operands, mma.sync on 16-bit
-// operands (pairs of float16 with SPLIT), blocks taking items from a queue. No atomic additions: the same bits in every run.
+// Multiplication of marked patches with the features: sums of 64 outputs over chunks of 64 operands by mma.sync on 16-bit
+// operands (pairs of float16 with SPLIT). Blocks take items from a queue. No additions are atomic, so every run gives the
+// same bits.
 //
-// The first map's gradient: an item is a tile; its operands are the positions of the second map that some pixel's sums cover, in
-// cells of 2x2. The second map's: an item is an 8x8 target tile of one level; its operands are the source pixels whose sums cover
-// part of it, found through the marks. Where there are few outputs or many operands for each, several items split the operands
-// and add their shares in order. The last items, which wait for the others, write the marked patches again with the lookup that did
-// not fit beside what they held.
+// For the first map's gradient an item is a tile; its operands are the positions of the second map that some pixel's sums
+// cover, in cells of 2x2. For the second map's an item is an 8x8 target tile of one level; its operands are the source pixels
+// whose sums cover part of it, found through the marks. If there are few outputs or many operands for each, several items
+// split the operands and add their shares in order. The last items wait for the others and write the marked patches again,
+// with the lookup that did not fit.
 //
-// Macros beside common's:
-//   PATCH    side of a pixel's patch
+// More macros:
 //   NCH      channels of a block
 //   CHUNKS   2: one chunk is copied while the other is multiplied; 1: one after the other, in less shared memory
 
@@ -23,7 +23,7 @@
 #define OUTPUTS (NCH / 32)         // 8-wide groups of channels of a warp
 #define RING 512
 #define FEW_ITEMS 1024
-#define LINES (LIST_OFFSET / (PATCH * TILE_PIXELS * 4) < PATCH ? LIST_OFFSET / (PATCH * TILE_PIXELS * 4) : PATCH)  // of patches, at a time
+#define LINES (LIST_OFFSET / (PATCH * TILE_PIXELS * 4) < PATCH ? LIST_OFFSET / (PATCH * TILE_PIXELS * 4) : PATCH)  // lines of patches in work at a time
 
 struct Lists {
     union {
@@ -34,7 +34,7 @@ struct Lists {
     int item, items, restart_items, last_block, first_items, first_splits, end[MAXLEVELS], splits[MAXLEVELS];
 };
 
-// The thread's number, not to be computed with ahead of time: what depends on it shall not be kept in registers.
+// Return the thread's number, hidden from the compiler, so that values that depend on it are not kept in registers.
 static __device__ __forceinline__ int thread_now() {
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
@@ -43,11 +43,11 @@ static __device__ __forceinline__ int thread_now() {
 static __device__ __forceinline__ void matrices(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
-// A stage's rows are those of the operands. Chunks are copied row by row: warp w the rows w, w + 8, ... of operands and weights.
-// Octets of 16-bit elements are swizzled by the row: where octet c lies in row r of 128 bytes, r known modulo 8.
+// A stage has one row for each operand. Warp w copies the rows w, w + 8, ... of operands and weights. Octets of 16-bit
+// elements are swizzled by the row. Return where octet c lies in row r of 128 bytes; r matters modulo 8.
 static __device__ __forceinline__ u32 swizzled(int c, int r) { return (c >> 3) * 8192 + ((c ^ r) & 7) * 16; }
 
-// Rounds the raw weights that the thread itself copied, of two columns.
+// Round the raw weights of two columns that the thread itself copied.
 static __device__ __forceinline__ void round_weights(u32 to, u32 raw, float gain) {
     int thread = thread_now(), warp = thread >> 5, lane = thread & 31;
     raw += warp * 256 + lane * 8;
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void round_weights(u32 to, u32 raw, float gain
 #endif
     }
 }
-// One row of operands.
+// Copy one row of operands.
 static __device__ __forceinline__ void copy_row(u32 to, const u16 *from, int warp, int lane, bool valid) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
@@ -76,9 +76,9 @@ static __device__ __forceinline__ void copy_row(u32 to, const u16 *from, int war
                 copy_async<16>(to + part * V_BYTES + swizzled(c + lane, warp), from + part * CPAD + (c + lane) * 8, valid);
 }
 
-typedef float Sums[2][OUTPUTS][4]; // of a warp: 32 outputs, a quarter of the channels
+typedef float Sums[2][OUTPUTS][4]; // a warp's: 32 outputs, a quarter of the channels
 
-// One chunk. TRANSPOSED: the weights lie as [operand][output], else as [output][operand].
+// Multiply one chunk. TRANSPOSED: the weights lie as [operand][output], else as [output][operand].
 template <bool TRANSPOSED>
 static __device__ __forceinline__ void multiply(Sums &sums, u32 stage, u32 weights) {
     int thread = thread_now(), warp = thread >> 5, lane = thread & 31, upper = warp & 1, quarter = warp >> 1;
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void add(float *to, const Sums &sums, int m, i
     }
 }
 
-// Splits of an item add their shares one after the other. Items are handed out in order, so those before this one are under way.
+// Splits of an item add their shares one after the other. Items are handed out in order, so earlier ones have started.
 static __device__ __forceinline__ void await_turn(volatile int *turn, int split, int splits) {
     if (splits == 1) return;
     if (threadIdx.x == 0) {
@@ -201,7 +201,7 @@ struct FirstMap {
             if (levels >> l & 1) most = max(most, q.largest[tile * q.p.levels + l]);
         return most;
     }
-    // Goes on to the next chunk; the whole block calls it.
+    // Advance to the next chunk; the whole block calls it. Return whether there is one.
     __device__ __forceinline__ bool next() {
         const Params &p = q.p;
         while (true) {
@@ -246,7 +246,7 @@ struct FirstMap {
                 int own = __popc(row), before = own;
 #pragma unroll
                 for (int i = 1; i < 32; i *= 2) {
-                    int other = __shfl_up_sync(0xffffffffu, before, i);
+                    int other = __shfl_up_sync(ALL, before, i);
                     if (threadIdx.x >= i) before += other;
                 }
                 if (threadIdx.x == 31) lists.first.count = before;
@@ -307,7 +307,7 @@ struct SecondMap {
     const GradientParams &q;
     Lists &lists;
     int level, h, w, x0, y0, x1, y1, batch, block, split, splits, target;
-    u64 bands;                     // those not looked at yet
+    u64 bands;                     // bands that are not looked at yet
     int from, until, tiles, tile, turn; // tiles of the present bands; the list of those that meet the target
     int head, tail;
     const u16 *f1;
@@ -338,11 +338,11 @@ struct SecondMap {
         f1 = p.f1 + (i64)batch * p.height * p.width * ROWLEN + block * NCH;
     }
     __device__ u32 magnitude() const { return q.target_largest[target]; }
-    // Every thread's place among those for which `yes`, and how many they are.
+    // Return the thread's place among those for which `yes`, and their number.
     __device__ __forceinline__ int place(bool yes, int &total) {
         int warp = threadIdx.x >> 5, *counts = lists.second.counts[turn];
         turn ^= 1;
-        u32 those = __ballot_sync(0xffffffffu, yes);
+        u32 those = __ballot_sync(ALL, yes);
         if ((threadIdx.x & 31) == 0) counts[warp] = __popc(those);
         __syncthreads();
         int before = __popc(those & ((1u << (threadIdx.x & 31)) - 1));
@@ -355,7 +355,7 @@ struct SecondMap {
         }
         return before;
     }
-    static __device__ __forceinline__ u32 bits(int first, int past) {  // of 0..7
+    static __device__ __forceinline__ u32 bits(int first, int past) {  // bits first .. past - 1, within 0 .. 7
         first = max(first, 0);
         past = min(past, 8);
         return first < past ? (1u << past) - (1u << first) : 0;
@@ -453,7 +453,7 @@ struct SecondMap {
     }
 };
 
-// All chunks of one item. false: there were none.
+// Sum over all chunks of one item. Return whether there were any.
 template <bool TRANSPOSED, class Operands>
 static __device__ __forceinline__ bool sum_up(Operands &operands, Sums &sums, u32 base, float gain) {
     if (!operands.next()) return false;
@@ -492,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) multiply_out(c
         const Work &work = *q.work;
         int end = 0, most = q.p.tiles * q.p.levels, outputs = work.tiles;
         for (int level = 0; level < q.p.levels; level++) outputs += work.targets[level];
-        int few = max(1, min(4, FEW_ITEMS / outputs));  // splits that give every block something to do
+        int few = max(1, min(4, FEW_ITEMS / outputs));  // splits that give every block work
         lists.first_splits = few;
         lists.first_items = work.tiles * BLOCKS * few;
         for (int level = q.p.levels - 1; level >= 0; level--) {  // the coarsest level first

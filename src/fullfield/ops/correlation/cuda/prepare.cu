@@ -1,7 +1,9 @@
-// Once per pair: both maps into the kernels' layout, the second one pooled 2x2 repeatedly to at most four levels (averages of
-// the unrounded input).
-// Macros beside common's: SRC element type of the inputs (0 float32, 1 float16, 2 bfloat16); SCALED 1: multiply by a power of
-// two that brings the largest magnitude of each map to 2^14..2^15 (float16 then keeps 11 bits over 29 octaves).
+// Conversion of both maps to the kernels' layout, once per pair. The second map is pooled 2x2 repeatedly to at most four
+// levels, which are averages of the unrounded input.
+//
+// More macros: SRC, element type of the inputs (0 float32, 1 float16, 2 bfloat16); SCALED, 1 to multiply by a power of two
+// that brings the largest magnitude of each map to 2^14..2^15, so that float16 keeps 11 bits over 29 octaves; F1_PLAIN, if
+// defined, to lay out the first map as the second.
 
 typedef Element<SRC>::type src_t;
 
@@ -38,7 +40,7 @@ static __device__ __forceinline__ void store_octet(u16 *to, const float (&v)[8],
 
 #define CS 265                     // shared-memory stride of a channel (8 rows of 33, plus 1)
 
-// Pools channels of shared memory, CHANNEL floats apart in rows of ROW, to LEVEL and stores them; also to `to` for the next level.
+// Pool channels of shared memory, CHANNEL floats apart in rows of ROW, to LEVEL. Store them, and to `to` for the next level.
 template <int LEVEL, int CHANNEL, int ROW, int TO_CHANNEL, int TO_ROW>
 static __device__ __forceinline__ void pool(const PrepareParams &p, const float *from, float *to, int batch, int x0, int y0, int c0) {
     constexpr int wide = 32 >> LEVEL;
@@ -135,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
     pool<3, 19, 9, 1, 1>(p, quarter, nullptr, batch, x0, y0, c0);
 }
 
-// The largest magnitude of both maps (finite inputs), for SCALED.
+// Find the largest finite magnitude of both maps, for SCALED.
 extern "C" __global__ void __launch_bounds__(256) magnitude(const __grid_constant__ PrepareParams p) {
     for (int m = 0; m < 2; m++) {
         const Source &s = p.source[m];

@@ -1,6 +1,6 @@
-// The last items of multiply_out: patches are written again with the lookup that did not fit together with what they held.
+// The last items of multiply_out, which write patches again with the lookup that did not fit.
 
-// What the threads of a block find together.
+// Box and largest magnitude over a block's threads.
 struct Restart { int box[4]; u32 largest; };
 
 static __device__ __forceinline__ float gradient(const GradientParams &q, i64 at) {
@@ -9,13 +9,13 @@ static __device__ __forceinline__ float gradient(const GradientParams &q, i64 at
     return q.grad_type == 1 ? from_f16(half) : from_bf16(half);
 }
 
-// Writes the patches of a marked tile's level as if there had been no lookup before, when so many items are `finished`. COUNT threads
-// serve a pixel, each every COUNT-th column; LINES lines of the patches are worked on at a time, in shared memory.
+// Write the patches of a marked tile's level as if there had been no lookup before, after `items` items are finished. COUNT
+// threads serve a pixel, each every COUNT-th column; LINES lines of the patches are computed at a time, in shared memory.
 template <int COUNT, int LINES>
 static __device__ __forceinline__ void begin_again(const GradientParams &q, Restart &common, float *patch, int items, int item) {
     constexpr int threads = COUNT * TILE_PIXELS;
     const Params &p = q.p;
-    if (threadIdx.x == 0) {        // its patches are read until all items before are finished
+    if (threadIdx.x == 0) {        // earlier items read its patches
         volatile int *finished = &q.work->finished;
         while (*finished != items) {
         }

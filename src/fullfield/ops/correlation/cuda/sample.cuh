@@ -1,6 +1,7 @@
-// What happens to the products of a chunk. A warp owns a block of 16 pixels: it puts their products into its part of shared
-// memory, and each pixel streams over the rows of its own window: blend along x, keep the previous row, blend along y, write
-// the finished row. Two lanes serve a pixel: the lower half of the warp the first taps in x, the upper half the others.
+// Sampling of a chunk's products. A warp owns a block of 16 pixels and puts their products into its part of shared memory.
+// Each pixel walks over the rows of its own window: it blends along x, keeps the previous row, blends along y and writes the
+// finished row. Two lanes serve a pixel: the lower half of the warp the first taps in x, the upper half the others.
+// Built behind dots.cuh.
 
 #define PART_BYTES (NCOL * CBLK * 2)
 #define STAGE_BYTES (PART_BYTES * PARTS)
@@ -8,17 +9,17 @@
 #define TILE_PIXELS (64 * GROUPS)
 #define SCATTER_FLOATS (ROWLEN / 2 + (KP * KP + 15) / 16 * 16)
 #define STAGING_STRIDE 20          // 16 pixels and 4: neither the writes nor the reads of coherent windows collide
-#define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // of a warp
+#define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // a warp's
 #define DX0 (KW / 2)
 #define DX1 (KW - DX0)
 #if CLAST
-#define OUT_BUFFER_BYTES ((16 * KW * KW * (OUT == 0 ? 4 : 2) + 15) / 16 * 16)  // of a warp
+#define OUT_BUFFER_BYTES ((16 * KW * KW * (OUT == 0 ? 4 : 2) + 15) / 16 * 16)  // a warp's
 #else
 #define OUT_BUFFER_BYTES 0
 #endif
 
 struct WarpPixel {
-    bool inside;                   // of the image
+    bool inside;                   // inside the image
     bool active;
     bool handled;                  // its taps of this level are written by this item
     int ix, iy;
@@ -28,10 +29,10 @@ struct WarpPixel {
     u32 step_x, step_y;            // bytes from tap to tap
 };
 
-// w0 * a + w1 * b, rounded in one way everywhere.
+// Return w0 * a + w1 * b, rounded in one way everywhere.
 static __device__ __forceinline__ float blended(float w0, float a, float w1, float b) { return fmaf(w1, b, __fmul_rn(w0, a)); }
 
-// Image coordinates of pixel i of the warp's block.
+// Return the image coordinates of pixel i of the warp's block.
 static __device__ __forceinline__ int block_x(const Item &it, int i) { return it.tile_x * TILE_W + i % BLOCK_W; }
 static __device__ __forceinline__ int block_y(const Item &it, int row, int i) { return it.tile_y * TILE_H + row * BLOCK_H + i / BLOCK_W; }
 
@@ -41,7 +42,7 @@ static __device__ __forceinline__ void set_steps(WarpPixel &px, const Params &p)
     asm volatile("" : "+r"(px.step_x), "+r"(px.step_y));  // kept, not recomputed
 }
 
-// Prepares the pixel for a tile's levels from it.begin on. row: the warp's block of the tile.
+// Prepare the pixel for a tile's levels from it.begin on. `row`: the warp's block of the tile.
 static __device__ __forceinline__ void enter_tile(WarpPixel &px, const Params &p, const Item &it, int row, out_t *buffer) {
     int lane = lane_id(), x = block_x(it, lane & 15), y = block_y(it, row, lane & 15);
     px.inside = x < p.width && y < p.height;
@@ -54,7 +55,7 @@ static __device__ __forceinline__ void enter_tile(WarpPixel &px, const Params &p
 #endif
 }
 
-// Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here.
+// Prepare the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here.
 static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, float x, float y, float scale, int level) {
     int upper = lane_id() >> 4;
     float fx, fy;
@@ -82,12 +83,12 @@ static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &
     }
 }
 
-// Channels-last: writes the warp's handled pixels of a finished level from the buffer, coalesced.
+// Write the warp's handled pixels of a finished level from the buffer, coalesced, if the output is channels-last.
 static __device__ __forceinline__ void leave_level(const Params &p, const Item &it, int level, int row, const WarpPixel &px, const out_t *buffer) {
 #if CLAST
     int lane = lane_id();
     __syncwarp();
-    u32 handled = __ballot_sync(0xffffffffu, px.handled);
+    u32 handled = __ballot_sync(ALL, px.handled);
     i64 pixel = (i64)p.levels * KW * KW;
     out_t *to = (out_t *)p.out + (((i64)it.batch * p.height + block_y(it, row, 0)) * p.width + block_x(it, 0)) * pixel + level * (KW * KW) + lane;
     buffer += lane;
@@ -113,7 +114,7 @@ static __device__ __forceinline__ void store_if(bool yes, u64 at, float x) {
 #endif
 }
 
-// Whether the pixel takes part in the chunk.
+// Return whether the pixel takes part in the chunk.
 static __device__ __forceinline__ bool is_member(const WarpPixel &px, const Step &step) {
     return px.ix >= step.first && px.ix < step.last;
 }
@@ -128,7 +129,7 @@ static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &s
     int stride = step.width * STAGING_STRIDE;
 #pragma unroll 1
     for (int ry = 0; ry < step.rows; ry += 2, k += 2, column += 2 * stride) {  // two rows at a time
-        if (!__any_sync(0xffffffffu, (u32)(k + 1) <= KP)) continue;  // no pixel's window has these rows
+        if (!__any_sync(ALL, (u32)(k + 1) <= KP)) continue;  // no pixel's window has these rows
         bool both = ry + 1 < step.rows;
         const float *below = both ? column + stride : column;
         float v[DX1 + 1], u[DX1 + 1];
@@ -148,18 +149,18 @@ static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &s
     }
 }
 
-// Whether one of the warp's pixels needs a row of the chunk.
+// Return whether one of the warp's pixels needs a row of the chunk.
 static __device__ __forceinline__ bool warp_needs(const WarpPixel &px, const Step &step) {
-    return __any_sync(0xffffffffu, px.active && is_member(px, step) && px.iy < step.y + step.rows && px.iy + KP > step.y);
+    return __any_sync(ALL, px.active && is_member(px, step) && px.iy < step.y + step.rows && px.iy + KP > step.y);
 }
 
-// Where the features of 8 pixels begin, those from 8 * octet on in row y of the image; the nearest ones if these are outside.
+// Return the features of 8 pixels, those from 8 * octet on in row y of the image; the nearest ones if these are outside.
 static __device__ __forceinline__ const u16 *pixel_octet(const Params &p, int batch, int y, int octet) {
     int octets = (p.width + 7) / 8;
     return p.f1 + (((i64)batch * p.height + min(y, p.height - 1)) * octets + min(octet, octets - 1)) * (8 * ROWLEN);
 }
 
-// One pixel's features in the order of channels, to shared memory.
+// Load one pixel's features in the order of channels into shared memory.
 static __device__ __forceinline__ void gather_pixel(u32 *own, const Params &p, int batch, int y, int x) {
     const uint4 *from = (const uint4 *)pixel_octet(p, batch, y, x / 8) + (x & 7) * 4;
     for (int c = lane_id(); c < ROWLEN / 8; c += 32) {
@@ -172,8 +173,8 @@ static __device__ __forceinline__ void gather_pixel(u32 *own, const Params &p, i
     }
 }
 
-// A warp's own share (16 pixels) of a scattered strip: per pixel, the products with its (2r+2)^2 positions, read straight from
-// memory. scratch: SCATTER_FLOATS floats of the warp. xs, ys: coordinates of the warp's pixels.
+// Compute a warp's 16 pixels of a scattered strip: each one's products with its (2r+2)^2 positions, straight from memory.
+// `scratch`: SCATTER_FLOATS floats of the warp. `xs`: the x coordinates of the warp's pixels, then the y coordinates.
 static __device__ __forceinline__ void scattered_pixels(const Params &p, int level, int first, int last, float scale, const Item &it, int row,
                                                      const float *xs, float *scratch, out_t *buffer) {
     const float *ys = xs + 16;
@@ -210,7 +211,7 @@ static __device__ __forceinline__ void scattered_pixels(const Params &p, int lev
     __syncwarp();
 }
 
-// For the features of the first map, which are read once: with STREAMED they leave the L2 to the second's.
+// Return the cache policy of the first map's features, which are read once: with STREAMED they leave the L2 to the second's.
 static __device__ __forceinline__ u64 streaming_policy() {
     u64 policy = 0;
 #if __CUDA_ARCH__ >= 800
@@ -233,7 +234,7 @@ static __device__ __forceinline__ void load_streaming(u32 &a, u32 &b, u32 &c, u3
 #endif
 }
 
-// The A operand of the products of the warp's block: steps of 16 channels from `step` of the vectors on.
+// Load the A operand of the products of the warp's block: steps of 16 channels from `step` of the vectors on.
 template <int N>
 static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params &p, const Item &it, int row, int step) {
     const u16 *first = pixel_octet(p, it.batch, block_y(it, row, 0), block_x(it, 0) / 8) + step * 128 + lane_id() * 8;
@@ -246,14 +247,14 @@ static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params 
     }
 }
 
-// All parts of a K block.
+// Load all parts of a K block.
 template <int N>
 static __device__ __forceinline__ void load_parts(u32 (&a)[PARTS][N][4], const Params &p, const Item &it, int row, int kb = 0) {
 #pragma unroll
     for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, row, (part * CPAD + kb * CBLK) / 16);
 }
 
-// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there.
+// Store a warp's 16 rows of the accumulators of a 64 x NCOL product, laid out by mma.sync or wgmma; `add` them if set.
 template <int N>
 static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, bool add = false) {
     int lane = lane_id();

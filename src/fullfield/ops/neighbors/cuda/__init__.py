@@ -26,7 +26,6 @@ _MARGIN = 1.0 + 1e-5
 _ROOM = 256  # keys of a row that a warp sorts in shared memory
 _WARPS, _QUERIES, _BRANCHES = 8, 8, 32
 _HERE = Path(__file__).parent
-_CLOUDS = _HERE / "clouds.cuh"
 _DECLARED = structures(*(_HERE / name for name in ("radius.cu", "knn.cu", "thin.cu")))
 _Radius, _Tree, _Thin = (_DECLARED[f"{name}Params"] for name in ("Radius", "Tree", "Thin"))
 _Radii = launching.batch(_Radius)
@@ -37,10 +36,14 @@ def supports(device: torch.device) -> str | None:
     return launching.why_not(device)
 
 
+def _read(*files: Path) -> str:
+    return launching.read_source(launching.HALVES, _HERE / "clouds.cuh", *files)
+
+
 @functools.cache
 def radius_source() -> Source:
     """Return the source of the radius search."""
-    text = launching.read_source(_CLOUDS, launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
+    text = _read(launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
     return Source.defining(text, KEY="unsigned", ROOM=_ROOM)
 
 
@@ -48,13 +51,13 @@ def radius_source() -> Source:
 def tree_source(k: int) -> Source:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.defining(launching.read_source(_CLOUDS, launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
+    return Source.defining(_read(launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
 def thin_source() -> Source:
     """Return the source of the grid downsampling."""
-    return Source(launching.read_source(_CLOUDS, launching.BATCHES, _HERE / "thin.cu"))
+    return Source(_read(launching.BATCHES, _HERE / "thin.cu"))
 
 
 def _slots(count: int) -> int:

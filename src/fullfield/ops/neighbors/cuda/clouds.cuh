@@ -1,10 +1,6 @@
-// Types, the clouds that points belong to, and queries. No system headers (NVRTC).
+// The clouds that points belong to, and queries. Built behind halves.cuh.
 
-typedef unsigned u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
-// The cloud of a point: the last that begins at or before it.
+// Return the cloud of a point: the last that begins at or before it.
 static __device__ __forceinline__ u32 cloud_of(const i64 *offsets, i64 batches, i64 point) {
     if (!offsets) return 0;
     i64 low = 0, high = batches;
@@ -31,7 +27,7 @@ struct Query {
     u32 cloud;
 };
 
-// Query `step`, in the order of the sorted points where the queries are the points.
+// Return query `step`; if the queries are the points, they have the order of the sorted points.
 template <class Params> static __device__ __forceinline__ Query query_at(const Params &p, i64 step) {
     Query q;
     if (p.own) {

@@ -1,14 +1,12 @@
-// kNN search: a tree of boxes over points sorted along a Morton curve, 32 children a node; a warp walks it for a query,
-// nearest children first. No system headers (NVRTC). Built behind clouds.cuh.
+// kNN search: a tree of boxes over points sorted along a Morton curve, 32 children a node. A warp walks it for a query,
+// nearest children first. Built behind clouds.cuh and warps.cuh.
 //
-// Macros set by the launcher:
-//   SLOTS   neighbours that a lane keeps: at most 32 * SLOTS a query
+// Macro: SLOTS, the neighbours that a lane keeps: at most 32 * SLOTS a query.
 //
-// Distances are summed as in the search by brute force, and rounding rises: a box is never farther than what it holds.
+// Distances are summed as in the search by brute force. Rounding is monotone, so a box is never farther than its points.
 
 #define WARPS 8
 #define LEVELS 7  // 32^7 points
-#define WARP_MASK 0xffffffffu
 #define FAR 0x7f800000u  // bits of infinity
 
 struct TreeParams {
@@ -21,12 +19,12 @@ struct TreeParams {
     float4 *boxes;                       // two a box, smallest and largest corner, level by level
     const i64 *rows;                     // [M + 1]
     int *indices;
-    i64 begin[LEVELS], size[LEVELS];     // of the levels' boxes; level 0 holds points
+    i64 begin[LEVELS], size[LEVELS];     // places of the levels' boxes; level 0 holds points
     i64 count, asked, batches;           // N, M, B
-    int levels, level, bits, k, own;     // bits: of a coordinate in the code; level: the one to make
+    int levels, level, bits, k, own;     // bits: of a coordinate in the code; level: the one to compute
 };
 
-// Bits two places apart.
+// Spread the low 21 bits to every third place.
 static __device__ __forceinline__ u64 spaced_bits(u64 x) {
     x = (x | x << 32) & 0x001f00000000ffffull;
     x = (x | x << 16) & 0x001f0000ff0000ffull;
@@ -56,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) sort_points(const __grid_const
     p.sorted[i] = make_float4(at[0], at[1], at[2], __int_as_float((int)from));
 }
 
-// A warp makes a box of 32 points, or of 32 boxes of the level below.
+// Compute the boxes of a level; a warp joins 32 points, or 32 boxes of the level below.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) make_boxes(const __grid_constant__ TreeParams p) {
     const i64 child = (i64)blockIdx.x * (WARPS * 32) + threadIdx.x;
     const i64 limit = p.level == 0 ? p.count : p.size[p.level - 1];
@@ -71,12 +69,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) make_boxes(const __grid
         }
     }
     for (int by = 16; by > 0; by /= 2) {
-        low.x = fminf(low.x, __shfl_xor_sync(WARP_MASK, low.x, by));
-        low.y = fminf(low.y, __shfl_xor_sync(WARP_MASK, low.y, by));
-        low.z = fminf(low.z, __shfl_xor_sync(WARP_MASK, low.z, by));
-        high.x = fmaxf(high.x, __shfl_xor_sync(WARP_MASK, high.x, by));
-        high.y = fmaxf(high.y, __shfl_xor_sync(WARP_MASK, high.y, by));
-        high.z = fmaxf(high.z, __shfl_xor_sync(WARP_MASK, high.z, by));
+        low.x = fminf(low.x, __shfl_xor_sync(ALL, low.x, by));
+        low.y = fminf(low.y, __shfl_xor_sync(ALL, low.y, by));
+        low.z = fminf(low.z, __shfl_xor_sync(ALL, low.z, by));
+        high.x = fmaxf(high.x, __shfl_xor_sync(ALL, high.x, by));
+        high.y = fmaxf(high.y, __shfl_xor_sync(ALL, high.y, by));
+        high.z = fmaxf(high.z, __shfl_xor_sync(ALL, high.z, by));
     }
     if ((threadIdx.x & 31) == 0 && child < limit) {
         float4 *box = p.boxes + 2 * (p.begin[p.level] + child / 32);
@@ -84,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) make_boxes(const __grid
     }
 }
 
-// Bits of the distance to box `index` of `level`, FAR where it holds nothing of the query's cloud.
+// Return the bits of the distance to box `index` of `level`; FAR if it holds no point of the query's cloud.
 static __device__ __forceinline__ u32 box_distance(const TreeParams &p, const Query &q, int level, i64 index) {
     const i64 wide = 32ll << 5 * level;
     if (index >= p.size[level] || index * wide >= q.last || (index + 1) * wide <= q.first) return FAR;
@@ -93,16 +91,16 @@ static __device__ __forceinline__ u32 box_distance(const TreeParams &p, const Qu
     const float y = fmaxf(fmaxf(__fsub_rn(low.y, q.y), __fsub_rn(q.y, high.y)), 0.f);
     const float z = fmaxf(fmaxf(__fsub_rn(low.z, q.z), __fsub_rn(q.z, high.z)), 0.f);
     const u32 bits = __float_as_uint(square(x, y, z));
-    return bits < FAR ? bits : FAR - 1;  // overflow: far, but there
+    return bits < FAR ? bits : FAR - 1;  // an overflow is far, but not empty
 }
 
-// The list's elements rise with slot, then lane; `key` is not among them. What is pushed out is lost.
+// Insert `key`, which is not in the list. Elements rise with slot, then lane; the largest drops out.
 static __device__ __forceinline__ void insert(u64 (&list)[SLOTS], u64 key, int lane) {
 #pragma unroll
     for (int s = SLOTS - 1; s >= 0; s--) {
-        u64 below = __shfl_up_sync(WARP_MASK, list[s], 1);
+        u64 below = __shfl_up_sync(ALL, list[s], 1);
         if (s > 0) {
-            const u64 last = __shfl_sync(WARP_MASK, list[s > 0 ? s - 1 : 0], 31);
+            const u64 last = __shfl_sync(ALL, list[s > 0 ? s - 1 : 0], 31);
             if (lane == 0) below = last;
         } else if (lane == 0) {
             below = 0;
@@ -115,7 +113,7 @@ static __device__ __forceinline__ u64 element(const u64 (&list)[SLOTS], int inde
     u64 found = 0;
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
-        const u64 value = __shfl_sync(WARP_MASK, list[s], index & 31);
+        const u64 value = __shfl_sync(ALL, list[s], index & 31);
         if (s == index >> 5) found = value;
     }
     return found;
@@ -142,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) find_nearest(const __gr
             if (++level == p.levels) break;
             continue;
         }
-        const int winner = __ffs((int)__ballot_sync(WARP_MASK, mine == least)) - 1;
+        const int winner = __ffs((int)__ballot_sync(ALL, mine == least)) - 1;
         if (lane == winner) far[warp][level][lane] = FAR;
         __syncwarp();
         const i64 child = node[warp][level] * 32 + winner;
@@ -160,9 +158,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) find_nearest(const __gr
             const float away = square(__fsub_rn(q.x, v.x), __fsub_rn(q.y, v.y), __fsub_rn(q.z, v.z));
             key = (u64)__float_as_uint(away) << 32 | (u32)__float_as_int(v.w);
         }
-        u32 better = __ballot_sync(WARP_MASK, key < worst);
+        u32 better = __ballot_sync(ALL, key < worst);
         while (better) {
-            const u64 next = __shfl_sync(WARP_MASK, key, __ffs((int)better) - 1);
+            const u64 next = __shfl_sync(ALL, key, __ffs((int)better) - 1);
             better &= better - 1;
             if (next < worst) {
                 insert(list, next, lane);

@@ -1,26 +1,26 @@
-// Radius search: points in hash buckets by the cell of a grid, cells as wide as the radius; a warp looks at the 27 cells
-// around a query. No system headers (NVRTC). Built behind clouds.cuh, batches.cuh and sort_rows.cuh.
+// Radius search: points lie in hash buckets by the cell of a grid, cells as wide as the radius. A warp looks at the 27 cells
+// around a query. Built behind clouds.cuh, batches.cuh and sort_rows.cuh.
 //
-// Every launch does several searches, or fills several tables, a range of blocks each.
+// A launch runs several searches, or fills several tables, a range of blocks each.
 //
-// A bucket may hold points of several cells, in any order: the distance decides, every bucket is read once a query, and
-// rows are sorted. 4 x 4 x 4 cells lie together in the table, so that what is near in space is near in memory.
+// A bucket may hold points of several cells in any order: the distance decides, and every bucket is read once for a query.
+// 4 x 4 x 4 cells lie together in the table, so that points near in space are near in memory.
 
 #define WARPS 8
-#define QUERIES 8  // one after the other, of a warp
+#define QUERIES 8  // that a warp takes one after the other
 
 struct RadiusParams {
     const float *points, *queries;        // [N, 3], [M, 3]
     const i64 *offsets, *query_offsets;   // [B + 1]; null for one cloud
     float4 *sorted;                       // [N]: x, y, z, number
-    u32 *starts;                          // [mask + 2]: first point of every bucket, behind the counts of filling
-    u32 *places;                          // [N]: of a point in its bucket
+    u32 *starts;                          // [mask + 2]: first point of every bucket; counts while the table is filled
+    u32 *places;                          // [N]: place of a point in its bucket
     i64 *rows;                            // [M + 1]
-    u64 *passed;                          // between blocks that sum up row offsets, or the buckets' starts
+    u64 *passed;                          // words between blocks that sum row offsets or the buckets' starts
     i64 *total;                           // pairs
     int *indices;
     i64 count, asked, batches;            // N, M, B
-    double inverse;                       // of a cell's width
+    double inverse;                       // inverse of a cell's width
     float limit;                          // largest square of a distance
     u32 mask;                             // buckets - 1
     int own;                              // whether the queries are the points
@@ -34,7 +34,7 @@ struct Cell {
 };
 
 static __device__ __forceinline__ i64 cell_at(float x, double inverse) {
-    // What lies beyond 2^62 cells shares the last.
+    // Points beyond 2^62 cells share the last.
     return (i64)floor(fmin(fmax(__dmul_rn((double)x, inverse), -4e18), 4e18));
 }
 
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256) place_points(const __grid_cons
     p.sorted[p.starts[bucket_of_point(p, i)] + p.places[i]] = make_float4(at[0], at[1], at[2], __int_as_float((int)i));
 }
 
-// What a warp reads around its query.
+// Buckets that a warp reads around its query.
 struct Around {
     u32 start, end;  // the lane's bucket, from `start`; `end` counts the candidates up to and with it
     u32 total;
@@ -82,7 +82,7 @@ static __device__ __forceinline__ Around look_around(const RadiusParams &p, cons
     u32 bucket = 0xffffffffu;  // in no table: its size is at most 2^31
     if (lane < 27)
         bucket = bucket_of(cell.x + lane % 3 - 1, cell.y + lane / 3 % 3 - 1, cell.z + lane / 9 - 1, cell.cloud, p.mask);
-    const u32 same = __match_any_sync(WARP_MASK, bucket);
+    const u32 same = __match_any_sync(ALL, bucket);
     u32 size = 0;
     if (lane < 27 && (same & ((1u << lane) - 1)) == 0) {
         found.start = p.starts[bucket];
@@ -90,22 +90,22 @@ static __device__ __forceinline__ Around look_around(const RadiusParams &p, cons
     }
     found.end = size;
     for (int by = 1; by < 32; by *= 2) {
-        const u32 other = __shfl_up_sync(WARP_MASK, found.end, by);
+        const u32 other = __shfl_up_sync(ALL, found.end, by);
         if (lane >= by) found.end += other;
     }
-    found.total = __shfl_sync(WARP_MASK, found.end, 31);
+    found.total = __shfl_sync(ALL, found.end, 31);
     found.start -= found.end - size;  // plus the candidate's number: where the candidate lies
     return found;
 }
 
-// Candidate `c` of the warp's query, or none: whether it is a neighbour, and its number.
+// Return whether candidate `c` of the warp's query, if it exists, is a neighbour, and its number.
 static __device__ __forceinline__ bool is_near(const RadiusParams &p, const Query &q, const Around &around, u32 c, u32 &number) {
     int run = 0;
     for (int by = 16; by > 0; by /= 2) {
-        const u32 end = __shfl_sync(WARP_MASK, around.end, run + by - 1);
+        const u32 end = __shfl_sync(ALL, around.end, run + by - 1);
         if (c >= end) run += by;
     }
-    const u32 at = __shfl_sync(WARP_MASK, around.start, run) + c;
+    const u32 at = __shfl_sync(ALL, around.start, run) + c;
     if (c >= around.total) return false;
     const float4 v = p.sorted[at];
     const float x = __fsub_rn(q.x, v.x), y = __fsub_rn(q.y, v.y), z = __fsub_rn(q.z, v.z);
@@ -113,7 +113,7 @@ static __device__ __forceinline__ bool is_near(const RadiusParams &p, const Quer
     return square(x, y, z) <= p.limit && number >= q.first && number < q.last;
 }
 
-// Calls `found` with each query of the warp, and with what is around it.
+// Call `found` with each query of the warp and the buckets around it.
 template <class Found> static __device__ __forceinline__ void for_queries(const RadiusParams &p, i64 block, Found found) {
     const i64 begin = (block * WARPS + (threadIdx.x >> 5)) * QUERIES;
     const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const _
         i64 found = 0;
         for (u32 c = lane; c < around.total + lane; c += 32) {
             u32 number;
-            found += __popc(__ballot_sync(WARP_MASK, is_near(p, q, around, c, number)));
+            found += __popc(__ballot_sync(ALL, is_near(p, q, around, c, number)));
         }
         if (lane == 0) p.rows[q.number + 1] = found;
     });
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const _
         for (u32 c = lane; c < around.total + lane; c += 32) {
             u32 number;
             const bool near = is_near(p, q, around, c, number);
-            const u32 all = __ballot_sync(WARP_MASK, near), at = found + __popc(all & ((1u << lane) - 1));
+            const u32 all = __ballot_sync(ALL, near), at = found + __popc(all & ((1u << lane) - 1));
             if (near && p.sort && size <= ROOM) keys[at] = number;
             if (near && !(p.sort && size <= ROOM)) row[at] = (int)number;
             found += __popc(all);

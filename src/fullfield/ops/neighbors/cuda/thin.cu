@@ -1,19 +1,19 @@
-// Grid downsampling: every cell's point nearest to its centre, of equally near ones the first. How many points there are
-// may be known to the device alone. No system headers (NVRTC). Built behind clouds.cuh and batches.cuh.
+// Grid downsampling: keeps every cell's point nearest to its centre, the first of equally near ones. The number of points
+// may be known to the device only. Built behind clouds.cuh and batches.cuh.
 //
-// Cells are slots of a hash table, known by a point in them; which point that is changes from run to run, the result
-// does not. Coordinates are worked on in float64, in the order that the plain form has.
+// Cells are slots of a hash table, identified by a point in them. That point changes from run to run, the result does not.
+// Coordinates are computed in float64, in the reference's order.
 
 struct ThinParams {
     const void *points;   // [N, 3] float32 or float64
     const i64 *offsets;   // [B + 1]; null for one cloud of `count` points
     u64 *nearest;         // [mask + 1]: bits of the smallest squared distance to the centre; all of the table begins as ones
     int *owners;          // [mask + 1]: a point of the slot's cell, -1 for none
-    u32 *winners;         // [mask + 1]: the first point that has it
-    int *slots;           // [N]: of the points
-    u64 *passed;          // between the blocks that sum up how many stay
-    i64 *kept;            // which points stay
-    void *fewer;          // they themselves
+    u32 *winners;         // [mask + 1]: the first point at that distance
+    int *slots;           // [N]: slots of the points
+    u64 *passed;          // words between the blocks that count the points that stay
+    i64 *kept;            // numbers of the points that stay
+    void *fewer;          // their coordinates
     i64 *ends;            // [B + 1]: offsets of those that stay
     u64 *largest;         // bits of the largest magnitude, as float64, of all coordinates; or null
     double cell;
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void note_largest(const ThinParams &p, i64 i, 
         most = bits > most ? bits : most;
     }
     for (int by = 16; by > 0; by /= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffffu, most, by);
+        const u64 other = __shfl_xor_sync(ALL, most, by);
         most = other > most ? other : most;
     }
     if ((threadIdx.x & 31) == 0 && most > *(volatile u64 *)p.largest) atomicMax(p.largest, most);
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256) keep_points(const __grid_const
     }
 }
 
-// Where the clouds between the first and the last begin among the points that stay.
+// Find where the clouds after the first begin among the points that stay.
 extern "C" __global__ void __launch_bounds__(256) cut_clouds(const __grid_constant__ ThinParams p) {
     const i64 cloud = (i64)blockIdx.x * 256 + threadIdx.x;
     if (cloud < 1 || cloud >= p.batches) return;

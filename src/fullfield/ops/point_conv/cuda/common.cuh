@@ -1,5 +1,5 @@
-// What the kernels of the point convolution share. No system headers (NVRTC). Built behind
-// halves.cuh, values.cuh, products.cuh, copies.cuh and warps.cuh.
+// Triplets and operands of the point convolution's kernels. Built behind halves.cuh, values.cuh, products.cuh, copies.cuh
+// and warps.cuh.
 //
 // Macros set by the launcher:
 //   IN       features, weights and results: 0 float32, 1 float16, 2 bfloat16
@@ -7,13 +7,12 @@
 //   SPLIT    1: every operand is the sum of two float16 (22 bits), else 0
 //   BESIDE   1: the cells of triplets stand beside the words
 //
-// Float32 values that become float16 are first brought into its range by powers of two, one for the features and one for
-// the other operand, chosen on the device from the largest magnitudes.
+// Float32 values that become float16 are first scaled into its range by powers of two, one for the features and one for
+// the other operand. The device chooses them from the largest magnitudes.
 
 #define PARTS (1 + SPLIT)
 #define SCALED (IN == 0 && !BF16)
 #define NONE 0x7fffffff
-#define ALL 0xffffffffu
 
 struct Triplets {
     const i64 *rows;
@@ -23,12 +22,17 @@ struct Triplets {
     int bits, cells;
 };
 
-// What rounding to operands left over.
-static __device__ __forceinline__ u32 rest(float a, float b, u32 high) {
-    return pack_pair(a - from_f16((u16)high), b - from_f16((u16)(high >> 16)));
+// Round eight values to operands. With SPLIT a second part, `step` vectors behind, holds the rounding errors of the first.
+static __device__ __forceinline__ void to_operands(const float (&v)[8], uint4 *to, int step) {
+    const uint4 h = make_uint4(pack_pair(v[0], v[1]), pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
+    *to = h;
+#if SPLIT
+    const auto rest = [](float a, float b, u32 high) { return pack_pair(a - from_f16((u16)high), b - from_f16((u16)(high >> 16))); };
+    to[step] = make_uint4(rest(v[0], v[1], h.x), rest(v[2], v[3], h.y), rest(v[4], v[5], h.z), rest(v[6], v[7], h.w));
+#endif
 }
 
-// The power of two that brings finite values up to the magnitude into the range of float16, and its inverse.
+// Return the power of two that scales finite values up to the magnitude into float16's range, and its inverse.
 static __device__ __forceinline__ float gain_of(const u32 *magnitude, float &inverse) {
 #if SCALED
     int e = (int)(*magnitude >> 23) - 127;
@@ -41,7 +45,7 @@ static __device__ __forceinline__ float gain_of(const u32 *magnitude, float &inv
 #endif
 }
 
-// A triplet as it comes from memory. It is taken apart as late as possible: nobody shall wait for the load.
+// A triplet as read from memory. It is unpacked as late as possible, so that nothing waits for the load early.
 struct Word {
     u32 word;
 #if BESIDE
@@ -53,7 +57,7 @@ struct Word {
         cell = t.beside[at];
 #endif
     }
-    // Where it is wanted; else nobody knows.
+    // Load the triplet if `wanted`; otherwise it is undefined.
     __device__ __forceinline__ void fetch(const Triplets &t, i64 at, bool wanted) {
         asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u32 %0, [%1];\n}" : "=r"(word) : "l"(t.entries + at), "r"((u32)wanted));
 #if BESIDE
@@ -87,7 +91,7 @@ static __device__ __forceinline__ int cell_at(const Triplets &t, i64 at) {
     return w.cell_of(t);
 }
 
-// Of the first triplets of a row those of cells below `cell`.
+// Return where a row's triplets of cells from `cell` on begin.
 static __device__ __forceinline__ i64 end_below(const Triplets &t, i64 at, i64 end, int cell) {
     while (at < end) {
         i64 middle = (at + end) >> 1;
@@ -104,7 +108,7 @@ struct MagnitudeParams {
     i64 count;
 };
 
-// The largest finite magnitude.
+// Find the largest finite magnitude.
 extern "C" __global__ void __launch_bounds__(256) magnitude(const __grid_constant__ MagnitudeParams p) {
     u32 most = 0;
     for (i64 at = (i64)blockIdx.x * 256 + threadIdx.x; at < p.count; at += (i64)gridDim.x * 256) {

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source, product_with_registers
-from fullfield.ops.launching import CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
+from fullfield.ops.launching import BARRIERS, CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
 from fullfield.ops.point_conv.protocol import Request
 
 _FOLDER = Path(__file__).parent
@@ -205,7 +205,7 @@ class MultiplyHopper(_Forward):
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
-        return _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu"), flags
+        return _read("multiply.cuh") + product + read_source(BARRIERS, _FOLDER / "multiply_hopper.cu"), flags
 
 
 def _read(*names: str) -> str:

@@ -1,22 +1,22 @@
 // MVMR: out[r] = bias + sum over row r of features[index] @ weight[cell]. Every output is summed in registers, cell by cell,
 // and written once: the same bits in every run.
 //
-// A warp takes 16 * TILES rows at a time. Each lane stands at the first triplet of a row that is not done yet; the least of
-// their cells is multiplied next, for those rows that stand at it: their features go from memory straight into the
-// registers that mma.sync takes (so channels are numbered as the loads bring them, in the weights too), while the one
-// before is multiplied. Rows with several points in a cell come back to it.
+// A warp takes 16 * TILES rows at a time. Each lane points to the first triplet of its row that is not done. The least of
+// their cells is multiplied next, for the rows that point to it. Their features are loaded straight into the registers of
+// mma.sync, so channels have the order of the loads, in the weights too. The cell before is multiplied meanwhile. A row with
+// several points in a cell takes several passes.
 //
 // More macros, and those of multiply.cuh:
 //   TILES    16-row tiles of a warp: 1 or 2
 //   RESIDENT 1: the block keeps its weights in shared memory, else they come through the L1
 //   THREADS, BLOCKS   of a block; blocks a multiprocessor
-//   SLAB_PARTS, CELL_PARTS   where both are 1, every warp takes rows of its own. Else so few rows are left that the warps of
-//            a block share them: each takes a part of the slabs and of the cells, and their sums are added in order
+//   SLAB_PARTS, CELL_PARTS   if both are 1, every warp takes its own rows. Else there are so few rows that the warps of a
+//            block share them: each takes a part of the slabs and of the cells, and their sums are added in order
 
 #define ROWS (16 * TILES)
 #define SHARING (SLAB_PARTS * CELL_PARTS)
 
-// The lane's place in its row, and the triplet there.
+// The lane's position in its row, and the triplet there.
 struct Cursor {
     i64 at, end;
     Word word;
@@ -34,13 +34,13 @@ typedef uint4 Operands[2 * TILES][PARTS];
 typedef float Sums[TILES][OCTETS][4];
 #define CHUNK (OCTETS < 4 ? OCTETS : 4)
 
-// The lane's rows of one slab; null stands for none.
+// Load the lane's rows of one slab; null: no row.
 static __device__ __forceinline__ void fetch(Raw &raw, const Value *const (&from)[2 * TILES], int slab, bool inside) {
 #pragma unroll
     for (int q = 0; q < 2 * TILES; q++) raw[q].fetch(from[q] + slab * 32, from[q] && inside);
 }
 
-// One slab of one cell for the tiles FIRST .. LAST-1.
+// Multiply one slab of one cell for the tiles FIRST .. LAST-1.
 template <int FIRST, int LAST>
 static __device__ __forceinline__ void multiply_slab(Sums &sums, const Operands &a, const uint4 *weights) {
 #pragma unroll
@@ -51,13 +51,10 @@ static __device__ __forceinline__ void multiply_slab(Sums &sums, const Operands 
 #pragma unroll
             for (int n = 0; n < CHUNK; n++) b[j][n] = weights[(j * OCTETS + first + n) * 32];
 #if SPLIT
-        float part[LAST - FIRST][CHUNK][4];  // the tensor cores' sums lose bits: at most one slab long
-#pragma unroll
-        for (int m = 0; m < LAST - FIRST; m++)
-#pragma unroll
-            for (int n = 0; n < CHUNK; n++) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
+        float part[LAST - FIRST][CHUNK][4];  // sums in the tensor cores lose bits: at most one slab long
+        clear(part);
 #endif
-        // Products that add to the same sums lie apart.
+        // Products that add to the same sums are not neighbours.
 #pragma unroll
         for (int product = 0; product < 2 * PARTS - 1; product++) {
             const int i = product == 0 ? PARTS - 1 : 0, j = product == 1 ? 1 : 0;  // small ones first
@@ -90,7 +87,7 @@ static __device__ __forceinline__ void multiply_slab(Sums &sums, const Operands 
     }
 }
 
-// What is multiplied next: its cell, the features of the lane's rows (null for none), which rows take part.
+// The next cell to multiply, the features of the lane's rows (null for none), and the rows that take part.
 struct Pass {
     int cell;
     u32 rows;
@@ -113,10 +110,11 @@ struct Pass {
     }
 };
 
-// The sums of ROWS rows from `first` on, over slabs and cells from `begin` to before `end` each.
+// Slabs or cells from `begin` to before `end`.
 struct Range {
     int begin, end;
 };
+// Compute the sums of ROWS rows from `first` on over ranges of slabs and cells.
 static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &sums, i64 first, Range slabs, Range cells, const Value *features,
                                                 const uint4 *weights, int width, float gain) {
     const Triplets &t = p.triplets;
@@ -133,10 +131,7 @@ static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &s
         cursor.end = end_below(t, cursor.at, end, cells.end);
     }
     cursor.read(t);
-#pragma unroll
-    for (int m = 0; m < TILES; m++)
-#pragma unroll
-        for (int n = 0; n < OCTETS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
+    clear(sums);
     Pass pass;
     pass.choose(t, cursor, features, p.features_row, lane);
     Raw raw;

@@ -1,10 +1,10 @@
-// Of both forms of the forward product: its arguments, the order of its weights, and what reads triplets and stores results.
+// Arguments, order of the weights, loads and stores, shared by both forms of the forward product.
 //
 // More macros:
 //   COLUMNS  outputs of a block: 16, 32, 64 or, with wgmma, 128
 //   WGMMA    1: for multiply_hopper.cu
-//   KEEPS    1: what a load does not bring stays what it was, else 0
-//   DEPTH    slabs of 32 inputs that lie together for a cell
+//   KEEPS    1: a load that is not wanted leaves its target unchanged; 0: it writes zeros
+//   DEPTH    slabs of 32 inputs of a cell that lie together
 
 #define OCTETS (COLUMNS / 8)
 
@@ -13,10 +13,10 @@ struct PackParams {
     uint4 *packed;
     const u32 *magnitude;
     int cells, groups, inputs, outputs;   // inputs and outputs of a group
-    int joined;                    // so many groups are multiplied as one, with zeros between them
+    int joined;                    // number of groups that are multiplied as one, with zeros between them
     int slabs, blocks;             // 32 inputs each; blocks of COLUMNS outputs of joined groups
     int transposed;                // 1: inputs and outputs of each group change places; 2: and the cells' order turns round
-    int *queue;                    // of the product: one for each column, set to 0
+    int *queue;                    // the product's counters, one for each column, set to 0
 };
 
 struct MultiplyParams {
@@ -25,18 +25,18 @@ struct MultiplyParams {
     const uint4 *weights;
     const Value *bias;
     Value *out;
-    const u32 *magnitude;          // of the features and of the weights
+    const u32 *magnitude;          // largest magnitudes of features and weights
     i64 features_row, out_row;     // elements from row to row
-    int inputs, outputs;           // of joined groups; inputs with their padding, a multiple of 8
+    int inputs, outputs;           // channels of joined groups; inputs with their padding, a multiple of 8
     int slabs, blocks, columns;    // columns: blocks of all groups
-    int *queue;                    // units of rows handed out, of each column; of multiply.cu
+    int *queue;                    // for multiply.cu: units of rows handed out, for each column
 };
 
-// Weights in the order of the kernel that reads them, 8 inputs each, with slabs DEPTH at a time:
+// Write the weights in the order of the kernel that reads them, 8 inputs each, with slabs DEPTH at a time:
 //   mma.sync  [column][slabs][cell][slab][part][octet of outputs][lane]
-//   wgmma     [column][slabs][cell][slab][part][step of 16 inputs][half][output]: matrices of 8x8, as shared memory takes them
-// Inputs and outputs are numbered as the loads of features and the stores of results want them: a lane loads 8 inputs in
-// a row for two steps, and stores COLUMNS / 4 outputs in a row.
+//   wgmma     [column][slabs][cell][slab][part][step of 16 inputs][half][output]: matrices of 8x8 for shared memory
+// Inputs and outputs are permuted, so that a lane loads 8 neighbouring inputs for two steps and stores COLUMNS / 4
+// neighbouring outputs.
 extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ PackParams p) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x, left = at / (OCTETS * 32);
     int within = at % (OCTETS * 32), slab = left % p.slabs;
@@ -67,24 +67,20 @@ extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ P
             from = ((i64)cell * p.inputs + input % p.inputs) * ((i64)p.groups * p.outputs) + (i64)group * p.joined * p.outputs + output;
         v[i] = inside ? widened(p.weight[from]) * gain : 0.f;
     }
-    uint4 high = make_uint4(pack_pair(v[0], v[1]), pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
     i64 to = (((i64)column * (p.slabs / DEPTH) + slab / DEPTH) * p.cells + cell) * DEPTH + slab % DEPTH;
     to = to * (PARTS * OCTETS * 32) + within;
-    p.packed[to] = high;
-#if SPLIT
-    p.packed[to + OCTETS * 32] = make_uint4(rest(v[0], v[1], high.x), rest(v[2], v[3], high.y), rest(v[4], v[5], high.z), rest(v[6], v[7], high.w));
-#endif
+    to_operands(v, p.packed + to, OCTETS * 32);
 }
 
-// wgmma takes words of both rows in turn, and the compiler would bring them into that order as soon as they are loaded, and so
-// wait for them. It cannot move this.
+// Return v & mask. wgmma takes words of both rows in turn; the compiler would reorder them as soon as they are loaded, and
+// so wait for them. It cannot move this.
 static __device__ __forceinline__ u32 kept_if(u32 v, u32 mask) {
     u32 w;
     asm volatile("and.b32 %0, %1, %2;" : "=r"(w) : "r"(v), "r"(mask));
     return w;
 }
 
-// Eight channels of a row, as they come from memory; zeros where there is none.
+// Eight channels of a row as read from memory; zeros where there is none.
 struct Eight {
 #if IN == 0
     uint4 low, high;
@@ -120,19 +116,14 @@ struct Eight {
                       __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z), __uint_as_float(high.w)};
 #pragma unroll
         for (int i = 0; i < 8; i++) a[i] *= gain;
-        uint4 h = parts[0] = make_uint4(pack_pair(a[0], a[1]), pack_pair(a[2], a[3]), pack_pair(a[4], a[5]), pack_pair(a[6], a[7]));
-#if SPLIT
-        parts[1] = make_uint4(rest(a[0], a[1], h.x), rest(a[2], a[3], h.y), rest(a[4], a[5], h.z), rest(a[6], a[7], h.w));
-#endif
+        to_operands(a, parts, 1);
 #else
         parts[0] = v;
 #endif
     }
 };
 
-static __device__ __forceinline__ u32 rounded_pair(float a, float b) { return IN == 2 ? pair_bf16(a, b) : pair_f16(a, b); }
-
-// Neighbouring outputs of a row, from `first` of its group on, with the bias.
+// Store neighbouring outputs of a row, from `first` of its group on, with the bias added.
 static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const float (&v)[2 * OCTETS]) {
     constexpr int most = WGMMA ? 16 / sizeof(Value) : 4, wide = most < 2 * OCTETS ? most : 2 * OCTETS;
     out += row * p.out_row;
@@ -160,7 +151,7 @@ static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 ro
     }
 }
 
-// The lane's two of a warp's 16 rows from `first` on, where they exist.
+// Store the lane's two of a warp's 16 rows from `first` on, where they exist.
 static __device__ __forceinline__ void store_rows(const MultiplyParams &p, i64 first, int column, int group, const float (&sums)[4 * OCTETS], float scale) {
     int lane = threadIdx.x & 31, at = column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4);
     group *= p.outputs;

@@ -1,48 +1,34 @@
 // MVMR on Hopper: wgmma over 64 rows of a warpgroup, the features in registers, the weights in a ring in shared memory.
 //
-// The weights of a block of outputs come in stages of DEPTH slabs of a cell, cell after cell, in a circle; every warpgroup of the block
-// takes each stage as it comes, and the last warp that leaves one has the next weights brought there. That leaves most of the
-// multiprocessor's memory to the L1, where features are found: neighbours in space are neighbours in memory, and the rows of a
-// block want each feature several times.
+// Stages hold DEPTH slabs of a cell's weights for a block of outputs, cell after cell, in a circle. Every warpgroup of the
+// block uses each stage in turn, and the last warp that leaves a stage starts the copy of the next weights into it. Most of
+// the multiprocessor's memory is left to the L1, which holds the features: neighbours in space are neighbours in memory, and
+// the rows of a block read each feature several times.
 //
-// Beside each warpgroup a warp lists its passes: each lane stands at the first triplet of two rows that is not done; a pass takes the
-// least of their cells, and the rows that stand at it; a row with several points in a cell stays for the next pass. The list of a pass
-// is a slot in shared memory; SLOTS of them go round. Features go from memory straight into the registers that wgmma takes
+// One warp for each warpgroup lists its passes. Each lane points to the first triplets of two rows that are not done. A pass
+// takes the least of their cells and the rows that point to it; a row with several points in a cell stays for the next pass.
+// A ring of SLOTS slots in shared memory holds the lists. Features are loaded straight into the registers of wgmma
 // (multiply.cuh), one pass ahead, with zeros where a row has no point.
 //
 // More macros, and those of multiply.cuh:
-//   GROUPS   warpgroups that multiply; REGISTERS: of their threads
+//   GROUPS   warpgroups that multiply; REGISTERS of their threads
 //   LISTING  registers of a thread that lists
-//   STAGES   of the ring of weights
-//   SLOTS    of a warpgroup
+//   STAGES   stages of the ring of weights
+//   SLOTS    slots of a warpgroup
 //   CHUNKED  1: there are more slabs than DEPTH
 
 #define THREADS 128 * GROUPS + 128
 #define SLAB (PARTS * OCTETS * 32)  // vectors of the weights of a slab
 #define STAGE (DEPTH * SLAB)        // vectors of a stage
 
-static __device__ __forceinline__ void barrier_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
-static __device__ __forceinline__ void barrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-static __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
-static __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-    u32 done = 0;
-    while (!done) {
-        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    }
-}
-// The count before, which begins again behind `most`.
+// Add one to a counter in shared memory, which restarts after `most`. Return its value before.
 static __device__ __forceinline__ u32 count_up(u32 at, u32 most) {
     u32 before;
     asm volatile("atom.shared.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(at), "r"(most) : "memory");
     return before;
 }
-static __device__ __forceinline__ void copy_bulk(u32 to, const void *from, u32 bytes, u32 bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
-}
 
-// The block's part of the work: columns of outputs, and bands of 64 * GROUPS rows.
+// The block's work: a column of outputs, and bands of 64 * GROUPS rows.
 struct Work {
     int column, group, block, stride, chunks, positions, rounds;
     __device__ __forceinline__ Work(const MultiplyParams &p) {
@@ -54,21 +40,20 @@ struct Work {
     __device__ __forceinline__ i64 first_row(int round, int own) const { return ((i64)(block + (i64)round * stride) * GROUPS + own) * 64; }
 };
 
-// What is told of a pass beside its points: bit 0: it is the first of its rows; bit 1: the first with the next inputs; above: how many stages of
-// weights it is behind the pass before. Negative: there are no more.
+// Header of a pass. Bit 0: it is the first of its rows; bit 1: the first with the next inputs; above: the number of stages of
+// weights from the pass before to this one. Negative: there are no more.
 typedef int Head;
 
-// A pass that one warp lists for a warpgroup's four.
+// A pass, listed by one warp for a warpgroup.
 struct Slot {
-    uint2 points[32];              // with the top bit set: of two rows of eight lanes in each warp; 0 where a row has none
+    uint2 points[32];              // for two rows of eight lanes in each warp, with the top bit set; 0 where a row has none
     Head head;
-    int unused;
     u64 full, empty;               // barriers
 };
 
 struct Stage {
     u64 full;                      // a barrier
-    u32 left, unused;              // how many warps have left it
+    u32 left;                      // number of warps that have left it
 };
 
 struct Room {
@@ -77,12 +62,12 @@ struct Room {
     Stage stages[STAGES];
 };
 
-// A warp's way through the weights of all stages.
+// A warp's position in the ring of weights.
 struct Ring {
     Room &room;
     const uint4 *weights;
-    int positions, coming;         // stages until the weights begin again; of the stage that comes next into the one in hand
-    int left;                      // stages behind the one in hand
+    int positions, coming;         // number of stages of all weights; the stage that is copied next into the one in hand
+    int left;                      // stages after the one in hand
     int stage;
     u32 parity;
     __device__ __forceinline__ Ring(Room &room, const MultiplyParams &p, const Work &work)
@@ -92,13 +77,13 @@ struct Ring {
         copy_bulk(shared_address(room.weights[stage]), weights + (i64)position * STAGE, STAGE * 16, shared_address(&room.stages[stage].full));
     }
     __device__ __forceinline__ void wait() const { barrier_wait(shared_address(&room.stages[stage].full), parity); }
-    // The warp is done with the stage in hand, for its wgmma was waited for. How many were so before; told to lane 0.
+    // Leave the stage in hand, whose wgmma has been waited for. Return to lane 0 how many warps left it before.
     __device__ __forceinline__ u32 leave(int lane) const {
         u32 before = 0;
         if (lane == 0) before = count_up(shared_address(&room.stages[stage].left), 4 * GROUPS - 1);
         return before;
     }
-    // After leave, at any time before the next: the last warp brings new weights there.
+    // Copy new weights into the stage that was left, if this warp was the last. Call after leave and before the next leave.
     __device__ __forceinline__ void refill(u32 before, int stage, int position) const {
         if (before == 4 * GROUPS - 1 && left >= STAGES - 1) bring(position, stage);
     }
@@ -123,7 +108,7 @@ typedef float Sums[COLUMNS / 2];
 typedef Eight Raw[DEPTH][2];
 typedef u32 Operands[DEPTH][PARTS][8];
 
-// The words of both rows in turn, as wgmma takes them, zeros where a row has none.
+// Arrange the words of both rows in turn, as wgmma takes them; zeros where a row has none.
 static __device__ __forceinline__ void take(Operands &a, Raw &raw, u32 upper, u32 lower, float gain) {
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
@@ -143,7 +128,7 @@ static __device__ __forceinline__ void take(Operands &a, Raw &raw, u32 upper, u3
     }
 }
 
-// Both steps of a slab; weights: a descriptor's low half.
+// Multiply both steps of a slab; `weights`: a descriptor's low half.
 static __device__ __forceinline__ void multiply_slab(Sums &sums, const u32 (&a)[8], u32 weights, int add) {
     wgmma_rs(sums, a[0], a[1], a[2], a[3], weights, add);
     wgmma_rs(sums, a[4], a[5], a[6], a[7], weights + 2 * COLUMNS, 1);
@@ -153,9 +138,9 @@ static __device__ __forceinline__ void settle(Sums &sums) {
     for (int i = 0; i < COLUMNS / 2; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// The first triplet of a row that is not done, and the one behind it, which comes while a pass is listed.
+// The first triplet of a row that is not done, and the next, which is loaded while a pass is listed.
 struct Cursor {
-    int at, end;                   // from the warpgroup's first triplet
+    int at, end;                   // counted from the warpgroup's first triplet
     bool moved;
     Word word, next, coming;
     __device__ __forceinline__ void start(const Triplets &t, i64 base, i64 begin, i64 end_) {
@@ -172,7 +157,7 @@ struct Cursor {
     }
 };
 
-// The passes of warpgroup `own`, by one warp.
+// List the passes of warpgroup `own`; one warp runs this.
 static __device__ __forceinline__ void list_passes(const MultiplyParams &p, const Work &work, int own, Slot *slots) {
     const Triplets &t = p.triplets;
     int lane = threadIdx.x & 31, position = 0, stage = 0;
@@ -221,15 +206,15 @@ static __device__ __forceinline__ void list_passes(const MultiplyParams &p, cons
     emit(-1, make_uint2(0, 0));
 }
 
-// Brings the features of the next pass.
+// Loads of features for the next pass.
 struct Gather {
     const MultiplyParams &p;
     Slot *slots;
     int stage;
     u32 parity;
-    u64 features;                  // of point -2^31, whose number the top bit makes up for
-    u32 row;                       // bytes
-    int lane, place, inside;       // inside: channels of the lane's that there are
+    u64 features;                  // address of point -2^31: the top bit of an index adds 2^31
+    u32 row;                       // bytes from row to row
+    int lane, place, inside;       // inside: number of channels from the lane's first on
     __device__ __forceinline__ Gather(const MultiplyParams &p, const Work &work, Slot *slots)
         : p(p), slots(slots), stage(0), parity(0), row((u32)p.features_row * sizeof(Value)), lane(threadIdx.x & 31), place((threadIdx.x & 127) >> 2) {
         rewind(work);
@@ -238,7 +223,7 @@ struct Gather {
         int first = (lane & 3) * 8;
         features = (u64)(p.features + (i64)work.group * p.inputs + first) - ((u64)row << 31), inside = p.inputs - first;
     }
-    // masks: of the lane's rows, all bits where it has a point
+    // Load the features. `masks`: all bits set for each of the lane's two rows that has a point.
     __device__ __forceinline__ Head bring(Raw &raw, u32 (&masks)[2], const Work &work) {
         Slot &slot = slots[stage];
         barrier_wait(shared_address(&slot.full), parity);
@@ -300,7 +285,7 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
         u32 at = descriptor + ring.stage * STAGE;
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #if SPLIT
-        // The tensor cores' sums lose bits: at most one slab long.
+        // Sums in the tensor cores lose bits: at most one slab long.
         Sums part;
         multiply_slab(part, a[0][1], at, 0);
         multiply_slab(part, a[0][0], at + OCTETS * 32, 1);
@@ -327,7 +312,7 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
 extern "C" __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ MultiplyParams p) {
     extern __shared__ __align__(128) uint4 shared[];
     Room &room = *(Room *)shared;
-    // From lane 0, so that it is not computed again each time.
+    // The shuffle keeps the compiler from computing it again each time.
     int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);
     Work work(p);
     if (!work.rounds) return;

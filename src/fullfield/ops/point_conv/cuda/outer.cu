@@ -2,15 +2,15 @@
 // OUTPUTS channels of each, and a segment of the rows; a warp owns one cell and INPUTS x OUTPUTS channels, and keeps their sums
 // in registers for the whole segment.
 //
-// The block walks TILE rows at a time. It brings their gradients into shared memory and finds where each row's cells begin.
-// Then every warp collects the triplets of its cell, 32 at a time, in order; copies their features into shared memory while it
-// multiplies those before; and multiplies with mma.sync, reading both operands through ldmatrix by the rows of the pairs.
+// The block walks TILE rows at a time. It loads their gradients into shared memory and finds where each row's cells begin.
+// Then every warp collects the triplets of its cell, 32 at a time, in order. It copies their features into shared memory
+// while it multiplies those before with mma.sync, and reads both operands by ldmatrix.
 //
 // More macros, and those of outer.cuh:
-//   CELLS, HALVES     of a block, which has THREADS = 32 * CELLS * HALVES
-//   TILE     rows looked at together, a multiple of 32
+//   CELLS, HALVES     cells of a block, its groups of INPUTS channels; THREADS = 32 * CELLS * HALVES
+//   TILE     rows in work together, a multiple of 32
 //   INPUTS, OUTPUTS   channels of a warp: 16, 32 or 64
-//   BUFFERS  of features of 32 pairs a warp
+//   BUFFERS  buffers of a warp for the features of 32 pairs
 
 #define AHEAD (BUFFERS - 1)
 #define F_BYTES (32 * INPUTS * 2)          // features of 32 pairs, one part
@@ -21,27 +21,25 @@ struct Shared {
     u8 *features, *grad;
     i64 *base;                     // [TILE] where rows begin
     int *offset;                   // [CELLS + 1][TILE] where their cells begin, from there
-    int *index;                    // [LISTS][32] of the warp's pairs
+    int *index;                    // [LISTS][32] features' rows of the warp's pairs
     u16 *row;
 };
 
-// Where octet c of row r lies in an array of CHANNELS a row: eight rows' octets of one number lie in different banks.
+// Return where octet c of row r lies, of CHANNELS a row. The same octet of eight rows lies in different banks.
 template <int CHANNELS> static __device__ __forceinline__ u32 place(int r, int c) {
     constexpr int octets = CHANNELS / 8, rows = 8 / octets;  // rows of 128 bytes
     return r * (CHANNELS * 2) + ((c ^ (r / rows)) & (octets - 1)) * 16;
 }
 
-// Eight channels of a row to shared memory; zeros for null.
-template <int BYTES> static __device__ __forceinline__ void bring(u8 *to, const Value *from, float gain) {
+// Load eight channels of a row into shared memory, or zeros. Parts lie BYTES apart. 16-bit channels arrive asynchronously.
+template <int BYTES> static __device__ __forceinline__ void bring(u8 *to, const Value *from, bool any, float gain) {
 #if IN == 0
     float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
-    if (from) a = *(const float4 *)from, b = *(const float4 *)(from + 4);
-    a.x *= gain, a.y *= gain, a.z *= gain, a.w *= gain, b.x *= gain, b.y *= gain, b.z *= gain, b.w *= gain;
-    uint4 h = make_uint4(pack_pair(a.x, a.y), pack_pair(a.z, a.w), pack_pair(b.x, b.y), pack_pair(b.z, b.w));
-    *(uint4 *)to = h;
-#if SPLIT
-    *(uint4 *)(to + BYTES) = make_uint4(rest(a.x, a.y, h.x), rest(a.z, a.w, h.y), rest(b.x, b.y, h.z), rest(b.z, b.w, h.w));
-#endif
+    if (any) a = *(const float4 *)from, b = *(const float4 *)(from + 4);
+    const float v[8] = {a.x * gain, a.y * gain, a.z * gain, a.w * gain, b.x * gain, b.y * gain, b.z * gain, b.w * gain};
+    to_operands(v, (uint4 *)to, BYTES / 16);
+#else
+    copy_async<16>(shared_address(to), from, any);
 #endif
 }
 
@@ -67,7 +65,7 @@ static __device__ __forceinline__ void add_to(float *share, Sums &sums, bool fir
             }
 }
 
-// 32 pairs. All operands of a step are on their way before the first is waited for.
+// Multiply 32 pairs. All operands of a step are loaded before the first is waited for.
 static __device__ __forceinline__ void multiply_pairs(Sums &sums, u32 features, u32 grad, const u16 *row) {
     int lane = threadIdx.x & 31;
     const int rows[2] = {row[lane & 15], row[16 + (lane & 15)]};
@@ -97,7 +95,7 @@ static __device__ __forceinline__ void multiply_pairs(Sums &sums, u32 features, 
     }
 }
 
-// The features of 32 pairs of the warp; -1 stands for none.
+// Load the features of 32 pairs of the warp; -1: no pair.
 static __device__ __forceinline__ void bring_features(u8 *to, const Value *features, i64 step, int width, const int *index, float gain) {
     constexpr int octets = INPUTS / 8, rows = 32 / octets;
     int lane = threadIdx.x & 31, c = lane % octets, j[32 / rows];
@@ -107,34 +105,24 @@ static __device__ __forceinline__ void bring_features(u8 *to, const Value *featu
     for (int i = 0; i < 32 / rows; i++) {
         int pair = i * rows + lane / octets;
         bool any = j[i] >= 0 && c * 8 < width;
-        const Value *from = features + (any ? j[i] * step + c * 8 : 0);
-#if IN == 0
-        bring<F_BYTES>(to + place<INPUTS>(pair, c), any ? from : nullptr, gain);
-#else
-        copy_async<16>(shared_address(to + place<INPUTS>(pair, c)), from, any);
-#endif
+        bring<F_BYTES>(to + place<INPUTS>(pair, c), features + (any ? j[i] * step + c * 8 : 0), any, gain);
     }
 #if IN != 0
     commit_copies();
 #endif
 }
 
-// The gradients of the tile's rows.
+// Load the gradients of the tile's rows.
 static __device__ __forceinline__ void bring_gradients(u8 *to, const Value *grad, i64 step, int width, i64 first, i64 end, float gain) {
     constexpr int octets = OUTPUTS / 8;
     for (int at = threadIdx.x; at < (TILE + 1) * octets; at += THREADS) {
         int r = at / octets, c = at % octets;
         bool any = r < TILE && first + r < end && c * 8 < width;
-        const Value *from = grad + (any ? (first + r) * step + c * 8 : 0);
-#if IN == 0
-        bring<G_BYTES>(to + place<OUTPUTS>(r, c), any ? from : nullptr, gain);
-#else
-        copy_async<16>(shared_address(to + place<OUTPUTS>(r, c)), from, any);
-#endif
+        bring<G_BYTES>(to + place<OUTPUTS>(r, c), grad + (any ? (first + r) * step + c * 8 : 0), any, gain);
     }
 }
 
-// Where the rows of a tile begin, and in each of them the cells first .. first + CELLS.
+// Find where the rows of a tile begin, and in each of them the cells first .. first + CELLS.
 static __device__ __forceinline__ void find_cells(const Triplets &t, const Shared &s, i64 tile, i64 end, int first) {
     for (int r = threadIdx.x; r < TILE; r += THREADS) {
         i64 row = tile + r, base = 0;
@@ -156,7 +144,7 @@ static __device__ __forceinline__ void find_cells(const Triplets &t, const Share
     }
 }
 
-// The triplets of the warp's cell in the lane's row, the first of them on its way.
+// The triplets of the warp's cell in the lane's row, of which the first is being loaded.
 struct Run {
     i64 at;
     int left;
@@ -199,17 +187,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     clear(sums);
     bool first = true;
     for (i64 tile = begin; tile < end; tile += TILE) {
-        __syncthreads();               // the last tile is done with
+        __syncthreads();               // all warps have used the last tile
         bring_gradients(s.grad, grad, p.grad_row, p.outputs - output, tile, end, grad_gain);
         find_cells(t, s, tile, end, cell);
 #if IN != 0
         await_all_copies();
 #endif
         __syncthreads();
-        int count = 0, brought = 0;    // pairs listed; batches of 32 under way or done
+        int count = 0, brought = 0;    // pairs listed; batches of 32 loaded
         Run ahead;
         ahead.look(t, s, own, 0);
-        for (int r = 0; r <= TILE; r += 32) {  // the last time: fills the last batch
+        for (int r = 0; r <= TILE; r += 32) {  // the last turn fills the last batch
             Run run = ahead;
             if (r < TILE) ahead.look(t, s, own, r + 32);
             while (true) {
@@ -234,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
                     multiply_pairs(sums, shared_address(to), shared_address(s.grad), s.row + (brought & (LISTS - 1)) * 32);
                     __syncwarp();
 #if SPLIT
-                    if (brought % 16 == 15) {  // the tensor cores' sums lose bits: at most 16 batches long
+                    if (brought % 16 == 15) {  // sums in the tensor cores lose bits: at most 16 batches long
                         add_to(share, sums, first);
                         first = false;
                     }

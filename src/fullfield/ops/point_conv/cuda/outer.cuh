@@ -1,5 +1,5 @@
-// Of both forms of VVOR: the arguments, segments of the rows, and the sum of their shares. All are added in one order: the same bits
-// in every run.
+// Arguments, segments of the rows, and the sum of their shares, for both forms of VVOR. Sums have one order, so every run
+// gives the same bits.
 //
 // More macros:
 //   INPUTS, OUTPUTS   channels of a share
@@ -9,10 +9,10 @@ struct OuterParams {
     Triplets triplets;
     const Value *features, *grad;
     float *shares;                 // [slot][column][cell][INPUTS * OUTPUTS]
-    u32 *turns;                    // of the form with wgmma: [slot][column][cell_block][12] zeros, and one that counts blocks; null where every segment has its own slot
-    const u32 *magnitude;          // of the features and of the gradients
+    u32 *turns;                    // for wgmma: [slot][column][cell_block][12] zeros, and one that counts blocks; null if every segment has its own slot
+    const u32 *magnitude;          // largest magnitudes of features and gradients
     i64 features_row, grad_row;    // elements from row to row
-    int inputs, outputs;           // of joined groups, padded to multiples of 8
+    int inputs, outputs;           // channels of joined groups, padded to multiples of 8
     int input_blocks, output_blocks, columns, cell_blocks, segments, slots;
 };
 
@@ -24,7 +24,7 @@ struct SharesParams {
     int input_blocks, output_blocks, segments;
 };
 
-// Where part `part` of `parts` begins: parts of whole rows, and of about the same work.
+// Return where part `part` of `parts` begins. Parts have whole rows and about the same work.
 static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, int parts) {
     if (part == 0) return 0;
     if (part == parts) return t.count;
@@ -39,7 +39,7 @@ static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, in
     return low;
 }
 
-// Where a sum lies in a share: with wgmma as the threads of a warpgroup hold theirs, four by four.
+// Return where a sum lies in a share. With wgmma the order is that of a warpgroup's threads, four sums each.
 static __device__ __forceinline__ int place_of(int input, int output) {
 #if WGMMA
     int member = output / 16 * 32 + output % 8 * 4 + input / 2 % 4;
@@ -49,7 +49,7 @@ static __device__ __forceinline__ int place_of(int input, int output) {
 #endif
 }
 
-// Adds the shares.
+// Add the shares.
 extern "C" __global__ void __launch_bounds__(256) add_shares(const __grid_constant__ SharesParams p) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
     i64 width = (i64)p.groups * p.outputs;

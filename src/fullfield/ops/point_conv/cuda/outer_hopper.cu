@@ -1,16 +1,15 @@
-// VVOR on Hopper: out[k] = sum over the rows of grad[row]^T (x) the sum of features[bucket], those that the row has in cell k, wgmma
-// over 16 rows and three cells at a time. A block owns nine cells, 64 x 64 channels of each, and a segment of the rows; a warpgroup
-// owns three of the cells and keeps their sums in registers for the whole segment.
+// VVOR on Hopper: out[k] = sum over the rows of grad[row]^T (x) the row's bucket of cell k, the sum of the features that the row
+// has in the cell. wgmma multiplies 16 rows and three cells at a time. A block owns nine cells, 64 x 64 channels of each, and
+// a segment of the rows. A warpgroup owns three of the cells and keeps their sums in registers for the whole segment.
 //
-// The block walks ROWS rows at a time, four a warp, eight lanes a row, eight channels a lane. A stage of shared memory holds, of each
-// cell, the rows' buckets, and the gradients, as wgmma takes them transposed: rows of 64 channels, swizzled by 128 bytes. While one
-// stage is multiplied, the next is filled. A row's words of the block's cells lie together; its lanes look at WINDOW of them at once and
-// list the first point of each bucket, which is copied past the registers (zeros where there is none), and the points besides,
-// which are brought into registers and added when the copies are there: two points as they are, which rounds once; more in float32,
-// rounded when they are stored. A sum that float16 does not hold is seen in its result: then all sums of the stage are made again and
-// stored divided by a power of two, 2^n, and the stage is multiplied 2^n times.
-//
-// Macros: those of outer.cuh, of which both are 64.
+// The block walks ROWS rows at a time, four a warp, eight lanes a row, eight channels a lane. A stage of shared memory holds
+// the rows' buckets of each cell, and the gradients, transposed for wgmma: rows of 64 channels, swizzled by 128 bytes. One
+// stage is multiplied while the next is filled. A row's words of the block's cells lie together; its lanes look at WINDOW of
+// them at once. They list the first point of each bucket, which is copied asynchronously (zeros where there is none), and
+// the other points, which are loaded into registers and added when the copies have arrived. A bucket of two points is added
+// in 16 bits, which rounds once; larger ones are summed in float32 and rounded when they are stored. If float16 cannot hold
+// a sum, its result shows it: then all sums of the stage are computed again and stored divided by 2^n, and the stage is
+// multiplied 2^n times. INPUTS and OUTPUTS are 64.
 
 #define THREADS 384
 #define CELLS 9
@@ -20,12 +19,12 @@
 #define WINDOW 32
 #define STRIDE (WINDOW + 4)
 #define CELLS_STRIDE 12
-#define EXTRAS 4                   // points besides, of a row, that are asked for before they are added
+#define EXTRAS 4                   // other points of a row that are loaded before they are added
 
-// What was written is there for wgmma.
+// Make what was written visible to wgmma.
 static __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// 16 bytes; zeros if `index` is negative.
+// Copy 16 bytes; write zeros if `index` is negative.
 static __device__ __forceinline__ void copy_of(int index, u32 to, const void *from) {
     asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 16, p;\n}" ::"r"(to), "l"(from), "r"(index) : "memory");
 }
@@ -40,19 +39,15 @@ static __device__ __forceinline__ u32 added(u32 a, u32 b) {
     return r;
 }
 
-#if BF16
-static __device__ __forceinline__ void look_at(u32 &, const uint4 &) {}
-#else
-// Bits 15 and 31 of `seen` are set by numbers that are not finite.
+// Set bits 15 or 31 of `seen` if a float16 is not finite.
 static __device__ __forceinline__ void look_at(u32 &seen, const uint4 &v) {
     const u32 given[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) seen |= (given[i] & 0x7c007c00) + 0x04000400;
+    for (int i = 0; i < 4; i++) seen |= BF16 ? 0 : (given[i] & 0x7c007c00) + 0x04000400;
 }
-#endif
 static __device__ __forceinline__ bool not_finite(u32 seen) { return (seen & 0x80008000) != 0; }
 
-// What a block does: cells and channels.
+// Cells and channels of a block.
 struct Work {
     int cell, column, group, input, output, segment;
     __device__ __forceinline__ Work(const OuterParams &p, int item) {
@@ -65,7 +60,7 @@ struct Work {
     }
 };
 
-// Where a row's words lie. Nothing is computed from it as long as the loads are on their way.
+// Range of a row's words. Nothing is computed from it before the loads have arrived.
 struct Place {
     i64 from, to;
     __device__ __forceinline__ void find(const Triplets &t, i64 row, i64 end) {
@@ -74,12 +69,12 @@ struct Place {
     }
 };
 
-// A row's words, `size` from `at` on.
+// A row's words: `size` from `at` on.
 struct Row {
     i64 at;
     int size;
     __device__ __forceinline__ Row(i64 from, i64 to) : at(from), size((int)(to - from)) {}
-    // Of a row that is too long to be looked at whole: from the block's first cell on.
+    // Skip the words before the block's first cell if the row is longer than a window.
     __device__ __forceinline__ void cut(const Triplets &t, int cell) {
         if (size <= WINDOW) return;
         int before = (int)(end_below(t, at, at + size, cell) - at);
@@ -93,17 +88,17 @@ struct Row {
     }
 };
 
-// Where a lane's eight channels come from.
+// Source of a lane's eight channels.
 struct Source {
     const Value *features;
     u32 step;                      // bytes from row to row
-    int cell;                      // the block's first
+    int cell;                      // the block's first cell
     __device__ __forceinline__ const uint4 *at(u32 index) const {
         return (const uint4 *)((const u8 *)features + (u64)index * step);
     }
 };
 
-// Sums of a bucket that has more than two, or in words of its row that did not fit a window.
+// Sum of a bucket of more than two points, or of points whose words did not fit a window.
 struct Wide {
     float sum[8];
     __device__ __forceinline__ void start(const uint4 &v) {
@@ -122,18 +117,18 @@ struct Wide {
     }
 };
 
-// Four rows of a warp, of one stage after the other.
+// A warp's four rows of each stage in turn.
 struct Quad {
     int own;                       // the lane's row in a stage
-    u32 *words;                    // [2][STRIDE] its words, of this stage and of the next in turn
+    u32 *words;                    // [2][STRIDE] its words, for this stage and the next in turn
     int *table;                    // [CELLS] its first point in each cell, -1 for none
-    int2 *list;                    // [EXTRAS] of the points that are not the first of their buckets: the first of them, and their cells' places in a stage
-    Row row;                       // that whose words are on their way
-    Place next;                    // of the one after
+    int2 *list;                    // [EXTRAS] points that are not the first of their buckets, with their cells' places in a stage
+    Row row;                       // the row whose words are being loaded
+    Place next;                    // the row after it
     Word given[4];
-    u32 extras, coming;            // words that are not the first of their buckets; of the next stage
-    int most, coming_most;         // as many as any row of the warp has; more than WINDOW where one has three in a bucket or does not fit the window
-    uint4 v[EXTRAS];               // the first of them
+    u32 extras, coming;            // words that are not the first of their buckets, of this stage and the next
+    int most, coming_most;         // most such words of a row; above WINDOW if a bucket has three points or a row does not fit the window
+    uint4 v[EXTRAS];               // features of the first of them
     int places[EXTRAS];
 
     __device__ __forceinline__ Word word(int turn, int at) const {
@@ -151,10 +146,10 @@ struct Quad {
         row.cut(t, cell);
         row.load(t, given);
     }
-    // Finds the buckets of the rows behind `begin`, and asks for the words of the rows after them.
+    // Find the buckets of the rows after `begin`, and load the words of the rows after them.
     __device__ __forceinline__ void look(const Triplets &t, int cell, int turn, i64 begin, i64 end) {
         int octet = threadIdx.x & 7;
-        __syncwarp();                  // the table is done with
+        __syncwarp();                  // the table has been read
         table[octet] = -1;
         if (octet < CELLS - 8) table[8 + octet] = -1;
 #pragma unroll
@@ -192,7 +187,7 @@ struct Quad {
         row.load(t, given);
         next.find(t, begin + 2 * ROWS + own, end);
     }
-    // The first points of the buckets, and zeros.
+    // Copy the first points of the buckets, or zeros.
     __device__ __forceinline__ void copy(const Source &source, u32 stage) const {
         int octet = threadIdx.x & 7;
         u32 to = stage + own * 128 + (octet ^ (own & 7)) * 16;
@@ -213,10 +208,10 @@ struct Quad {
                 if (i < count) v[i] = *source.at(point.x);
             }
     }
-    // Adds the other points. Whether a sum is not finite.
+    // Add the other points. Return whether a sum is not finite.
     __device__ __forceinline__ bool add(const Triplets &t, const Source &source, u8 *stage, int turn, i64 begin, i64 end) const {
         u8 *to = stage + own * 128 + ((threadIdx.x & 7) ^ (own & 7)) * 16;
-        u32 left = extras;             // those that were not fetched
+        u32 left = extras;             // words whose points were not fetched
 #pragma unroll
         for (int i = 0; i < EXTRAS; i++) left = most > EXTRAS ? left & left - 1 : 0;
         u32 seen = 0;
@@ -274,8 +269,8 @@ struct Quad {
         return not_finite(seen);
     }
 #if !BF16
-    // Stores the sums of the lane's row once more, divided by 2^shift. Whether one does not fit though it is finite. Two channels at a
-    // time: registers are rare, and this is.
+    // Store the sums of the lane's row again, divided by 2^shift. Return whether a finite one does not fit. Two channels at a
+    // time save registers; this is rare.
     __device__ __forceinline__ bool shrink(const Triplets &t, const Source &source, u8 *stage, int shift, i64 begin, i64 end) const {
         const float factor = __uint_as_float((u32)(127 - shift) << 23);
         bool large = false;
@@ -316,7 +311,7 @@ struct Quad {
 
 typedef float Sums[96];
 
-// Begins the products of a stage, of which these are the warpgroup's cells and the gradients.
+// Begin the products of a stage: the warpgroup's cells and the gradients.
 static __device__ __forceinline__ void multiply(Sums &sums, u32 features, u32 grad) {
     u32 a = grad >> 4, b = features >> 4 | CELL_BYTES / 16 << 16;
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -325,8 +320,8 @@ static __device__ __forceinline__ void multiply(Sums &sums, u32 features, u32 gr
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Segments that have a share in common add to it one after the other: a warp its part. Blocks take their work in the order in which they
-// start, so those before are under way.
+// Segments that share a slot add to it one after the other, each warp its part. Blocks take their work in the order in which
+// they start, so earlier ones have started.
 struct Turn {
     volatile u32 *at;
     u32 link;
@@ -385,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     int item = kept_item, lane = threadIdx.x & 31, warp = __shfl_sync(ALL, (int)(threadIdx.x >> 5), 0), octet = lane & 7;
     Work work(p, item);
     i64 first = part_begin(t, work.segment, p.segments), end = part_begin(t, work.segment + 1, p.segments);
-    // In place of channels that there are not: others, whose sums nobody reads.
+    // Missing channels are replaced by others, whose sums nobody reads.
     int in = work.input + octet * 8 < p.inputs ? octet * 8 : 0, out = work.output + octet * 8 < p.outputs ? octet * 8 : 0;
     Source source = {p.features + (i64)work.group * p.inputs + work.input + in, (u32)(p.features_row * sizeof(Value)), work.cell};
     Quad quad = {0, nullptr, nullptr, nullptr, Row(0, 0)};
@@ -414,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
         publish();
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #if BF16
-        __syncthreads();               // the stage is full, and the other is done with
+        __syncthreads();               // this stage is full, and the other has been multiplied
 #else
         int shift = 0;
         if (__syncthreads_or(large)) { // the same
@@ -422,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
                 large = quad.shrink(t, source, stages + turn * STAGE_BYTES, ++shift, begin, end);
                 publish();
             }
-            quad.begin(t, work.cell, begin + 2 * ROWS, end);  // what it holds already, for whose registers there was no room
+            quad.begin(t, work.cell, begin + 2 * ROWS, end);  // loads `given` again, which is not kept across this for want of registers
         }
 #endif
         u32 stage = at + turn * STAGE_BYTES;

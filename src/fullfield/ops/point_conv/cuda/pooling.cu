@@ -1,14 +1,13 @@
-// Pooling over the rows of triplets: a thread computes one channel of one row, in the row's order. No system headers
-// (NVRTC). Built behind halves.cuh and values.cuh.
+// Pooling over the rows of triplets: a thread computes one channel of one row, in the row's order. Built behind halves.cuh
+// and values.cuh.
 //
-// Macros set by the launcher:
-//   BESIDE   1: the cells of triplets stand beside the words
+// Macro: BESIDE, 1 if the cells of triplets lie apart from the words.
 
 struct PoolParams {
     const i64 *rows;         // [R + 1]
     const u32 *words;        // [T]
     const Value *features;   // [N, C]
-    int *winners;            // of maxima: where they came from, -1 for none; read by their gradient
+    int *winners;            // [R, C]: index of each maximum, -1 for none; the gradient reads it
     Value *out;              // [R, C]
     i64 count;               // R * C
     int channels, bits;
@@ -27,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_sum(const __grid_constant
     p.out[t] = rounded(sum);
 }
 
-// NaN is more than anything; of equal ones the first point wins.
+// Find the maxima. NaN is larger than any number; the first of equal points wins.
 extern "C" __global__ void __launch_bounds__(256) pool_max(const __grid_constant__ PoolParams p) {
     const i64 t = (i64)blockIdx.x * 256 + threadIdx.x;
     if (t >= p.count) return;
@@ -46,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) pool_max(const __grid_constant
     p.winners[t] = winner;
 }
 
-// Every point collects from the centres that chose it; the features are the maxima's gradient.
+// Sum the maxima's gradients, given as features, over the centres that chose each point.
 extern "C" __global__ void __launch_bounds__(256) pool_max_backward(const __grid_constant__ PoolParams p) {
     const i64 t = (i64)blockIdx.x * 256 + threadIdx.x;
     if (t >= p.count) return;

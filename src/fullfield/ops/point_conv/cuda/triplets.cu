@@ -1,10 +1,9 @@
-// Triplets: the cells of neighbours, rows sorted by cell and point, and the rows of the other side. A warp a row; every
-// launch makes several sets, a range of blocks each. No system headers (NVRTC). Built behind batches.cuh, sort_rows.cuh.
+// Triplets: cells of neighbours, rows sorted by cell and point, and the transposed rows. A warp sorts a row; a launch builds
+// several sets, a range of blocks each. Built behind batches.cuh and sort_rows.cuh.
 //
 // Macros set by the launcher:
-//   BESIDE   1 where the words that are written do not hold the cells, which then stand beside; KEY is a u64 then, else
-//            a u32
-//   GIVEN    the same of the words that are transposed
+//   BESIDE   1 if the written words do not hold the cells, which then lie apart; KEY is a u64 then, else a u32
+//   GIVEN    1 if the words that are transposed do not hold their cells
 
 #define WARPS 8
 
@@ -13,17 +12,17 @@ struct TripletParams {
     const int *numbers;              // [T]: neighbours, or the words to transpose
     const unsigned char *numbers_beside;
     const float *points, *centers;   // [N, 3], [M, 3]
-    const i64 *rows;                 // [rows + 1] of what is written
-    int *counts;                     // [columns]: of the rows that are written
+    const i64 *rows;                 // [rows + 1] offsets of the rows that are written
+    int *counts;                     // [columns]: entries of the rows that are written
     i64 *transposed;                 // their offsets [columns + 1], the same as `rows`
-    u64 *passed;                     // between the blocks that sum them up
+    u64 *passed;                     // words between the blocks that sum the offsets
     u32 *words;                      // [T]
     unsigned char *beside;           // [T]
     i64 count, entries;              // rows to read, T
     i64 columns;                     // rows of the other side
     float grid;
     int sides[3];
-    int bits;                        // of an index in a word
+    int bits;                        // bits of an index in a word
 };
 typedef Batch<TripletParams> TripletBatch;
 
@@ -66,7 +65,7 @@ static __device__ __forceinline__ Row row_at(const TripletParams &p, i64 start) 
     return Row{p.words + start, p.beside + (BESIDE ? start : 0), p.bits};
 }
 
-// Of what lies `away` from a centre; halves to even.
+// Return the cell along one axis of a point that lies `away` from the centre; halves round to even.
 static __device__ __forceinline__ int step_of(float away, float grid, int side) {
     const float steps = rintf(fminf(fmaxf(__fdiv_rn(away, grid), -64.f), 64.f));
     return min(max((int)steps + side / 2, 0), side - 1);
@@ -115,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_consta
     if (block == 0 && threadIdx.x == 0) p.transposed[0] = 0;
 }
 
-// Entries into the rows of their indices, in any order: `counts` runs down to the number of those to come.
+// Write entries into the rows of their indices in any order; `counts` holds how many are still to come.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) scatter_entries(const __grid_constant__ TripletBatch all) {
     i64 block;
     const TripletParams &p = problem_of(all, block);

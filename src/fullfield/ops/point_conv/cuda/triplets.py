@@ -33,7 +33,7 @@ def builds(device: torch.device) -> str | None:
 def source(beside: bool, given: bool = False) -> Source:
     """Return the source; ``beside``: whether written triplets keep cells apart from the words, ``given``: read ones."""
     key = "unsigned long long" if beside else "unsigned"
-    text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, _SOURCE)
+    text = launching.read_source(launching.HALVES, launching.BATCHES, launching.SORT_ROWS, _SOURCE)
     return Source.defining(text, KEY=key, ROOM=_ROOM, BESIDE=beside, GIVEN=given)
 
 

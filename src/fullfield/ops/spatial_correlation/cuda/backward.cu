@@ -1,15 +1,14 @@
 // The gradient of one of the two maps. Built behind common.cuh.
 //
-// For each pixel: the sum over the window of the other map's features times the incoming gradient of that pair. Of fmap1 the
-// gradient is read at the pixel; of fmap2 at the place of the other map's pixel, the displacements backwards. Every sum has one
-// thread and one order: deterministic, nothing is accumulated in memory.
+// A pixel's gradient is the sum over its window of the other map's features times the incoming gradient of that pair. For
+// fmap1 the gradient is read at the pixel, for fmap2 at the other map's pixel, with the displacements reversed. One thread
+// computes a sum in one order, so results are deterministic; nothing is accumulated in memory.
 //
-// A block: a tile of TH x TW pixels and CB channels. It walks over the rows of displacements, one row ahead: the weights of a
-// row, and TH rows of features in a ring that gains one row a step. A thread: XR neighbouring pixels of CR channels.
+// A block computes a tile of TH x TW pixels and CB channels, a thread XR neighbouring pixels of CR channels. The block walks
+// over the rows of displacements and loads one row ahead: the weights of a row, and TH rows of features in a ring that gains
+// one row a step.
 //
-// More macros:
-//   CB, CR   channels of a block, of a thread
-//   THREADS  of a block: XG * TH * (CB / CR)
+// More macros: CB and CR, the channels of a block and of a thread; THREADS of a block, XG * TH * (CB / CR).
 
 #define RING (TH + 1)
 #define WEIGHTS (JN * JG * TH * PITCH)
@@ -18,11 +17,11 @@ struct BackwardParams {
     const Value *features, *grad;  // [B, C, H, W] the other map; [B, PH, PW, OH, OW]
     Value *out;                    // [B, C, H, W]
     int channels, channel_blocks, column_blocks;
-    int second;                    // 1: of fmap2
+    int second;                    // 1: the gradient is fmap2's
     Axis y, x;
 };
 
-// Along one axis, of a tile's first pixel: itself, the first of its window, and the output whose gradient is read first.
+// Along one axis: a tile's first pixel, the first pixel of its window, and the output whose gradient is read first.
 struct Begin {
     int target, features, output;
 };
@@ -45,7 +44,7 @@ static __device__ __forceinline__ Begin begin_of(const Axis &axis, Place place, 
 }
 
 struct Step {
-    int block, i;                  // of columns; row of displacements
+    int block, i;                  // block of columns; row of displacements
 };
 
 static __device__ __forceinline__ void fill(const BackwardParams &p, const Begin &y, const Begin &x, float *weights, float *ring, Step step, i64 map, i64 grads,
@@ -121,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) spatial_backward(const __g
     }
     __syncthreads();
 
-    // Of fmap1 only what has an output; of fmap2 all of the class.
+    // Pixels of fmap1 are stored if they have an output, those of fmap2 if they are in the class.
     const int row = y.target + t * p.y.step;
     const bool exists = (u32)row < (u32)p.y.in && (p.second || y.output + t * p.y.classes < p.y.out);
     int left = x.target < 0 ? (-x.target + p.x.step - 1) / p.x.step : 0, right = (p.x.in - x.target + p.x.step - 1) / p.x.step;

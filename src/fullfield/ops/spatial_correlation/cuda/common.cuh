@@ -1,17 +1,16 @@
-// What the forward and the backward kernel share: the lattices they walk, loads, and stores of whole rows.
-// Built behind halves.cuh, values.cuh and copies.cuh. No system headers (NVRTC).
+// Lattices, loads and stores of whole rows, shared by the forward and the backward kernels. Built behind halves.cuh,
+// values.cuh and copies.cuh.
 //
-// Where the step between displacements is d and the stride s divides it, the problem falls apart into (d / s)² classes: the
-// outputs (q + a·d/s) read fmap1 at s·q − padding + a·d and fmap2 at the same place minus the radius plus i·d. Each class
-// is a dense window on a lattice of every d-th pixel, and the same code serves it.
+// If the stride s divides the step d between displacements, the problem splits into (d / s)² classes: the outputs
+// (q + a·d/s) read fmap1 at s·q − padding + a·d and fmap2 at the same place minus the radius plus i·d. Each class is a
+// dense window on a lattice of every d-th pixel, and the same code serves it.
 //
 // Macros set by the launcher:
 //   IN    0 float32, 1 float16, 2 bfloat16
-//   VEC   4: four neighbouring features a load: steps of 1, every row and tile begins at a multiple of four; else 1
+//   VEC   features of a load: 4 if steps are 1 and every row and tile begins at a multiple of four, else 1
 //   JG    displacements of a row that a thread keeps
 //   JN    such groups side by side in a block
 
-#define ALL 0xffffffffu
 #define NOWHERE (-(1LL << 62))
 #define TH 4              // rows and columns of a tile
 #define TW 32
@@ -19,14 +18,14 @@
 #define XG (TW / XR)
 #define PITCH (TW + 4)
 #define SPAN ((XR + JG - 1 + 3) / 4 * 4)                  // features of a row that a thread reads
-#define READ ((XG - 1) * XR + (JN - 1) * JG + SPAN)       // and a block
+#define READ ((XG - 1) * XR + (JN - 1) * JG + SPAN)       // features of a row that a block reads
 #define RW (READ / 8 * 8 + (READ % 8 > 4 ? 12 : 4))       // ≡ 4 (mod 8): neighbouring rows lie in other banks
 
 struct Axis {
     int step, classes, stride, padding, radius, patch, in, out, tiles;
 };
 
-// A block's place along one axis.
+// Place of a block along one axis.
 struct Place {
     int at, cls;
 };
@@ -46,7 +45,7 @@ struct ForwardParams {
     Axis y, x;
 };
 
-// What a forward kernel's block works on: its place along both axes, its first displacement, and where its parts of the maps begin.
+// Work of a forward kernel's block: its place along both axes, its first displacement, and where its parts of the maps begin.
 struct Start {
     Place x, y;
     int i0, j0, y1, x1, y2, x2;
@@ -65,7 +64,7 @@ struct Start {
     }
 };
 
-// VEC features from memory to as many floats in shared memory, or zeros. float32 comes asynchronously.
+// Load VEC features, or zeros, into shared memory as floats. float32 arrives asynchronously.
 static __device__ __forceinline__ void fetch(float *to, const Value *from, bool inside, const Value *anywhere) {
 #if IN == 0
     copy_async<4 * VEC>(shared_address(to), inside ? from : anywhere, inside);
@@ -78,7 +77,7 @@ static __device__ __forceinline__ void fetch(float *to, const Value *from, bool 
 #endif
 }
 #if IN
-// As they are.
+// Copy VEC 16-bit features unchanged. Four arrive asynchronously.
 static __device__ __forceinline__ void fetch(u16 *to, const u16 *from, bool inside, const u16 *anywhere) {
 #if VEC == 4
     copy_async<8>(shared_address(to), inside ? from : anywhere, inside);
@@ -99,7 +98,7 @@ static __device__ __forceinline__ void read4(float *to, const float *from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// COUNT channels, from `first` on, of ROWS rows of COLUMNS pixels from (y0, x0) on.
+// Load ROWS rows of COLUMNS pixels from (y0, x0) on, of COUNT channels from `first` on.
 template <int COUNT, int ROWS, int COLUMNS, class T>
 static __device__ __forceinline__ void fill(T *to, int channel_step, int row_step, const Value *map, i64 begin, int first, int y0, int x0, const ForwardParams &p) {
     const i64 plane = (i64)p.y.in * p.x.in;
@@ -111,8 +110,8 @@ static __device__ __forceinline__ void fill(T *to, int channel_step, int row_ste
     }
 }
 
-// A warp holds eight rows of TW values, XR a lane: written through shared memory, a row at a time. ``at``: where the lane's
-// row begins, or NOWHERE; ``step``: between its columns; ``left``, ``right``: the columns that exist.
+// Store a warp's eight rows of TW values, XR a lane, through shared memory, a row at a time. `at`: where the lane's row
+// begins, or NOWHERE; `step`: between its columns; `left`, `right`: the columns that exist.
 static __device__ __forceinline__ void store_rows(float *stage, const float *v, Value *to, i64 at, int step, int left, int right) {
     const int lane = threadIdx.x % 32;
     float *mine = stage + lane / XG * PITCH + lane % XG * XR;

@@ -1,13 +1,10 @@
 // Products of each pixel's features with those of a window around it. Built behind common.cuh.
 //
-// A block: a tile of TH x TW outputs, PI rows of displacements, JN groups of JG columns. A thread: XR neighbouring outputs,
-// one row and one group of displacements: XR·JG sums in registers, for which it reads XR + SPAN features a channel. Both
-// maps' parts of the tile come to shared memory CC channels at a time, one chunk ahead.
+// A block computes a tile of TH x TW outputs for PI rows of displacements and JN groups of JG columns. A thread computes XR
+// neighbouring outputs for one row and one group: XR·JG sums in registers, for which it reads XR + SPAN features a channel.
+// Both maps' parts of the tile are loaded into shared memory CC channels at a time, one chunk ahead.
 //
-// More macros:
-//   PI   rows of displacements of a block
-//   CC   channels of a chunk
-//   THREADS   of a block: UNITS in whole warps
+// More macros: PI, rows of displacements of a block; CC, channels of a chunk; THREADS of a block, UNITS in whole warps.
 
 #define RH (TH + PI - 1)
 #define UNITS (XG * PI * JN * TH)

@@ -1,8 +1,8 @@
-// As forward.cu, with the products of 16-bit features on tensor cores. Built behind products.cuh and common.cuh.
+// The products of forward.cu for 16-bit features, on tensor cores. Built behind products.cuh and common.cuh.
 //
-// A warp: 16 neighbouring outputs of a row and PI rows of displacements. For each of those rows it multiplies the outputs'
-// features by those of NT·8 columns of fmap2, of which the diagonal band of PJ columns is what is wanted: 16·PJ of 128·NT
-// products. Features stay in the maps' order, pixels side by side: ldmatrix turns them round.
+// A warp computes 16 neighbouring outputs of a row for PI rows of displacements. For each of those rows it multiplies the
+// outputs' features by those of NT·8 columns of fmap2, and keeps the diagonal band of PJ columns: 16·PJ of 128·NT products.
+// Features stay in the maps' order, pixels side by side; ldmatrix transposes them.
 //
 // More macros:
 //   PI, PJ   rows and columns of displacements of a block
@@ -14,7 +14,7 @@
 #define STRIDE2 (RH * HALF_RW + (RH * HALF_RW / 8 % 2 ? 0 : 8))   // an odd number of octets: channels lie in other banks
 #define STRIDE1 (TH * TW + 8)
 #define CHUNK (CC * (STRIDE1 + STRIDE2))
-#define BAND 20           // of a row of results in shared memory
+#define BAND 20           // floats of a row of results in shared memory
 #define RESIDENT (__CUDA_ARCH__ >= 800 ? 2 : 1)   // blocks of a multiprocessor: before 8.0 shared memory holds one
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) spatial_forward_half(const __grid_constant__ ForwardParams p) {

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops.launching import (
+    BARRIERS,
     COPIES,
     HALVES,
+    VALUES,
     WARPS,
     Device,
     Kernels,
@@ -200,10 +202,10 @@ def best(batch: int, height: int, width: int, config: TVL1Config, device: Device
 @functools.cache
 def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) -> Source:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
-    text = read_source(HALVES, COPIES, WARPS, *(_FOLDER / name for name in names))
+    text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
     return Source.defining(
-        text, HALF=0, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept, CLUSTER=shape.cluster,
-        RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=reach, NARROW=narrow,
+        text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept,
+        CLUSTER=shape.cluster, RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=reach,
     )  # fmt: skip
 
 

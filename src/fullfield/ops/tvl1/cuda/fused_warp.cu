@@ -1,37 +1,32 @@
-// One warp of the solver in one pass: the data term linearised, all iterations, the median. CLUSTER blocks, one below the
-// other, do it for a tile of the frame, in registers: 32 lanes of EACH columns, GROUPS warps of ROWS rows a block. What lies
-// around the tile's own pixels, as far as iterations and median reach, is computed again by its neighbours. Neighbours in a
-// warp's rows come by shuffles, the rows of the warps above and below through shared memory, that of the next block where
-// one ends: two warps wait for one another, nobody else.
+// One warp of the solver in one pass: linearisation of the data term, all iterations, and the median. CLUSTER blocks, one
+// below the other, hold a tile of the frame in registers: a block has GROUPS warps of ROWS rows, a lane EACH columns. The
+// pixels around the tile's own, as far as iterations and median reach, are computed again by the tiles beside it. Lanes of
+// a warp exchange values by shuffles, warps through shared memory, also that of the next block. Only two warps that
+// exchange a row wait for one another.
 //
-// A region never leaves the frame where the frame is at least as large (SMALL = 0): then the frame's border is the
-// region's, and needs no tests inside. Arithmetic is float32, whatever the level is stored in. Follows halves.cuh,
-// copies.cuh, warps.cuh, iterate_common.cuh (HALF = 0), sampling.cuh and medians.cuh.
+// If the frame is at least as large as a region, regions lie inside it (SMALL = 0): then the frame's border is a region's,
+// and needs no tests inside. Arithmetic is float32. Built behind halves.cuh, values.cuh (Value: type of the dual variable),
+// copies.cuh, barriers.cuh, warps.cuh, iterate_common.cuh (HALF = 0), sampling.cuh and medians.cuh.
 //
 // Macros set by the launcher:
-//   GROUPS, ROWS, EACH   as said; EACH is 1, 2 or 4
-//   CLUSTER        as said; above 1 from sm_90 on
+//   GROUPS, ROWS   warps of a block, rows of a warp
+//   EACH           columns of a lane: 1, 2 or 4
+//   CLUSTER        blocks of a tile; above 1 from sm_90 on
 //   RESIDENT       blocks on a multiprocessor that registers must suffice for
 //   SPAN           whole pixels by which a block's flow may differ for the second frame to be sampled in shared memory
 //   KEPT           whether the data term is kept in registers, not in shared memory
 //   SMALL          whether the frame is narrower or lower than a region
 //   CLAMP          whether the divergence takes indices clamped to the frame, or zero outside of it
-//   REACH          of the median: half the window's side
-//   NARROW         whether the dual variable is stored in half precision
-#if NARROW
-typedef u16 T;
-#else
-typedef float T;
-#endif
+//   REACH          half the side of the median's window
 #if CLUSTER > 1
 #define TOGETHER __cluster_dims__(CLUSTER, 1, 1)
 #else
 #define TOGETHER
 #endif
 constexpr int WIDE = 32 * EACH, HIGH = GROUPS * ROWS, THREADS = 32 * GROUPS;
-constexpr int BELOW = REACH > 1 ? REACH : 1;  // rows below and columns beside that the last dual step reads
+constexpr int BELOW = REACH > 1 ? REACH : 1;  // rows below and columns to the right that the last dual step reads
 constexpr int STEP = EACH > 2 ? EACH : 2;     // regions begin at multiples of so many columns
-constexpr int STILL = WIDE + 8, PATCH = WIDE + 8 + SPAN;  // floats of a row of both frames in shared memory
+constexpr int STILL = WIDE + 8, PATCH = WIDE + 8 + SPAN;  // floats of a row of each frame in shared memory
 constexpr int FIELD = WIDE + STEP, FIELD_ROWS = HIGH + 2 * REACH + 1;  // for the median: a row's floats, a component's rows
 static_assert(2 * FIELD * FIELD_ROWS <= STILL * (HIGH + 2) + PATCH * (HIGH + 5 + SPAN), "the median takes the frames' place");
 
@@ -40,26 +35,26 @@ struct FusedParams {
     const float *from;            // [B, 2, height, image_pitch] the flow before
     float *target;                // [B, 2, height, target_pitch] the flow after; not `from`
     float *const *target_at;      // null, or where the target's address lies
-    const T *dual;                // first plane of item 0; null: zero
-    T *dual_out;                  // null: of no use
+    const Value *dual;            // first plane of item 0; null: zero
+    Value *dual_out;              // null: not stored
     i64 image_plane;              // floats from one plane to the next
     i64 plane, item;              // elements of the level from one plane, one item to the next
     i64 from_item;                // floats of the flow from one item to the next
     i64 target_plane, target_item;
-    int *flags;                   // null, or where bit 2 tells of NaN or infinity
+    int *flags;                   // null, or where bit 2 is set for NaN or infinity
     float blend, slope, tau, bound;
     int height, width, image_pitch, pitch, target_pitch;
-    int iterations, lead;           // lead: columns and rows before a tile's own, even
-    int columns, rows;              // of a tile's own pixels, columns even; tiles at the border have more
+    int iterations, lead;         // lead: columns and rows before a tile's own, even
+    int columns, rows;            // size of a tile's own pixels, columns even; tiles at the border have more
     int tiles_x, tiles_y;
 };
 
-// What a thread has of a row.
+// A thread's columns of a row.
 struct __align__(4 * EACH) Cells { float c[EACH]; };
 
-static __device__ __forceinline__ Cells stored(const T *at) {
+static __device__ __forceinline__ Cells stored(const Value *at) {
     Cells a;
-#if !NARROW
+#if !IN
     a = *(const Cells *)at;
 #elif EACH == 1
     a.c[0] = from_f16(*at);
@@ -72,8 +67,8 @@ static __device__ __forceinline__ Cells stored(const T *at) {
 #endif
     return a;
 }
-static __device__ __forceinline__ void store(T *at, const Cells &a) {
-#if !NARROW
+static __device__ __forceinline__ void store(Value *at, const Cells &a) {
+#if !IN
     *(Cells *)at = a;
 #elif EACH == 1
     *at = to_f16(a.c[0]);
@@ -83,30 +78,17 @@ static __device__ __forceinline__ void store(T *at, const Cells &a) {
 #endif
 }
 
-// One warp says that something is there for another, which waits for that; `barrier`: an mbarrier of 32 arrivals. Before
-// sm_80, which has none, it is a count of arrivals.
+// Signals from one warp to another. `barrier` is an mbarrier of 32 arrivals; before sm_80, which has none, it counts them.
 static __device__ __forceinline__ void make(i64 *barrier, int arrivals) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+    barrier_init(shared_address(barrier), arrivals);
 #else
     *(volatile u32 *)barrier = 0;
 #endif
 }
 #if __CUDA_ARCH__ >= 800
-static __device__ __forceinline__ void tell(i64 *barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-#if __CUDA_ARCH__ >= 900
-#define WAIT "try_wait"
-#else
-#define WAIT "test_wait"
-#endif
-static __device__ __forceinline__ void await(const i64 *barrier, u32 parity) {
-    u32 done = 0;
-    while (!done)
-        asm volatile("{\n.reg .pred p;\nmbarrier." WAIT ".parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-}
+static __device__ __forceinline__ void tell(i64 *barrier) { barrier_arrive(shared_address(barrier)); }
+static __device__ __forceinline__ void await(const i64 *barrier, u32 parity) { barrier_wait(shared_address(barrier), parity); }
 #else
 static __device__ __forceinline__ void tell(i64 *barrier) {
     __threadfence_block();
@@ -120,7 +102,7 @@ static __device__ __forceinline__ void await(const i64 *barrier, u32 parity) {
 #endif
 
 #if CLUSTER > 1
-// The same between blocks. Addresses of shared memory: an own one as it is in block `part`.
+// Return the address of an object in this block's shared memory as it is in block `part` of the cluster.
 static __device__ __forceinline__ u32 in_part(const void *own, int part) {
     u32 at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(own)), "r"(part));
@@ -135,7 +117,7 @@ static __device__ __forceinline__ void give(u32 at, const Cells &a) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(a.c[0]) : "memory");
 #endif
 }
-// What arrives is counted by the barrier there, which knows how much to expect.
+// Send values to another block, whose barrier counts the bytes that arrive.
 #define ASYNC "st.async.shared::cluster.mbarrier::complete_tx::bytes"
 static __device__ __forceinline__ void send(u32 at, const Cells &a, u32 barrier) {
 #if EACH == 4
@@ -146,9 +128,7 @@ static __device__ __forceinline__ void send(u32 at, const Cells &a, u32 barrier)
     asm volatile(ASYNC ".f32 [%0], %1, [%2];" ::"r"(at), "f"(a.c[0]), "r"(barrier) : "memory");
 #endif
 }
-static __device__ __forceinline__ void expect(const i64 *barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-}
+static __device__ __forceinline__ void expect(const i64 *barrier, u32 bytes) { barrier_expect(shared_address(barrier), bytes); }
 #endif
 
 template <int N> struct Floats { static constexpr int value = N; };
@@ -158,16 +138,16 @@ struct No { static constexpr bool value = false; };
 extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fused_warp(const __grid_constant__ FusedParams p) {
     extern __shared__ __align__(16) float4 memory[];
     float4 *data = memory;  // [HIGH, EACH, 32], a row's rotated by 8 / EACH for every column of a lane
-    // Of every warp's first row the flow, and that of the block below; of every warp's last row the dual's share down,
-    // first that of the block above: [GROUPS + 1, 2, 32].
+    // [GROUPS + 1, 2, 32]: the flow of every warp's first row, last the block's below; the dual variable's share
+    // down of every warp's last row, first the block's above.
     Cells *edge_u = (Cells *)(memory + HIGH * WIDE), *edge_p = edge_u + (GROUPS + 1) * 64;
-    int4 *boxes = (int4 *)(edge_p + (GROUPS + 1) * 64);  // of every warp
-    // Of every warp: the one above, the one below has something for it.
+    int4 *boxes = (int4 *)(edge_p + (GROUPS + 1) * 64);  // one for every warp
+    // Barriers of every warp: rows from the warp above and below have come.
     i64 *from_above = (i64 *)(boxes + GROUPS), *from_below = from_above + GROUPS;
-    i64 *arrived = from_below + GROUPS;              // the frames have
+    i64 *arrived = from_below + GROUPS;              // the same for the frames
     float *still = (float *)(arrived + 2);           // [HIGH + 2, STILL] the first frame, from a row up on
     float *patch = still + (HIGH + 2) * STILL;     // [HIGH + 5 + SPAN, PATCH] the second
-    const int group = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int group = __shfl_sync(ALL, threadIdx.x / 32, 0);
     u32 number;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));  // once: a loop would read threadIdx again and again
     const int lane = number;
@@ -197,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
     const int top = max(0, min(y0 - p.lead, p.height - HIGH * CLUSTER)) + part * HIGH;
     const float *flow = p.from + item * p.from_item;
 
-    // A thread's own: rows from `y` on, columns from `x` on.
+    // The thread's rows from `y` on and columns from `x` on.
     const int x = left + EACH * lane, y = top + group * ROWS;
     Cells u[2][ROWS], q[4][ROWS];
 #pragma unroll
@@ -208,17 +188,16 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
         for (int i = 0; i < 2; i++) u[i][r] = *(const Cells *)(flow + i * p.image_plane + from);
     }
 
-    // Rows of a frame from (from_x, from_y) on, from_x a multiple of 4: `pitch` floats, of which `wide` are of use. Pixels
-    // beside the frame are those at its border. Asked for by warps `begin` to `end`, or what of those is needed. The bytes
-    // that `arrived` will count; 0 where every thread has to wait for its own copies.
+    // Copy rows of a frame from (from_x, from_y) on, from_x a multiple of 4: `pitch` floats, of which `wide` are read.
+    // Pixels outside the frame repeat its border. Warps before `end` copy, if rows arrive by bulk copies. Return the bytes
+    // that `arrived` will count; 0 if every thread has to wait for its own copies.
     const auto fetch = [&](const float *image, float *to, auto pitch, int from_x, int from_y, int wide, int high, int end) {
         constexpr int FLOATS = decltype(pitch)::value, FOURS = FLOATS / 4;
         if (from_x >= 0 && from_x + FLOATS <= p.width) {
 #if CLUSTER > 1
             for (int r = group * 32 + lane; r < high && group < end; r += end * 32) {
                 const float *from = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch + from_x;
-                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to + r * FLOATS)),
-                             "l"(from), "r"(4 * FLOATS), "r"(shared_address(arrived)) : "memory");
+                copy_bulk(shared_address(to + r * FLOATS), from, 4 * FLOATS, shared_address(arrived));
             }
             return 4 * FLOATS * high;
 #else
@@ -244,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
 #pragma unroll
     for (int n = 0; n < ROWS * EACH; n++) own[n * 32 + (lane + n % EACH * TURN & 31)] = {u[0][n / EACH].c[n % EACH], u[1][n / EACH].c[n % EACH], 0.f, 0.f};
 
-    // Where the flow points: whole pixels, over the block's part of the region.
+    // Find the box of whole pixels that the flow points to, over the block's part of the region.
     const Frames frames = {p.first + item * p.image_plane, p.second + item * p.image_plane, p.image_pitch, p.height, p.width, p.blend};
     int low_x = 1 << 20, high_x = -(1 << 20), low_y = 1 << 20, high_y = -(1 << 20);
 #pragma unroll
@@ -268,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
     const int patch_x = left + low_x - 2 & -4, patch_y = top + low_y - 2;
     const bool any = narrow && high_x >= low_x;
     const int patch_bytes = any ? fetch(frames.second, patch, Floats<PATCH>{}, patch_x, patch_y, left + WIDE + 3 + high_x - patch_x, HIGH + 5 + high_y - low_y, GROUPS) : 0;
-    // The dual variable comes while the data term is made.
+    // The dual variable is loaded while the data term is computed.
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int cx = SMALL ? min(x, p.width - 1 & -EACH) : x, cy = SMALL ? min(y + r, p.height - 1) : y + r;
@@ -286,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
         __syncthreads();
     }
 
-    // The data term, pixel after pixel along a warp's rows; those beside the frame are of no use.
+    // Compute the data term of pixel `k` of a warp's rows; that of pixels outside the frame does not matter.
     const auto linearise = [&](int k, auto borders, auto second) {
         const int row = k / EACH, column = k % EACH * 32 + lane, cx = left + column, cy = y + row;
         float4 *at = own + (row * EACH + lane % EACH) * 32 + (column / EACH + lane % EACH * TURN & 31);
@@ -316,13 +295,12 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
         for (int k = 0; k < ROWS * EACH; k++) linearise(k, Yes{}, from_patch);
     }
 
-    // How many iterations the warp whose rows begin at `row` takes part in: towards the end fewer rows are of use to the
-    // tile's own pixels.
+    // Return the iterations of the warp whose rows begin at `row`: later ones need fewer rows around the tile's own.
     const auto turns_at = [&](int row) { return p.iterations - max(0, max(y0 - REACH - row - ROWS + 1, row - y1 - BELOW + 1)); };
     const bool has_above = group > 0 || part > 0, has_below = group < GROUPS - 1 || part < CLUSTER - 1;
     const bool first_out = CLUSTER > 1 && group == 0, last_out = CLUSTER > 1 && group == GROUPS - 1;  // to another block, if at all
     const int turns = turns_at(y);
-    // In how many of them it gets the dual's share from above and gives the flow, gets the flow from below and gives.
+    // Iterations in which the warp gets the dual's share from above and gives the flow, and the same below.
     const int get_above = has_above ? min(turns, turns_at(y - ROWS) + 1) : 0, give_above = has_above ? min(turns, turns_at(y - ROWS)) : 0;
     const int get_below = has_below ? min(turns, turns_at(y + ROWS)) : 0, give_below = has_below ? min(turns + 1, turns_at(y + ROWS)) : 0;
     Cells *own_u = edge_u + group * 64 + lane, *own_p = edge_p + (group + 1) * 64 + lane;
@@ -355,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
     const auto iterate = [&](auto border) {
 #pragma unroll 1
         for (int turn = 0; turn < turns; turn++) {
-            // What comes from another warp is asked for last.
+            // The row of another warp is read last.
             Cells above[2] = {};
 #pragma unroll
             for (int r = ROWS - 1; r >= 0; r--) {
@@ -373,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
                 float before[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    before[i] = __shfl_sync(~0u, q[2 * i][r].c[EACH - 1], (lane + 31) & 31);
+                    before[i] = __shfl_sync(ALL, q[2 * i][r].c[EACH - 1], (lane + 31) & 31);
                     if (lane == 0) before[i] = CLAMP ? q[2 * i][r].c[0] : 0.f;
                 }
 #pragma unroll
@@ -415,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
                 }
                 float right[2];
 #pragma unroll
-                for (int i = 0; i < 2; i++) right[i] = __shfl_sync(~0u, u[i][r].c[0], (lane + 1) & 31);
+                for (int i = 0; i < 2; i++) right[i] = __shfl_sync(ALL, u[i][r].c[0], (lane + 1) & 31);
 #pragma unroll
                 for (int j = 0; j < EACH; j++) {
                     float gx[2], gy[2], s[2];
@@ -441,7 +419,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
     if (SMALL || tile_x == p.tiles_x - 1) iterate(Yes{});
     else iterate(No{});
 
-    // For the median, in the place of the frames, once nobody needs those: also rows of the blocks above and below.
+    // The flow for the median takes the frames' place; it includes rows of the blocks above and below.
     float *field = still + REACH * FIELD;  // [2, FIELD_ROWS, FIELD] from row -REACH on
 #if CLUSTER > 1
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -465,12 +443,12 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fus
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
-    // The tile's own pixels.
+    // Store the tile's own pixels.
     if (p.dual_out && x >= x0 && x < x1)
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
             if (y + r >= y0 && y + r < y1) {
-                T *at = p.dual_out + item * p.item + (i64)(y + r) * p.pitch + x;
+                Value *at = p.dual_out + item * p.item + (i64)(y + r) * p.pitch + x;
 #pragma unroll
                 for (int i = 0; i < 4; i++) store(at + i * p.plane, q[i][r]);
             }

@@ -1,17 +1,17 @@
-// The guided refinement: what guided_reference.py computes. Follows halves.cuh, sampling.cuh, medians.cuh and median.cu.
+// The guided refinement, as in guided_reference.py. Built behind sampling.cuh and median.cu.
 //
 // Macros set by the launcher:
-//   WARPS, ROWS, BLOCKS   of `guided_iterate`: warps of a block, rows that each of them holds, blocks of a multiprocessor
-//   RADIUS, STEPS         of the weighted median
+//   WARPS, ROWS, BLOCKS   for `guided_iterate`: warps of a block, rows that each of them holds, blocks of a multiprocessor
+//   RADIUS, STEPS         for the weighted median: radius of its window, number of steps
 
-// Where the tensors of a call lie: written by the first kernel, so that a recorded graph serves every call.
+// Addresses of a call's tensors. The first kernel writes them, so a recorded graph serves every call.
 struct GuidedInputs {
     const float *frame, *prior;
     float *result;
     i64 c, y, x;  // steps of the frame
 };
 
-// As guided.py packs it. Planes are `plane` floats apart, rows `pitch`.
+// Planes are `plane` floats apart, rows `pitch`.
 struct GuidedParams {
     GuidedInputs *inputs;
     const float *frames[2];            // [C, height, width], any strides
@@ -19,7 +19,7 @@ struct GuidedParams {
     const float *prior, *backward;     // [2, height, width]; backward may be null
     float *result;
     const float *kernel;               // weights of the blur at -taps / 2 ... taps / 2
-    float *scratch, *grey;             // 2 planes each: of the first and the second frame
+    float *scratch, *grey;             // 2 planes each, one for each frame
     const float *flow, *dual;          // 2 and 4 planes
     float *flow_out, *dual_out;
     float *system, *edge, *coupling, *fit;  // 5, and 1 each
@@ -41,7 +41,7 @@ static __device__ __forceinline__ float grey_at(const GuidedParams &p, int frame
     return 76.245f * at[0] + 149.685f * at[p.frame_c[frame]] + 29.07f * at[2 * p.frame_c[frame]];
 }
 
-// Both frames grey, and blurred from top to bottom. Notes values out of range.
+// Convert both frames to grey and blur them from top to bottom. Note values out of range.
 extern "C" __global__ void __launch_bounds__(256) guided_down(const __grid_constant__ GuidedParams p) {
     if (blockIdx.x == 0 && threadIdx.x == 0)
         *p.inputs = {p.frames[0], p.prior, p.result, p.frame_c[0], p.frame_y[0], p.frame_x[0]};
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_down(const __grid_const
     p.scratch[frame * p.plane + (i64)y * p.pitch + x] = sum;
 }
 
-// The square of the forward-backward distance; negative where the flow leaves the frame.
+// Return the square of the forward-backward distance; negative where the flow leaves the frame.
 static __device__ __forceinline__ float squared_distance(const GuidedParams &p, int x, int y, float u, float v) {
     const float px = x + u, py = y + v;
     if (!(px >= 0.f && px <= p.width - 1 && py >= 0.f && py <= p.height - 1)) return -1.f;
@@ -77,7 +77,7 @@ static __device__ __forceinline__ float squared_distance(const GuidedParams &p, 
     return sum;
 }
 
-// Both frames blurred from left to right; of the first frame the smoothness's weight; the flow, and its coupling.
+// Blur both frames from left to right; compute the smoothness's weights of the first frame, and the flow's coupling.
 extern "C" __global__ void __launch_bounds__(256) guided_across(const __grid_constant__ GuidedParams p) {
     const int x = blockIdx.x % p.tiles * 256 + threadIdx.x, y = blockIdx.x / p.tiles;
     if (x >= p.width) return;
@@ -120,7 +120,7 @@ static __device__ __forceinline__ Gradient gradient_at(const GuidedParams &p, in
             0.5f * (p.grey[(i64)min(y + 1, p.height - 1) * p.pitch + x] - p.grey[(i64)max(y - 1, 0) * p.pitch + x])};
 }
 
-// Around the present flow: M11, M12, M22, B1, B2; before a weighted median also how well the gradients fit. A block: 32×8 pixels.
+// Linearise at the flow: M11, M12, M22, B1, B2; before a weighted median also the fit of the gradients. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_constant__ GuidedParams p) {
     const int x = blockIdx.x % p.tiles * 32 + threadIdx.x % 32, y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
     if (x >= p.width || y >= p.height) return;
@@ -154,8 +154,9 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
 
 // ---- iterations
 
-// Several in one pass. A block holds a tile of 64 columns (a lane two of them) and WARPS * ROWS rows in registers; as far as the iterations
-// reach, its border is computed by the neighbours too. Between warps a row of the flow goes up and one of the dual variable down.
+// Run several iterations in one pass. A block holds a tile of 64 columns, two a lane, and WARPS * ROWS rows in registers. As
+// far as the iterations reach, its border is computed by the neighbours too. Warps pass a row of the flow up and a row of
+// the dual variable down.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(const __grid_constant__ GuidedParams p) {
     __shared__ float2 first_flow[WARPS][2][32], last_dual[WARPS][2][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, reach = p.iterations + (p.iterations & 1);
@@ -202,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 const float *across = dual[2 * n][r], *down = dual[2 * n + 1][r];
-                const float left = __shfl_up_sync(~0u, across[1], 1);
+                const float left = __shfl_up_sync(ALL, across[1], 1);
                 next[n][0] = p.slowness * u[n][r][0] + ((across[0] - left) + (down[0] - up[n][0]));
                 next[n][1] = p.slowness * u[n][r][1] + ((across[1] - across[0]) + (down[1] - up[n][1]));
                 up[n][0] = down[0], up[n][1] = down[1];
@@ -224,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
             const float sy = y + r < p.height - 1 ? p.sigma : 0.f;
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-                const float right = __shfl_sync(~0u, u[n][r][0], lane + 1);
+                const float right = __shfl_sync(ALL, u[n][r][0], lane + 1);
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const float own = u[n][r][c], beside = c ? right : u[n][r][1];
@@ -242,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (x < x0 || x >= x1 || y + r < y0 || y + r >= y1) continue;
-        const i64 at = (i64)(y + r) * p.pitch + x;  // behind a row's end there is room for the other column
+        const i64 at = (i64)(y + r) * p.pitch + x;  // a row's pitch has space for the other column
 #pragma unroll
         for (int n = 0; n < 2; n++) *(float2 *)(p.flow_out + n * p.plane + at) = {u[n][r][0], u[n][r][1]};
 #pragma unroll
@@ -250,10 +251,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
     }
 }
 
-// ---- the weighted median, and what comes after the last one
+// ---- the weighted median, and the result after the last one
 
-constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32, DOWN = 16;                  // of a window; of a block
-constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS + 1;  // one more, for differences
+constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32, DOWN = 16;                  // side of a window; columns and rows of a block
+constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS + 1;  // one more row and column, for differences
 static_assert(SPAN <= 16, "eight lanes share a window's columns, two each");
 
 static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, int y, float u, float v) {
@@ -274,8 +275,8 @@ static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, i
     if (!(is_finite(u) && is_finite(v))) atomicOr(p.flags, 4);
 }
 
-// A block first marks the pixels of its tile that are near a jump. Those are gathered; eight lanes take one, each two columns
-// of its window, and keep the weights in registers through all steps.
+// A block first lists the pixels of its tile that are near a jump. Eight lanes take one pixel, each two columns of its
+// window, and keep the weights in registers through all steps.
 extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_constant__ GuidedParams p) {
     __shared__ float4 colours[NEAR_Y * NEAR_X];
     __shared__ float2 flows[NEAR_Y * NEAR_X];
@@ -303,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
                 const float across = fmaxf(fabsf(right.x - own.x), fabsf(right.y - own.y));
                 jump = fmaxf(across, fmaxf(fabsf(below.x - own.x), fabsf(below.y - own.y))) > p.threshold;
             }
-            const unsigned all = __ballot_sync(~0u, jump);
+            const unsigned all = __ballot_sync(ALL, jump);
             if (lane == 0) jumps[r][half] = all;
         }
     }
@@ -314,10 +315,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
         const unsigned long long both = (unsigned long long)high << 32 | low;
         const bool exists = x0 + lane < p.width && y0 + r < p.height;
         const bool active = exists && (both >> lane & ((1 << SPAN) - 1)) != 0;
-        const unsigned all = __ballot_sync(~0u, active);
+        const unsigned all = __ballot_sync(ALL, active);
         int begin = 0;
         if (lane == 0 && all) begin = atomicAdd(&found, __popc(all));
-        begin = __shfl_sync(~0u, begin, 0);
+        begin = __shfl_sync(ALL, begin, 0);
         if (active) list[begin + __popc(all & ((1u << lane) - 1))] = (unsigned short)(r * ACROSS + lane);
         if (exists && !active) {
             const float2 own = flows[(r + RADIUS) * NEAR_X + lane + RADIUS];
@@ -330,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
     const GuidedInputs in = *p.inputs;
     for (int n = threadIdx.x; n < NEAR_X * (NEAR_Y - 1); n += 256) {
         const int x = x0 - RADIUS + n % NEAR_X, y = y0 - RADIUS + n / NEAR_X;
-        float4 colour = {1e18f, 0.f, 0.f, 0.f};  // beside the frame: like nothing
+        float4 colour = {1e18f, 0.f, 0.f, 0.f};  // outside the frame: like no colour
         if (x >= 0 && x < p.width && y >= 0 && y < p.height) {
             const float *at = in.frame + y * in.y + x * in.x;
             colour.x = 255.f * at[0];
@@ -374,9 +375,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
                 }
 #pragma unroll
             for (int mask = 1; mask < 8; mask *= 2) {
-                total += __shfl_xor_sync(~0u, total, mask);
-                sum_u += __shfl_xor_sync(~0u, sum_u, mask);
-                sum_v += __shfl_xor_sync(~0u, sum_v, mask);
+                total += __shfl_xor_sync(ALL, total, mask);
+                sum_u += __shfl_xor_sync(ALL, sum_u, mask);
+                sum_v += __shfl_xor_sync(ALL, sum_v, mask);
             }
             total += 1e-12f;
             u = sum_u / total;

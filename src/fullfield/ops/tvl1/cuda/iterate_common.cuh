@@ -1,12 +1,12 @@
-// Arithmetic of one inner iteration on words: a float, or two half-precision numbers. The scheme is in README.md.
-// Follows halves.cuh.
+// Arithmetic of one inner iteration on words: a float, or two half-precision numbers. README.md describes the scheme.
+// Built behind halves.cuh.
 #if HALF
-typedef u32 word;  // two pixels: the low half and the high half
+typedef u32 word;  // two pixels, one in the low half and one in the high half
 #else
 typedef float word;
 #endif
 #define INLINE __device__ __forceinline__
-constexpr int PIXELS = HALF + 1;  // of a word
+constexpr int PIXELS = HALF + 1;  // in a word
 constexpr float GRADIENT_FLOOR = 1e-6f;
 
 INLINE float reciprocal(float x) {
@@ -25,7 +25,7 @@ INLINE float reciprocal(float x) {
 TWO(add, "add")
 TWO(sub, "sub")
 TWO(mul, "mul")
-TWO(mul_to_one, "mul.sat")  // between 0 and 1, not a number: 0
+TWO(mul_to_one, "mul.sat")  // clamped to 0 ... 1; NaN becomes 0
 INLINE word negative(word a) {
     word r;
     asm("neg.f16x2 %0, %1;" : "=r"(r) : "r"(a));
@@ -58,7 +58,7 @@ INLINE word negative(word a) { return -a; }
 INLINE word splat(float a) { return a; }
 #endif
 
-// The data term at a pixel, lengths in pixels: the gradient's direction, the distance to its line, how far a step goes.
+// The data term at a pixel in pixels: the gradient's direction, the distance to its line, the largest step.
 struct Data {
     word n1, n2, c, most;
 };
@@ -85,7 +85,7 @@ INLINE Data normalised(word gx, word gy, word c, float bound) {
 #endif
 }
 
-// Minus the step along the gradient.
+// Return minus the step along the gradient.
 INLINE word data_step(word u1, word u2, const Data &d) {
     word distance = fma(d.n1, u1, fma(d.n2, u2, d.c));
     return negative(larger(smaller(distance, d.most), negative(d.most)));
@@ -95,20 +95,13 @@ INLINE word flow_step(word u, word step, word n, word across, word left, word do
     return add(fma(step, n, u), add(sub(across, left), sub(down, up)));
 }
 
-// 1 / (1 + slope |gradient|) of both components, with one reciprocal for the two.
-INLINE void shrink_of(float squared1, float squared2, float slope, float &s1, float &s2) {
-    float a1 = 1.f + slope * root(squared1), a2 = 1.f + slope * root(squared2);
-    float both = reciprocal(a1 * a2);
-    s1 = both * a2;
-    s2 = both * a1;
-}
-
+// Compute 1 / (1 + slope |gradient|) of both components with one reciprocal.
 INLINE void shrinks(word x1, word y1, word x2, word y2, float slope, word &s1, word &s2) {
     word squared1 = fma(x1, x1, mul(y1, y1)), squared2 = fma(x2, x2, mul(y2, y2));
 #if HALF
-    // The reciprocal: a line through the bits, at most 6 % off, and the next two terms of its error's series. Zero where
-    // the squares overflow, beyond 256 px from pixel to pixel, or the product passes 31104: where both components change
-    // by more than 175 px over the slope.
+    // The reciprocal is a line through the bits, at most 6 % off, with the next two terms of its error's series. It is
+    // zero where the squares overflow, beyond 256 px from pixel to pixel, or the product passes 31104: there both components
+    // change by more than 175 px over the slope.
     word one = splat(1.f), steep = splat(slope);
     word a1 = fma(pack(root(low(squared1)), root(high(squared1))), steep, one);
     word a2 = fma(pack(root(low(squared2)), root(high(squared2))), steep, one);
@@ -117,7 +110,10 @@ INLINE void shrinks(word x1, word y1, word x2, word y2, float slope, word &s1, w
     s1 = mul_to_one(inverse, a2);
     s2 = mul_to_one(inverse, a1);
 #else
-    shrink_of(squared1, squared2, slope, s1, s2);
+    float a1 = 1.f + slope * root(squared1), a2 = 1.f + slope * root(squared2);
+    float both = reciprocal(a1 * a2);
+    s1 = both * a2;
+    s2 = both * a1;
 #endif
 }
 

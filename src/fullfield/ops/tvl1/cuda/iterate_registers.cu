@@ -1,38 +1,37 @@
-// DEPTH iterations in one pass, in registers. A block marches down a strip of the frame; each of its warps does some of
+// DEPTH iterations in one pass, in registers. A block marches down a strip of the frame. Each of its warps does some of
 // the iterations ("stages") on whole rows, WORDS words a lane, and hands the row on through shared memory to the warp
-// that does the next ones, one row later. In registers a stage keeps the flow and the dual of one row, nothing more:
-// iteration k works on row y - k + 1 while row y is read. Neighbours across come from the lane or its neighbour; the
-// strip's outermost DEPTH pixels on every side are computed again by the strips beside.
+// that does the next ones, one row later. A stage keeps only the flow and the dual of one row in registers: iteration k
+// works on row y - k + 1 while row y is read. The strip's outermost DEPTH pixels on every side are computed again by the
+// strips beside it.
 //
-// The last warp, which has the fewest stages, also fetches rows, AHEAD early, and turns them into what every stage reads
-// of a row: the normalised data term and, in half precision, the forward differences of the origin. Lanes touch only
-// their own words of those, so a barrier a row is all the warps need. In half precision a word holds the pixels x and
-// x + 32 WORDS.
+// The last warp, which has the fewest stages, also fetches rows, AHEAD early, and computes what every stage reads of a
+// row: the normalised data term and, in half precision, the forward differences of the origin. Lanes touch only their
+// own words of those, so warps need one barrier a row. In half precision a word holds the pixels x and x + 32 WORDS.
 
-// As pipeline.py packs it. Steps in elements.
+// Steps are in elements.
 struct IterateParams {
     const word *flow, *dual, *data, *origin;
     word *flow_out, *dual_out;
     long long plane, item;
     int pitch, width, height;
-    int rows, columns;        // of a strip; strips across
+    int rows, columns;        // rows of a strip; number of strips across
     float slope, tau, bound;  // tau / theta, tau, lambda theta
     int clamp, zero_dual;
 };
 
 constexpr int PER_WARP = (DEPTH + GROUPS - 1) / GROUPS, LAST = DEPTH - (GROUPS - 1) * PER_WARP, LAG = PER_WARP + 1;
 constexpr int WIDE = 32 * WORDS, COLUMNS = WIDE * PIXELS;
-constexpr int PLANES = HALF ? 11 : 9;                        // of a row that arrives: flow, dual, data, origin
-constexpr int KEPT = HALF ? 8 : 4;                           // words of a pixel that stages read
-constexpr int RING = (GROUPS - 1) * LAG + LAST + 1 + HALF;   // rows of those; the origin's are read for one row more
-constexpr int BYTES = 4 / PIXELS;                            // of a pixel
-constexpr int CHUNK = COLUMNS < 128 ? 2 : 4;                 // pixels of a copy
-constexpr int COPIES = COLUMNS / CHUNK / 32;                 // of a lane, for every plane of a row
-constexpr int UNIT = HALF ? WORDS : 2;                       // pixels of a store
+constexpr int PLANES = HALF ? 11 : 9;                        // planes of a fetched row: flow, dual, data, origin
+constexpr int KEPT = HALF ? 8 : 4;                           // words that stages read for a pixel
+constexpr int RING = (GROUPS - 1) * LAG + LAST + 1 + HALF;   // rows that stages read; the origin's are read for one row more
+constexpr int BYTES = 4 / PIXELS;                            // bytes of a pixel
+constexpr int CHUNK = COLUMNS < 128 ? 2 : 4;                 // pixels in a copy
+constexpr int COPIES = COLUMNS / CHUNK / 32;                 // copies of a lane for every plane of a row
+constexpr int UNIT = HALF ? WORDS : 2;                       // pixels in a store
 constexpr int HALO = (DEPTH + UNIT - 1) / UNIT * UNIT, USEFUL = (COLUMNS - HALO - DEPTH) / CHUNK * CHUNK;
-constexpr bool PAIRED = WORDS == 2;                          // two planes of a row side by side in a lane: 16 bytes
-constexpr bool CONVERTS = HALF || PAIRED;                    // rows do not arrive as they are handed on
-constexpr int SLOTS = AHEAD + (CONVERTS ? 1 : 2);            // rows that are arriving; the first warp reads what came
+constexpr bool PAIRED = WORDS == 2;                          // a lane holds two planes of a row side by side: 16 bytes
+constexpr bool CONVERTS = HALF || PAIRED;                    // the first warp cannot read rows as they were fetched
+constexpr int SLOTS = AHEAD + (CONVERTS ? 1 : 2);            // rows in flight, and one or two that are read
 static_assert(LAST > 0 && USEFUL > 0 && WORDS % 2 == 0 && AHEAD > 0, "no such pipeline");
 
 struct __align__(4 * WORDS) Pack {
@@ -40,12 +39,12 @@ struct __align__(4 * WORDS) Pack {
 };
 struct Geometry {
     int lane, x0, y0, y1, width, height, clamp;
-    int begin, end;                  // of the strip's own columns, counted from x0
-    unsigned from_left, from_right;  // how a word is put together from the lane beside
+    int begin, end;                  // the strip's own columns, counted from x0
+    unsigned from_left, from_right;  // byte selectors that put a word together from the next lane's
     float slope;
     word tau;
 };
-struct Row {  // on its way through the stages
+struct Row {
     word u[2][WORDS], p[4][WORDS];
 };
 
@@ -61,7 +60,7 @@ INLINE void put(word *to, const word (&from)[WORDS]) {
     *(Pack *)to = pack;
 }
 
-constexpr int OWN = WORDS * (PAIRED ? 2 : 1);  // words between lanes
+constexpr int OWN = WORDS * (PAIRED ? 2 : 1);  // words from one lane to the next
 struct __align__(16) Pair {
     Pack a, b;
 };
@@ -85,11 +84,11 @@ INLINE void put(word *to, const word (&a)[WORDS], const word (&b)[WORDS]) {
     }
 }
 
-// The word beside the strip's first or last of a lane. Beside the strip itself it is what the frame's border asks for,
-// given the word at it: that is wanted where a strip begins or ends with the frame, and may be anything elsewhere. In half
-// precision the two halves of the strip meet at their seam.
+// Return the word to the left or right of a lane's words. At the strip's end it is the value outside the frame, computed
+// from the word at the border; where the frame goes on, nobody reads it. In half precision the two halves of the strip meet
+// at their seam.
 INLINE word from_left(word a, word first, const Geometry &g) {
-    word got = __shfl_sync(~0u, a, g.lane - 1 & 31);
+    word got = __shfl_sync(ALL, a, g.lane - 1 & 31);
 #if HALF
     return __byte_perm(got, g.clamp ? first : 0, g.from_left);
 #else
@@ -97,7 +96,7 @@ INLINE word from_left(word a, word first, const Geometry &g) {
 #endif
 }
 INLINE word from_right(word a, word last, const Geometry &g) {
-    word got = __shfl_sync(~0u, a, g.lane + 1 & 31);
+    word got = __shfl_sync(ALL, a, g.lane + 1 & 31);
 #if HALF
     return __byte_perm(got, last, g.from_right);
 #else
@@ -105,9 +104,9 @@ INLINE word from_right(word a, word last, const Geometry &g) {
 #endif
 }
 
-// What a row or column at the frame's border needs; none of it inside.
+// Masks and flags of a row at the frame's border; unused inside.
 struct Borders {
-    unsigned first[WORDS], last[WORDS];  // ones where the pixel is in the first or last column
+    unsigned first[WORDS], last[WORDS];  // ones if the pixel is in the first or last column
     bool top, bottom;                    // the row is the first; the row above is the last
 };
 
@@ -128,8 +127,8 @@ INLINE void find_columns(Borders &at, const Geometry &g) {
     }
 }
 
-// One iteration on a row, whose state before it comes in `row`: after it the row above goes out there. `above` is the
-// row that came before. Rows that nobody needs may be anything, and beside the frame so is what is computed from them.
+// Run one iteration on a row, whose state comes in `row`; return the row above there. `above` is the row that came
+// before. Rows outside the frame hold any values, and so do results computed from them.
 template <bool EDGE>
 INLINE void stage(Row &row, Row &above, const word *data, const word *origin, const Borders &at, const Geometry &g) {
     Row now;
@@ -180,7 +179,7 @@ INLINE void stage(Row &row, Row &above, const word *data, const word *origin, co
 #pragma unroll
         for (int i = 0; i < 4; i++) now.p[i][j] = dual_step(above.p[i][j], g.tau, gradient[i], s[i / 2]);
     }
-    // Out goes the row above, and this one takes its place.
+    // Return the row above; this one takes its place.
 #pragma unroll
     for (int j = 0; j < WORDS; j++) {
 #pragma unroll
@@ -198,12 +197,7 @@ INLINE void stage(Row &row, Row &above, const word *data, const word *origin, co
 
 // ---- rows from and to global memory
 
-#if HALF
-INLINE unsigned bits(word a) { return a; }
-#else
-INLINE unsigned bits(word a) { return __float_as_uint(a); }
-#endif
-// Without a branch, after which the compiler would no longer know that the warp is whole.
+// Store without a branch, after which the compiler would no longer know that the warp is whole.
 INLINE void store4_if(void *to, unsigned a, unsigned yes) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.b32 [%0], %1;\n}" ::"l"(to), "r"(a), "r"(yes) : "memory");
 }
@@ -211,11 +205,11 @@ INLINE void store8_if(void *to, unsigned a, unsigned b, unsigned yes) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}" ::"l"(to), "r"(a), "r"(b), "r"(yes) : "memory");
 }
 
-// What a lane copies of the next row of every plane.
+// A lane's copies of the next row of every plane.
 struct Fetch {
     const char *flow, *dual, *data, *origin;
     long long plane, pitch;  // bytes
-    bool valid[COPIES];      // whether each copy is not beside the plane
+    bool valid[COPIES];      // whether each copy lies inside the plane
     unsigned to;
 };
 
@@ -234,7 +228,7 @@ INLINE Fetch fetching(const IterateParams &p, int item, int y, const Geometry &g
     return f;
 }
 
-// With `zero` the row is zeros and nothing is read.
+// Fetch a row of some planes; with `zero` it is zeros and nothing is read.
 INLINE void fetch_planes(const Fetch &f, const char *&from, int first, int count, unsigned to, int zero = 0) {
     const char *plane = from;
 #pragma unroll
@@ -263,7 +257,7 @@ struct __align__(2 * WORDS) Halves {
 };
 #endif
 
-// A plane's row as it was fetched, as words.
+// Convert a plane's fetched row to words.
 INLINE void arrived(word (&to)[WORDS], const word *slot, int plane, int lane) {
 #if HALF
     const char *at = (const char *)(slot + plane * WIDE) + lane * WORDS * 2;
@@ -275,7 +269,7 @@ INLINE void arrived(word (&to)[WORDS], const word *slot, int plane, int lane) {
 #endif
 }
 
-// `row` of a plane to global memory, `to` being the strip's first pixel there; only pixels that are the strip's to write.
+// Store the strip's own pixels of a plane's row; `to` is the strip's first pixel.
 INLINE void store(char *to, const word (&row)[WORDS], const Geometry &g) {
 #pragma unroll
     for (int i = 0; i < WORDS * PIXELS / UNIT; i++) {
@@ -291,20 +285,20 @@ INLINE void store(char *to, const word (&row)[WORDS], const Geometry &g) {
         store4_if(to + offset * BYTES, pair[0], yes);
 #endif
 #else
-        store8_if(to + offset * BYTES, bits(row[i * 2]), bits(row[i * 2 + 1]), yes);
+        store8_if(to + offset * BYTES, __float_as_uint(row[i * 2]), __float_as_uint(row[i * 2 + 1]), yes);
 #endif
     }
 }
 
-// A row as it came, on its way to what the stages read of it.
+// A fetched row on its way to the form that stages read.
 struct Came {
     word data[3][WORDS], row[CONVERTS ? 6 : 1][WORDS];
 #if HALF
-    word origin[2][WORDS], above[2][WORDS];  // the row's, and that of the row above
+    word origin[2][WORDS], above[2][WORDS];  // origins of the row and of the row above
 #endif
 };
 
-// The origin's difference down waits for the next row: until then its place holds the origin itself.
+// Read a fetched row. The origin's difference down needs the next row: until then its place holds the origin itself.
 INLINE void read(Came &came, const word *slot, const word *before, int lane) {
 #pragma unroll
     for (int i = 0; i < 3; i++) arrived(came.data[i], slot, 6 + i, lane);
@@ -347,10 +341,10 @@ INLINE void digest(Came &came, word *kept, word *before, word *handed, float bou
 
 INLINE int after(int slot, int slots) { return slot + 1 < slots ? slot + 1 : 0; }
 
-// What a warp keeps between rows. FETCHES: it is the last, which has LAST stages.
+// State of a warp between rows. FETCHES: it is the last warp, which has LAST stages.
 template <bool FETCHES> struct March {
     static constexpr int STAGES = FETCHES ? LAST : PER_WARP;
-    // Two rows a turn of the loop, where the loops of both roles then still fit the caches of instructions.
+    // Unroll two rows if the loops of both roles then still fit the instruction caches.
     static constexpr bool TWICE = WORDS == 2 || !HALF && !FETCHES;
     const IterateParams &p;
     const Geometry &g;
@@ -391,7 +385,7 @@ template <bool FETCHES> struct March {
     }
     INLINE word *before() { return ring + (newest > 0 ? newest - 1 : RING - 1) * KEPT * WIDE; }
 
-    // Reads row t, once it is there, and asks for one to come. Beyond the last it is any row; nobody needs those.
+    // Read row t, once it has arrived, and fetch a later one. Rows beyond the last hold any values; nobody reads them.
     INLINE void receive(Came &came, int t) {
         await_copies<AHEAD - 1>();
         __syncwarp();
@@ -403,11 +397,11 @@ template <bool FETCHES> struct March {
         digest(came, ring + newest * KEPT * WIDE, before(), handed + (t & 1) * 6 * WIDE, p.bound, g);
     }
 
-    // The warp's iterations on its row of step t.
+    // Run the warp's iterations on its row of step t.
     template <bool EDGE> INLINE void step(int t) {
         const int y = t - 1 - group * LAG;
         advance();
-        // Reads everything before it writes anything, so that both its tasks are under way together.
+        // Read everything before writing anything, so that both tasks overlap.
         Came came;
         if (FETCHES) receive(came, t);
         Row row;
@@ -438,7 +432,7 @@ template <bool FETCHES> struct March {
         __syncthreads();
     }
 
-    // At step t row t is digested, the first warp works on row t - 1, and so on: row y = t - 1 - group LAG. A warp begins
+    // March down the strip. At step t row t is digested and warp `group` works on row y = t - 1 - group LAG. A warp begins
     // with the first row that its iterations need and ends with the last.
     INLINE void run() {
         if (FETCHES)
@@ -450,7 +444,7 @@ template <bool FETCHES> struct March {
         const int delay = 1 + group * LAG, first = group * PER_WARP;
         const int begins = max(begin, g.y0 - DEPTH + first + delay), ends = g.y1 + DEPTH - first + delay;
         const bool columns = g.x0 + COLUMNS > g.width;  // the frame's last is not the strip's
-        // Steps whose rows are all inside. Two at a time state changes registers without being moved.
+        // The rows of these steps are all inside. Two at a time, state changes registers without being moved.
         const int inner = columns ? ends : delay + STAGES, outer = min(ends, g.height + delay);
         int t = begin;
 #pragma unroll 1
@@ -481,8 +475,8 @@ template <bool FETCHES> struct March {
 
 extern "C" __global__ void __launch_bounds__(32 * GROUPS, BLOCKS) iterate_registers(const __grid_constant__ IterateParams p) {
     extern __shared__ __align__(16) word memory[];
-    // Warp n of every block sits on the same quarter of a multiprocessor, which then fetches one role's instructions alone.
-    const int lane = threadIdx.x % 32, group = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    // Warp n of every block runs on the same quarter of a multiprocessor, which then fetches one role's instructions only.
+    const int lane = threadIdx.x % 32, group = __shfl_sync(ALL, threadIdx.x / 32, 0);
     const int strips_down = (p.height + p.rows - 1) / p.rows, line = blockIdx.x / p.columns;
     const int y0 = line % strips_down * p.rows, y1 = min(p.height, y0 + p.rows);
     // Strips overlap by their halos; the first begins with the frame and the last ends with it, as far as copies allow.

@@ -1,35 +1,27 @@
-// The flow after a warp: median of both components, or as it is. Follows halves.cuh and medians.cuh.
-//
-// Macros set by the launcher:
-//   HALF   whether the level is float16
-
-#if HALF
-typedef u16 T;
-#else
-typedef float T;
-#endif
+// Median filter of both components of the flow after a warp. Built behind halves.cuh, values.cuh (Value: type of the
+// level) and medians.cuh.
 
 struct MedianParams {
-    const T *flow, *origin;   // first planes of the level's item 0; the origin in float16 alone
-    float *target;            // [B, 2, height, target_pitch] u
+    const Value *flow, *origin;  // first planes of the level's item 0; float16 levels have an origin
+    float *target;            // [B, 2, height, target_pitch]
     float *const *target_at;  // null, or where the target's address lies
     i64 plane, item;          // elements of the level from one plane, one item to the next
     i64 target_plane;         // floats from one plane to the next
-    int *flags;                // null, or where bit 2 tells of NaN or infinity
+    int *flags;               // null, or where bit 2 is set for NaN or infinity
     int height, width, pitch, target_pitch;
     int tiles_y, tiles_x;
 };
 
-// The flow at one pixel and, for even addresses, at two.
-static __device__ __forceinline__ float flow_at(const T *flow, const T *origin, i64 at) {
-#if HALF
+// Return the flow at one pixel and, for even addresses, at two.
+static __device__ __forceinline__ float flow_at(const Value *flow, const Value *origin, i64 at) {
+#if IN
     return from_f16(origin[at]) + from_f16(flow[at]);
 #else
     return flow[at];
 #endif
 }
-static __device__ __forceinline__ float2 flows_at(const T *flow, const T *origin, i64 at) {
-#if HALF
+static __device__ __forceinline__ float2 flows_at(const Value *flow, const Value *origin, i64 at) {
+#if IN
     const u32 a = *(const u32 *)(origin + at), b = *(const u32 *)(flow + at);
     return {from_f16((u16)a) + from_f16((u16)b), from_f16((u16)(a >> 16)) + from_f16((u16)(b >> 16))};
 #else
@@ -37,7 +29,7 @@ static __device__ __forceinline__ float2 flows_at(const T *flow, const T *origin
 #endif
 }
 
-// A thread: 2×2 pixels of a plane; a block: 64×8. REACH: half the window's side.
+// Filter 2×2 pixels of a plane; a block filters 64×8. REACH: half the window's side.
 template <int REACH> static __device__ __forceinline__ void filter(const MedianParams &p) {
     constexpr int SIDE = 2 * REACH + 2;
     u32 block = blockIdx.x;

@@ -1,5 +1,26 @@
 // Medians of small windows by sorting networks.
 
+// Load the windows of the 2×2 pixels from (x, y) on. Pixels outside the frame repeat its border. `one` returns the value at
+// a pixel; `two` also its right neighbour, at an even distance from x.
+template <int SIDE, class Two, class One>
+static __device__ __forceinline__ void load_windows(float (&v)[SIDE][SIDE], int x, int y, int width, int height, Two two, One one) {
+    constexpr int R = SIDE / 2 - 1;
+    if (R % 2 == 0 && x >= R && x + R + 1 < width && y >= R && y + R + 1 < height) {
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+#pragma unroll
+            for (int j = 0; j < SIDE; j += 2) {
+                const float2 both = two(x - R + j, y - R + i);
+                v[i][j] = both.x, v[i][j + 1] = both.y;
+            }
+    } else {
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+#pragma unroll
+            for (int j = 0; j < SIDE; j++) v[i][j] = one(min(max(x - R + j, 0), width - 1), min(max(y - R + i, 0), height - 1));
+    }
+}
+
 static __device__ __forceinline__ void sort2(float &a, float &b) {
     const float low = fminf(a, b);
     b = fmaxf(a, b);
@@ -7,8 +28,8 @@ static __device__ __forceinline__ void sort2(float &a, float &b) {
 }
 static __device__ __forceinline__ float median_of(float a, float b, float c) { return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c)); }
 
-// Batcher's networks: of four values; merging sorted runs that lie one behind the other. Of what a caller does not use of
-// the result nothing is computed.
+// Batcher's networks sort four values and merge sorted runs that follow one another. The compiler drops comparisons whose
+// results are not used.
 static __device__ __forceinline__ void sort4(float &a, float &b, float &c, float &d) {
     sort2(a, b), sort2(c, d), sort2(a, c), sort2(b, d), sort2(b, c);
 }
@@ -23,7 +44,7 @@ static __device__ __forceinline__ void merge_8_8(float (&v)[16]) {
     sort2(v[1], v[2]), sort2(v[3], v[4]), sort2(v[5], v[6]), sort2(v[7], v[8]), sort2(v[9], v[10]), sort2(v[11], v[12]);
     sort2(v[13], v[14]);
 }
-// The 5th to 10th of 14: runs of 10 and 4.
+// Return the 5th to 10th of 14 values, given as sorted runs of 10 and 4.
 static __device__ __forceinline__ void middle_10_4(float (&v)[14], float (&to)[6]) {
     sort2(v[0], v[10]), sort2(v[8], v[10]), sort2(v[4], v[8]), sort2(v[2], v[12]), sort2(v[6], v[12]), sort2(v[2], v[4]);
     sort2(v[6], v[8]), sort2(v[12], v[10]), sort2(v[1], v[11]), sort2(v[9], v[11]), sort2(v[5], v[9]), sort2(v[3], v[13]);
@@ -32,15 +53,16 @@ static __device__ __forceinline__ void middle_10_4(float (&v)[14], float (&to)[6
 #pragma unroll
     for (int i = 0; i < 6; i++) to[i] = v[4 + i];
 }
-// The 5th and 6th of 10: runs of 6 and 4.
+// Return the 5th and 6th of 10 values, given as sorted runs of 6 and 4.
 static __device__ __forceinline__ void middle_6_4(float (&v)[10], float &low, float &high) {
     sort2(v[0], v[6]), sort2(v[4], v[6]), sort2(v[2], v[8]), sort2(v[2], v[4]), sort2(v[8], v[6]), sort2(v[1], v[7]);
     sort2(v[5], v[7]), sort2(v[3], v[9]), sort2(v[3], v[5]), sort2(v[3], v[4]), sort2(v[5], v[8]);
     low = v[4], high = v[5];
 }
 
-// Medians of the four 5×5 windows in 6×6 values. The 4×4 in the middle belong to all of them: of those, three at each end
-// can be no median; of each row of four above and below, and column of four at the sides, the same is said again.
+// Return the medians of the four 5×5 windows in 6×6 values. The windows share the 4×4 values in the middle, whose three
+// smallest and three largest cannot be a median. Each row of four above or below, and each column of four at the sides, is
+// shared by two windows and excludes more values in the same way.
 static __device__ __forceinline__ void medians(float (&v)[6][6], float (&out)[2][2]) {
     float core[16];
 #pragma unroll
@@ -77,7 +99,7 @@ static __device__ __forceinline__ void medians(float (&v)[6][6], float (&out)[2]
     }
 }
 
-// Medians of the four 3×3 windows in 4×4 values, from sorted columns.
+// Return the medians of the four 3×3 windows in 4×4 values, from sorted columns.
 static __device__ __forceinline__ void medians(float (&v)[4][4], float (&out)[2][2]) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -94,27 +116,8 @@ static __device__ __forceinline__ void medians(float (&v)[4][4], float (&out)[2]
                                   fminf(fminf(high[j], high[j + 1]), high[j + 2]));
     }
 }
-// The values that medians of the four windows from (x, y) on are of, beside the frame those at its border: `two` gives a value and
-// the next at places that are even with (x, y), `one` any.
-template <int SIDE, class Two, class One>
-static __device__ __forceinline__ void load_windows(float (&v)[SIDE][SIDE], int x, int y, int width, int height, Two two, One one) {
-    constexpr int R = SIDE / 2 - 1;
-    if (R % 2 == 0 && x >= R && x + R + 1 < width && y >= R && y + R + 1 < height) {
-#pragma unroll
-        for (int i = 0; i < SIDE; i++)
-#pragma unroll
-            for (int j = 0; j < SIDE; j += 2) {
-                const float2 both = two(x - R + j, y - R + i);
-                v[i][j] = both.x, v[i][j + 1] = both.y;
-            }
-    } else {
-#pragma unroll
-        for (int i = 0; i < SIDE; i++)
-#pragma unroll
-            for (int j = 0; j < SIDE; j++) v[i][j] = one(min(max(x - R + j, 0), width - 1), min(max(y - R + i, 0), height - 1));
-    }
-}
 
+// Return windows of one pixel as they are.
 static __device__ __forceinline__ void medians(float (&v)[2][2], float (&out)[2][2]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) out[i >> 1][i & 1] = v[i >> 1][i & 1];

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import FRAMES, HALVES, Launch, address, read_source, structures
+from fullfield.ops.launching import CODES, FRAMES, HALVES, VALUES, Launch, address, read_source, structures
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
 from fullfield.ops.tvl1.frames import BRIGHTEST, Window, gaussian_window, linear_window
@@ -36,23 +36,23 @@ _DECLARED = structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.cu", "m
 
 
 def _read(*names: str) -> str:
-    return read_source(HALVES, *(_FOLDER / name for name in names))
+    return read_source(HALVES, VALUES, *(_FOLDER / name for name in names))
 
 
 def pyramid_source() -> Source:
     """Return the source of ``grey`` and ``resample``."""
-    return Source(_read("pyramid.cu"))
+    return Source(read_source(HALVES, _FOLDER / "pyramid.cu"))
 
 
 def warp_source(dtype: torch.dtype) -> Source:
     """Return the source of ``linearise`` for levels of ``dtype``."""
     text = _read("sampling.cuh", "warp.cu")
-    return Source.defining(text, HALF=dtype == torch.float16, FLOOR=f"{GRADIENT_FLOOR!r}f")
+    return Source.defining(text, IN=CODES[dtype], FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
 def median_source(dtype: torch.dtype) -> Source:
     """Return the source of ``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
-    return Source.defining(_read("medians.cuh", "median.cu"), HALF=dtype == torch.float16)
+    return Source.defining(_read("medians.cuh", "median.cu"), IN=CODES[dtype])
 
 
 class Planes(NamedTuple):

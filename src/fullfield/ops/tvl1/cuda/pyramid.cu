@@ -1,4 +1,4 @@
-// Frames made grey, and separable resampling between the levels of a pyramid. Follows halves.cuh.
+// Conversion of frames to grey, and separable resampling between the levels of a pyramid. Built behind halves.cuh.
 
 // ---- frames of any layout to grey planes of 0 ... 255
 
@@ -7,11 +7,11 @@ struct GreyParams {
     float *out[2];               // [B, height, pitch]
     i64 b[2], c[2], y[2], x[2];  // strides of the frames
     i64 item;                    // floats from one item's plane to the next
-    int *flags;                  // null, or where bits 0 (frame 1) and 1 (frame 2) tell of values beyond the limit
-    const void *flow;            // what *flow_at becomes: where later kernels put the flow
+    int *flags;                  // null, or where bits 0 (frame 1) and 1 (frame 2) are set for values beyond the limit
+    const void *flow;            // written to *flow_at: where later kernels put the flow
     const void **flow_at;        // or null
     float limit;
-    int count, channels, kind;   // frames; 1 or 3; 0 float32, 1 float16, 2 bfloat16 (0 ... 1), 3 uint8 (0 ... 255)
+    int count, channels, kind;   // frames; 1 or 3; see frame_value; uint8 is 0 ... 255, other kinds 0 ... 1
     int height, width, pitch, tiles;
 };
 
@@ -47,16 +47,16 @@ struct ResampleParams {
     const void *source;
     const void *const *source_at;      // null, or where the source's address lies
     void *target;
-    const int *first_y, *first_x;      // [out]: the input that the first weight belongs to, may lie outside
+    const int *first_y, *first_x;      // [out]: the input of the first weight, may lie outside
     const float *weight_y, *weight_x;  // [out, taps]
     i64 source_plane, source_item;     // elements from one plane, one item to the next
     i64 target_plane, target_item;
-    float scale[2];                    // of even and odd planes
-    int planes;                        // of an item
+    float scale[2];                    // factors of even and odd planes
+    int planes;                        // number of planes of an item
     int taps_y, taps_x;
     int source_height, source_width, source_pitch;
     int height, width, pitch;
-    int rows, columns, span;           // of a block's tile; the most inputs that a row of it needs
+    int rows, columns, span;           // size of a block's tile; the most inputs that a row of it needs
     int tiles_y, tiles_x;
     int half;                          // float16, not float32
     int closed;                        // the last column of planes 0, 2 ... and the last row of planes 1, 3 ... are zero
@@ -96,7 +96,7 @@ template <bool F16> static __device__ __forceinline__ void resample_tile(const R
     __syncthreads();
     const float scale = p.scale[component & 1];
     const i64 to = item * p.target_item + component * p.target_plane;
-    const bool together = p.taps_x > 32;  // the lanes of a warp make one pixel, or one pixel each
+    const bool together = p.taps_x > 32;  // the lanes of a warp compute one pixel, or one pixel each
     for (int r = warp; r < rows; r += 8)
         for (int c = together ? 0 : lane; c < columns; c += together ? 1 : 32) {
             const int x = x0 + c, y = y0 + r;
@@ -105,7 +105,7 @@ template <bool F16> static __device__ __forceinline__ void resample_tile(const R
             for (int t = together ? lane : 0; t < p.taps_x; t += together ? 32 : 1) sum += w[t] * from[t];
             if (together) {
 #pragma unroll
-                for (int mask = 16; mask; mask >>= 1) sum += __shfl_xor_sync(~0u, sum, mask);
+                for (int mask = 16; mask; mask >>= 1) sum += __shfl_xor_sync(ALL, sum, mask);
                 if (lane) continue;
             }
             if (p.closed && ((component & 1) ? y == p.height - 1 : x == p.width - 1)) sum = 0.f;
@@ -115,7 +115,7 @@ template <bool F16> static __device__ __forceinline__ void resample_tile(const R
         }
 }
 
-// A block: rows × columns of one plane; vertically into shared memory [rows, span], then horizontally.
+// Resample vertically into shared memory [rows, span], then horizontally. A block: rows × columns of one plane.
 extern "C" __global__ void __launch_bounds__(256) resample(const __grid_constant__ ResampleParams p) {
     extern __shared__ float line[];
     if (p.half) resample_tile<true>(p, line);

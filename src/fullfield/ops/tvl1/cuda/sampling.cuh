@@ -1,4 +1,4 @@
-// The second frame sampled where the flow points, and the data term linearised there.
+// Sampling of the second frame where the flow points, and the data term linearised there.
 
 struct Frames {
     const float *first, *second;  // planes of one item
@@ -7,9 +7,8 @@ struct Frames {
 };
 struct Linear { float gx, gy, residual; };  // the residual: I2 - I1, without gradient times flow
 
-// Keys' cubic convolution, a = -1/2, of the taps at -1, 0, 1, 2. A tap beside the frame, `cell` being that of the tap at 0,
-// repeats the one at the border, and so does its gradient: its weight goes there. Others beside the frame weigh nothing.
-// BORDERS: whether there may be such taps.
+// Compute Keys' cubic weights, a = -1/2, of the taps at -1, 0, 1, 2; `cell` is the place of the tap at 0. A tap outside the
+// frame repeats the one at the border, and so does its gradient, so its weight goes there. BORDERS: there may be such taps.
 template <bool BORDERS> static __device__ __forceinline__ void cubic(float t, int cell, int size, float (&w)[4]) {
     const float s = 1.f - t, half = -0.5f * (t * s);
     w[0] = half * s;
@@ -20,13 +19,14 @@ template <bool BORDERS> static __device__ __forceinline__ void cubic(float t, in
     if (BORDERS && cell == size - 2) w[2] += w[3], w[3] = 0.f;
 }
 
-// Where a pixel's flow points: the cell, and the weights of the taps around it.
+// Target of a pixel's flow: the cell, and the weights of the taps around it.
 struct Place {
     int column, row;
     float wx[4], wy[4];
 };
 
-// Of the pixel (x, y) with flow (u, v), BORDERS as for `cubic`; false where the target lies outside the frame, and then of the pixel itself.
+// Find the target of the pixel (x, y) with flow (u, v); BORDERS as for `cubic`. If it lies outside the frame, return false,
+// and the place of the pixel itself.
 template <bool BORDERS> static __device__ __forceinline__ bool placed(const Frames &f, int x, int y, float u, float v, Place &p) {
     float px = x + u, py = y + v;
     const bool inside = px >= 0.f && px <= f.width - 1 && py >= 0.f && py <= f.height - 1;
@@ -40,8 +40,8 @@ template <bool BORDERS> static __device__ __forceinline__ bool placed(const Fram
 
 struct Sample { float value, gx, gy; };  // gradients twice as large
 
-// From the 6×6 values from two above and left of the cell on, those beside the frame being the border's. The difference of
-// neighbours belongs to the weights: along a row six values make value and gradient.
+// Sample in the 6×6 values from two above and left of the cell on; `row(j)(i)` returns one, outside the frame the border's.
+// Differences of neighbours are part of the weights: six values of a row give value and gradient.
 template <class Row> static __device__ __forceinline__ Sample sampled(const Place &p, Row row) {
     const float dx[6] = {-p.wx[0], -p.wx[1], p.wx[0] - p.wx[2], p.wx[1] - p.wx[3], p.wx[2], p.wx[3]};
     const float dy[6] = {-p.wy[0], -p.wy[1], p.wy[0] - p.wy[2], p.wy[1] - p.wy[3], p.wy[2], p.wy[3]};
@@ -60,7 +60,7 @@ template <class Row> static __device__ __forceinline__ Sample sampled(const Plac
     return s;
 }
 
-// In global memory; `p` lies inside the frame.
+// Sample in global memory; `p` lies inside the frame.
 static __device__ __forceinline__ Sample sampled(const Frames &f, const Place &p) {
     if (p.column >= 2 && p.column + 3 < f.width && p.row >= 2 && p.row + 3 < f.height) {
         const float *corner = f.second + (i64)(p.row - 2) * f.pitch + p.column - 2;
@@ -75,12 +75,12 @@ static __device__ __forceinline__ Sample sampled(const Frames &f, const Place &p
     });
 }
 
-// The data term at a pixel from the second frame there, and the first frame and its differences.
+// Return the data term at a pixel from a sample of the second frame, and the first frame and its differences.
 static __device__ __forceinline__ Linear blended(const Sample &s, float first, float across, float down, float blend) {
     return {0.5f * (s.gx + blend * (across - s.gx)), 0.5f * (s.gy + blend * (down - s.gy)), s.value - first};
 }
 
-// At the pixel (x, y), whose flow is (u, v). Where the target lies outside the frame there is no data term.
+// Linearise at the pixel (x, y), whose flow is (u, v). If the target lies outside the frame, the data term is zero.
 static __device__ __forceinline__ Linear linearised(const Frames &f, int x, int y, float u, float v) {
     Place p;
     if (!placed<true>(f, x, y, u, v, p)) return {0.f, 0.f, 0.f};

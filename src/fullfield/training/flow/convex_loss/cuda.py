@@ -32,8 +32,8 @@ def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for weights of a dtype."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, launching.WARPS, _SOURCE)
-    return Source.defining(text, IN=CODES[dtype])
+    shared = (launching.HALVES, launching.VALUES, launching.WARPS, launching.CONVEX_CELLS)
+    return Source.defining(launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
 
 
 def loss(

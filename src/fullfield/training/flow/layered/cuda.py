@@ -31,7 +31,7 @@ def supports(device: torch.device) -> str | None:
 @functools.cache
 def source() -> Source:
     """Return the source of both kernels."""
-    return Source(launching.read_source(_SOURCE), ())
+    return Source(launching.read_source(launching.HALVES, _SOURCE), ())
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:

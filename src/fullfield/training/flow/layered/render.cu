@@ -1,8 +1,4 @@
-// Layered scenes: both frames of a pair, flow, validity and occlusion, a thread a pixel. No system headers (NVRTC).
-// What is computed stands in reference.py.
-
-typedef long long i64;
-typedef unsigned char u8;
+// Layered scenes: both frames of a pair, flow, validity and occlusion, as in reference.py. A thread renders one pixel.
 
 struct LayeredParams {
     const float *to_card;    // [B, 2, 1 + exposures, layers, 9]
@@ -29,15 +25,15 @@ struct LayeredParams {
 constexpr float NEAREST = 1e-9f, CLEAR = 0.004f;
 constexpr int INFINITE = -1, SQUARE = -2, ELLIPSOID = -3;
 constexpr int TEXTURE = 10, SOFTNESS = 16, BIAS = 17, COLOURS = 18, DEPTH_TEXTURE = 30, LIGHT = 32, PAINT = 38;
-constexpr float GRAZING = 1e-3f;  // of the cosine at an ellipsoid's outline, where derivatives have no limit
+constexpr float GRAZING = 1e-3f;  // least cosine at an ellipsoid's outline, where derivatives have no limit
 
-// A point of a layer: (a, b) of a card, (a, b, c) on the unit sphere of an ellipsoid; 1 / depth; derivatives by the
-// pixel; of an ellipsoid the distance inside its outline, pixels.
+// A point of a layer: (a, b) on a card, (a, b, c) on the unit sphere of an ellipsoid; 1 / depth; derivatives by the pixel;
+// for an ellipsoid the distance inside its outline in pixels.
 struct Place { float a, b, c, w, ax, ay, bx, by, cx, cy, inside; };
 
 static __device__ __forceinline__ float held(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
 
-// Of angles up to some thousands; PyTorch's differs by less than 1e-5.
+// Return the sine of an angle up to some thousands; PyTorch's differs by less than 1e-5.
 static __device__ __forceinline__ float sine_of(float angle) {
     const float turns = rintf(angle * 0.15915494f);
     return __sinf(fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle)));
@@ -212,7 +208,7 @@ static __device__ void seen_at(const LayeredParams &p, int b, int frame, int exp
     }
 }
 
-// The first card that covers a pixel of a frame, before `limit`; `count` for none.
+// Return the first card before `limit` that covers a pixel of a frame, or `limit` if there is none.
 static __device__ int owner_at(
     const LayeredParams &p, int b, int frame, float x, float y, int limit, Place &found
 ) {
