@@ -254,9 +254,12 @@ def _methods(plan: Plan, note: Note) -> Result:
 
         return check
 
+    forms: dict[str, dict[str, Any]] = {
+        "auto": {"method": "auto"}, "auto, --no-double": {"method": "auto", "double": False}, "tvl1": {"method": "tvl1"},
+    }  # fmt: skip
     candidates = [
-        Candidate(method, partial(estimate, first, second, method, device=plan.device), right(method))
-        for method in ("auto", "tvl1")
+        Candidate(name, partial(estimate, first, second, device=plan.device, **form), right(name))
+        for name, form in forms.items()
     ]
     rows, _ = _timed(plan, candidates, note)
     return {
