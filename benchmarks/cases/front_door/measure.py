@@ -255,8 +255,10 @@ def _methods(plan: Plan, note: Note) -> Result:
         return check
 
     forms: dict[str, dict[str, Any]] = {
-        "auto": {"method": "auto"}, "auto, --no-double": {"method": "auto", "double": False}, "tvl1": {"method": "tvl1"},
-    }  # fmt: skip
+        "auto": {"method": "auto"},
+        "auto, --no-double": {"method": "auto", "double": False},
+        "tvl1": {"method": "tvl1"},
+    }
     candidates = [
         Candidate(name, partial(estimate, first, second, device=plan.device, **form), right(name))
         for name, form in forms.items()
