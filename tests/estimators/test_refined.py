@@ -60,6 +60,7 @@ def test_what_is_hidden_and_what_is_wrong() -> None:
     occlusion, confidence = occlusion_and_confidence(first[None], second[None], flow, back)
     agree = ((occlusion[0] > 0.5) == hidden).float().mean()
     assert agree > 0.97
+    assert float(occlusion.mean()) == pytest.approx(0.07786, abs=5e-4), "as it was fitted"
     wrong = flow.clone()
     wrong[:, 1, 45:, :] += 3
     _, less = occlusion_and_confidence(first[None], second[None], wrong, back)

@@ -97,6 +97,18 @@ def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_device")
+@pytest.mark.parametrize("current", [-1, 1])
+def test_a_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+    switched: list[int] = []
+    monkeypatch.setattr(launching, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: switched.append(index) or torch.no_grad())
+    kernels = launching.kernels(Recorder(), Source("text"), -1)
+    switched.clear()  # they were loaded on it
+    kernels.launch("double", 1, 256, PARAMS())
+    assert switched == ([] if current == -1 else [-1])
+
+
+@pytest.mark.usefixtures("_no_device")
 def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries, source = Recorder(), Source("text")

@@ -259,11 +259,10 @@ def _methods(plan: Plan, note: Note) -> Result:
         "auto, --no-double": {"method": "auto", "double": False},
         "tvl1": {"method": "tvl1"},
     }
-    candidates = [
-        Candidate(name, partial(estimate, first, second, device=plan.device, **form), right(name))
-        for name, form in forms.items()
-    ]
-    rows, _ = _timed(plan, candidates, note)
+    rows = []
+    for name, form in forms.items():  # one after the other: estimate keeps one network by name
+        call = partial(estimate, first, second, device=plan.device, **form)
+        rows += _timed(plan, [Candidate(name, call, right(name))], note)[0]
     return {
         "size": list(first.shape[-2:]),
         "frames": name,

@@ -136,6 +136,7 @@ def test_mistakes_are_named() -> None:
     ):
         with pytest.raises(InputError, match=f"^{message}"):
             call()
+    assert point_norm(x[:2], w, b, "batch").isfinite().all()
 
 
 # ---- the CUDA kernels, emulated

@@ -67,6 +67,15 @@ def test_backends_agree(name: str, size: tuple[int, int]) -> None:
         assert error.mean() < 1e-5
 
 
+def test_the_frame_s_sides_are_no_motion_boundaries() -> None:
+    """Everything moves by six pixels and by far less than the threshold against its neighbours."""
+    inputs = inputs_of(23, 37)
+    inputs = inputs | {"flow": inputs["flow"] + 6, "backward": inputs["backward"] - 6}
+    config = RefinementConfig(filter_threshold=4, warps=1, rounds=1)
+    expected, found = (refine_flow(**inputs, config=config, backend=name) for name in ("reference", "cpu"))
+    assert (found - expected).abs().max() < 1e-3
+
+
 def test_threads_change_nothing() -> None:
     inputs, before = pair(150, 90), torch.get_num_threads()
     found = []
