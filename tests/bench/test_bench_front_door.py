@@ -65,7 +65,11 @@ def test_every_part_runs(cli: Callable[..., Any], tmp_path: Path, monkeypatch: p
     errors = cases["auto and float32, shared pairs"]["errors"]
     assert len(errors) == 5
     assert all(both["auto"] == both["auto, exact"] < 1 for both in errors.values())
-    assert [row["name"] for row in cases["auto and TV-L1, a Sintel pair"]["rows"]] == ["auto", "tvl1"]
+    assert [row["name"] for row in cases["auto and TV-L1, a Sintel pair"]["rows"]] == [
+        "auto",
+        "auto, --no-double",
+        "tvl1",
+    ]
     text = cli("front-door", "--stored", "r.json").out
     assert "estimate / network: " in text
     assert "auto, exact, error in px" in text

@@ -33,7 +33,7 @@ from fullfield.estimators.network_config import PRECISIONS
 from fullfield.io import read_flow
 from fullfield.metrics import epe
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.models.cascade import cascade_sizes, resample_flow
+from fullfield.models.cascade import FlowWithScale, cascade_sizes, more_confident, resample_flow
 from fullfield.models.downloads import DownloadError
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.nn import CorrelationPyramid
@@ -342,8 +342,10 @@ def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one and a half times their size, up to a number of pixels; not if asked not to, and not the fast form."""
-    monkeypatch.setattr("fullfield.estimators.network._SMALL_PIXELS", 40 * 64)
+    """The fast form and larger frames keep to one size."""
+    network = AutoEstimator().estimator
+    assert [network._factor(625, width) for width in (800, 801)] == [1.5, 1]
+    monkeypatch.setattr("fullfield.estimators.network._ENLARGED_PIXELS", 40 * 64)
 
     def sizes(height: int, **config: Any) -> list[str]:
         told: list[str] = []
@@ -361,6 +363,25 @@ def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copied.parameters == AutoEstimator().parameters
     assert AutoEstimator().parameters["double"] == "1.5 times up to 2560 pixels"
     assert "double" not in AutoEstimator(NetworkConfig(double=False)).parameters
+
+
+def test_the_enlarged_flow_counts_where_the_network_is_surer_of_it() -> None:
+    """Frames of odd sizes, both flows from the network itself."""
+    frames = [frame[..., :45, :61].expand(-1, 3, -1, -1) for frame in PAIR]
+    told: list[float] = []
+    estimator = NetworkEstimator("fullfield-s", NetworkConfig(), enlarge_small=True)
+    flow = estimator(*frames, progress=lambda done, _: told.append(done))
+    assert told == sorted(told)
+    network = estimator._ready(torch.device("cpu"))
+    large = [nn.functional.interpolate(frame, size=(68, 92), mode="bilinear") for frame in frames]
+    with torch.no_grad():
+        own, own_info = network.flow_with_info(*frames)
+        more, info = network.flow_with_info(*large, None, own)
+    scales = [expected_log_scale(one, network.config) for one in (own_info, info)]
+    found = more_confident(FlowWithScale(own, scales[0]), FlowWithScale(more, scales[1]))
+    assert torch.allclose(flow, found.flow, atol=1e-4)
+    assert (flow - own).abs().max() > 0.1
+    refuses("enlarge_small: expected False for RAFT", NetworkEstimator, "raft", enlarge_small=True)
 
 
 def test_double_takes_bytes_as_numbers() -> None:

@@ -42,8 +42,8 @@ _RENAMED = {"mixed": PREFER_DENSE}
 
 logger = logging.getLogger("fullfield")
 
-_SMALL_PIXELS = 500_000  # of frames that are also estimated at _SMALL_FACTOR times their size
-_SMALL_FACTOR = 1.5
+# Frames with at most so many pixels may be estimated at so many times their size as well.
+_ENLARGED_PIXELS, _ENLARGED_FACTOR = 500_000, 1.5
 _TINY = (16, 16)
 _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
@@ -77,6 +77,7 @@ class NetworkEstimator(LoadingEstimator):
     """
 
     config: NetworkConfig
+    _enlarges_small = False  # in pickles of earlier versions
 
     def __init__(
         self,
@@ -96,6 +97,8 @@ class NetworkEstimator(LoadingEstimator):
             updates = config.updates != 0 or bool(config.coarse_updates)
             config = config.replace(cascade=entry.cascades and updates)
         self.config = config
+        fits = not enlarge_small or NETWORKS[self.method].has_mixture
+        _check.require(fits, "enlarge_small", "False for RAFT, which does not estimate its uncertainty", enlarge_small)
         self._enlarges_small = enlarge_small and config.double is None
         if isinstance(backend, str) and backend in _RENAMED:
             warnings.warn(f"backend {backend!r} is deprecated, use {_RENAMED[backend]!r}", DeprecationWarning, 2)
@@ -135,7 +138,7 @@ class NetworkEstimator(LoadingEstimator):
             numbers["most_updates"] = most
         parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
         if self._enlarges_small:
-            parameters["double"] = f"{_SMALL_FACTOR} times up to {_SMALL_PIXELS} pixels"
+            parameters["double"] = f"{_ENLARGED_FACTOR} times up to {_ENLARGED_PIXELS} pixels"
         elif not self.config.double:
             del parameters["double"]  # absent from the notes of shots that older versions began
         return parameters
@@ -294,9 +297,9 @@ class NetworkEstimator(LoadingEstimator):
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
     def _factor(self, height: int, width: int) -> float:
-        """Return by how much frames are enlarged for an estimate beside that of their own size; 1: not at all."""
+        """Return the factor of the larger size at which frames are estimated as well; 1: there is none."""
         if self._enlarges_small:
-            return _SMALL_FACTOR if height * width <= _SMALL_PIXELS else 1
+            return _ENLARGED_FACTOR if height * width <= _ENLARGED_PIXELS else 1
         return 2 if self.config.double else 1
 
     def _levels(self, size: PairSize) -> list[PairSize]:
@@ -391,16 +394,18 @@ class _Report:
         progress, done, where = self._progress, self._done, f"{size.width}x{size.height}"
         progress(done / self._work, where)
 
-        def after(*_: object) -> None:
-            self._done += size.pixels
-            progress(min(self._done / self._work, 1.0), where)
+        end = done + updates * size.pixels
+
+        def after(*_: object) -> None:  # the network may take more updates than were planned
+            self._done = min(self._done + size.pixels, end)
+            progress(self._done / self._work, where)
 
         hook = block.register_forward_hook(after)
         try:
             yield
         finally:
             hook.remove()
-        self._done = done + updates * size.pixels
+        self._done = end
         progress(self._done / self._work, where)
 
 

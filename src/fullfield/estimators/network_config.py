@@ -48,8 +48,8 @@ class NetworkConfig(Config):
     double: bool | None = parameter(
         None,
         "estimate the frames at twice their size as well and keep at every pixel the more confident flow: five times "
-        "the work, for networks that estimate their uncertainty; by default the method auto takes one and a half times "
-        "the size, for frames of at most 500,000 pixels, and others do not",
+        "the work, for networks that estimate their uncertainty; by default only auto, not in its fast form, "
+        "enlarges frames of at most 500,000 pixels, by one and a half",
     )
     precision: str = parameter(
         "auto",

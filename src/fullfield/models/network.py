@@ -66,8 +66,9 @@ class FlowNetwork(nn.Module):
     def optimize_for_cpu(self) -> None:
         """Fold batch norms into the convolutions before them and reorder the weights.
 
-        For inference in evaluation mode on a CPU, where it saves time; results differ by rounding.
+        For inference in evaluation mode on a CPU, where it saves time; results differ by rounding. It cannot be undone.
         """
+        _check.require(not self.training, "model", "evaluation mode", "training mode")
         for module in self.modules():
             for (name, conv), (behind, norm) in pairwise(list(module.named_children())):
                 if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):

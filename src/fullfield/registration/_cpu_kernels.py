@@ -56,7 +56,7 @@ def _listed(indices, begin, count, i, row):
 def _seen(surface, i, row, n):
     """Return distances, directions and normals of 16 neighbours, ``row[n : n + 16]``, seen from point ``i``.
 
-    ``surface`` has eight numbers for each point: coordinates, a normal and two that do not matter.
+    ``surface`` has eight numbers for each point: coordinates, a normal and two unused ones.
     """
     x, y, z, nx, ny, nz, _, _ = load_columns(surface, row, n)
     at = np.uintp(i) * np.uintp(8)

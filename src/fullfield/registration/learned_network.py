@@ -201,10 +201,10 @@ class DescriptorNetwork(nn.Module):
         for layer in self.layers:
             state = state + layer(state, around)
             states.append(state)
-        described = self.head(torch.cat(states, 1)).addmm_(known, self.direct.weight.T)
+        described = torch.addmm(self.head(torch.cat(states, 1)), known, self.direct.weight.T)
         if self.join is not None:
             more, seen = self._from_coarser(state, coarser)
-            described = described.add_(more).add_(self.join(state, seen))
+            described = described + more + self.join(state, seen)
         return nn.functional.normalize(described, dim=1)
 
     def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:

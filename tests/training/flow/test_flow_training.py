@@ -445,10 +445,13 @@ def test_a_process_that_fails_does_not_wait_for_the_others(
         monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: calls.update({name: calls[name] + 1}))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ranks_module, "_failed", False)
     with pytest.raises(InputError) if fails else nullcontext(), ranks_module.ranks(torch.device(device)):
         if fails:
             raise InputError("folder: another run")
     assert calls == {"init_process_group": 1, "destroy_process_group": closed}
+    if not closed:
+        refuses("torchrun: expected a new process", ranks_module.ranks(torch.device("cpu")).__enter__)
 
 
 def test_training_ends_with_its_time(tmp_path: Path) -> None:

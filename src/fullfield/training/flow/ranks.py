@@ -83,6 +83,7 @@ def own_device(device: torch.device) -> torch.device:
 
 # In one process: groups that follow each other have keys of their own, so that none reads what another left.
 _groups = count_up()
+_failed = False  # whether a group of GPUs was left open after an error
 
 
 @functools.cache
@@ -102,9 +103,12 @@ def _meeting_place(_address: str | None, _port: str | None) -> Store:
 def ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that ``torchrun`` has started, by NCCL on GPUs and by gloo elsewhere.
 
-    A process group that is there already is used and left as it is. After an error on a GPU the group is not closed:
-    NCCL would wait for the other processes, which may wait for this one.
+    A process group that is there already is used and left as it is. After an error on a GPU the group is not closed,
+    because NCCL would wait for the other processes, which may wait for this one; the process has to end then.
     """
+    global _failed
+    if _failed:
+        raise InputError("torchrun: expected a new process, an earlier training of this one failed")
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size())
         return
@@ -126,10 +130,11 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
         world_size=count,
         device_id=device if on_gpu else None,
     )
-    failed = True
     try:
         yield Ranks(rank, count)
-        failed = False
+    except BaseException:
+        _failed = on_gpu
+        raise
     finally:
-        if not (failed and on_gpu):
+        if not _failed:
             distributed.destroy_process_group()
