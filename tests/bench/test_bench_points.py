@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from benchmarks.cases.points.plots import FILES, draw
 from benchmarks.cases.points.report import PUBLISHED, markdown, report
 from benchmarks.runner import main
 from fullfield.models.pointcnnpp import PointResNetConfig
-from fullfield.ops.point_conv import point_conv
+from fullfield.ops.point_conv import point_conv, voxel_geometry
 
 ROOM = points_clouds.room(1200)
 
@@ -73,6 +76,24 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
         full_cell=100,
         repeats=1,
     )
+
+
+# ---- clouds
+
+
+def test_voxels_of_clouds_and_copies_stand_apart() -> None:
+    """Every copy has the triplets that it has alone, and none with another."""
+    scene = points_clouds.join("two", [ROOM.points, ROOM.points[::2] + 1.0])
+    alone, _ = points_clouds.voxels_of(scene, 0.03)
+    count = len(alone.points)
+    few, _ = points_clouds.voxels_of(scene, 0.03, count // 3)
+    many, numbers = points_clouds.voxels_of(scene, 0.03, 9 * count)
+    assert (len(few.points), len(many.points)) == (count // 3, 9 * count)
+    assert len(torch.unique(numbers, dim=0)) == 9 * count
+    assert int(numbers.min()) >= 0
+    assert torch.equal((many.points.double() / 0.03).floor().long(), numbers)
+    triplets = [voxel_geometry(one.points, 0.03).forward.entries.numel() for one in (alone, many)]
+    assert triplets[1] == 9 * triplets[0]
 
 
 # ---- no wrong result gets a time
@@ -151,6 +172,32 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert 14 < line["triplets"] / line["points"] < 18
     two, dense, sparse = [case["triplets"] for case in worst[-3:]]
     assert two == dense + sparse
+
+
+INTERPRETED = """
+import torch
+from benchmarks.cases.points.listing_triton import listing_in_triton
+
+torch.manual_seed(0)
+points, centers, cells, inputs, outputs, count = 70, 60, 27, 40, 70, 300
+triplets = tuple(torch.randint(limit, (count,)) for limit in (centers, points, cells))
+features, weight = (torch.randn(*shape, requires_grad=True) for shape in ((points, inputs), (cells, inputs, outputs)))
+out = listing_in_triton(triplets, centers)(features, weight)
+i, j, k = triplets
+wanted = torch.zeros(centers, outputs).index_add(0, i, torch.einsum("tc,tcd->td", features[j], weight[k]))
+grad = torch.randn(centers, outputs)
+pairs = zip(*(torch.autograd.grad(value, (features, weight), grad) for value in (out, wanted)), strict=True)
+for got, right in ((out, wanted), *pairs):
+    torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.long
+def test_the_listing_in_triton_computes_the_convolution() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_reports(results: dict[str, Any]) -> None:

@@ -208,6 +208,22 @@ def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
     return [frame[:, i * height // rows : -(-(i + 1) * height // rows)] for i in range(rows)]
 
 
+def test_a_look_for_cuts_takes_no_threads_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [textured_scene(60, 80, seed=seed).frame1 for seed in (1, 2)]
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("its threads take all cores from whoever estimates")
+
+    for name in ("equal", "stack", "from_numpy"):
+        monkeypatch.setattr(torch, name, forbidden)
+    monkeypatch.setattr(torch.Tensor, "__sub__", forbidden)
+    for name in ("adaptive_avg_pool2d", "avg_pool2d", "pad"):
+        monkeypatch.setattr(torch.nn.functional, name, forbidden)
+    assert is_cut(*(small(frame) for frame in frames))
+    assert not is_held(*frames, compressed=True)
+    assert not is_held(*frames, compressed=False)
+
+
 def test_a_held_frame_is_held_in_every_row() -> None:
     frame = textured_scene(120, 160, seed=1).frame1
     for row in (0, 1, 59, 119):

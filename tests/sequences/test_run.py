@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
 from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
+from fullfield.sequences.engine import Spent, Stages
 from fullfield.sequences.pool import _Chunks, chunks
 from fullfield.sequences.run import _most_waiting, _Rooms
 
@@ -451,3 +453,22 @@ def test_rooms_are_used_again_by_one_at_a_time() -> None:
         assert again.data_ptr() in kept
     with rooms.room(flow, half=True) as other:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
+
+
+def test_stages_add_up_from_every_thread() -> None:
+    stages = Stages()
+
+    def work() -> None:
+        for _ in range(50):
+            with stages.stage("one"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stages.spent["one"].times == 200
+    stages.add({"one": Spent(1, 2.0, 1.0), "two": Spent(3, 1.0, 0.5)})
+    assert stages.spent["two"] == Spent(3, 1.0, 0.5)
+    assert 2.0 < stages.spent["one"].wall_s < 3.0

@@ -18,7 +18,7 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import write_image
 from fullfield.training.flow.pictures import licence_list, licence_text, load_pictures, unpack_masks
-from fullfield.training.flow.procedural import procedural_shapes
+from fullfield.training.flow.procedural import MARGIN, procedural_shapes
 from tools.textures.pack import (
     build_pack,
     fingerprint,
@@ -26,6 +26,7 @@ from tools.textures.pack import (
     is_same_shape,
     pack_masks,
     shape_fingerprint,
+    silhouette,
     why_not_texture,
 )
 from tools.textures.sources import (
@@ -260,6 +261,23 @@ def test_near_duplicates() -> None:
     assert not is_same_shape(shape_fingerprint(shapes[9]), seen)
 
 
+def test_silhouettes_fill_the_tile_but_for_the_margin() -> None:
+    alpha = cutout(2)[..., 3]
+    for scale in (1, 3):
+        mask = silhouette(np.kron(alpha, np.ones((scale, scale), np.uint8)))
+        assert mask is not None
+        rows, columns = (mask > 0).any(1).nonzero()[0], (mask > 0).any(0).nonzero()[0]
+        assert rows[0] >= MARGIN
+        assert columns[0] >= MARGIN
+        assert max(rows[-1] - rows[0], columns[-1] - columns[0]) >= 128 - 2 * MARGIN - 3
+        assert rows[-1] < 128 - MARGIN
+        assert columns[-1] < 128 - MARGIN
+    assert silhouette(np.full((200, 200), 255, np.uint8)) is None  # a rectangle
+    assert silhouette(np.zeros((200, 200), np.uint8)) is None
+    assert silhouette(alpha[::5, ::5]) is None  # small
+    assert silhouette((alpha > 0).astype(np.uint8) * 120) is None  # half-transparent
+
+
 def test_own_pictures(tmp_path: Path) -> None:
     save(tmp_path / "photos/b.png", photo(1))
     save(tmp_path / "photos/sub/a.jpg", photo(2))
@@ -278,6 +296,22 @@ def test_own_pictures(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected at least one usable picture"):
         build_pack(tmp_path / "empty.zip", packages=[])
     assert not (tmp_path / "empty.zip").exists()
+
+
+def test_most_silhouettes(tmp_path: Path) -> None:
+    for seed in range(3):
+        save(tmp_path / f"cut/{seed}.png", cutout(seed))
+    cut = list(own_pictures(tmp_path / "cut", "mine", "Me", cutout=True))
+    with pytest.raises(InputError, match="expected at least one usable picture"):
+        build_pack(tmp_path / "a.zip", packages=[], own=cut)
+    save(tmp_path / "photos/a.png", photo(1))
+    own = [*cut, *own_pictures(tmp_path / "photos", "mine", "Me", cutout=False)]
+    kept = build_pack(tmp_path / "a.zip", packages=[], own=own, most_shapes=2)
+    assert kept.shapes == 2
+    assert kept.left_out["silhouette beyond the limit"] == 1
+    turned = build_pack(tmp_path / "b.zip", packages=[], own=own[::-1], most_shapes=2)
+    names = [{e["path"] for e in licence_list(p.path)["shapes"]} for p in (kept, turned)]
+    assert names[0] == names[1]
 
 
 def test_masks_of_four_bits() -> None:

@@ -119,10 +119,14 @@ def test_pixels_that_count() -> None:
 
 
 def test_losses_compile_as_one_graph() -> None:
-    pairs, flow, counted = problem(4)
-    compiled = torch.compile(laplace_mixture_loss, fullgraph=True, backend="eager")
-    assert torch.allclose(compiled(pairs, flow, counted), laplace_mixture_loss(pairs, flow, counted))
-    predictions = [predicted for predicted, _ in pairs]
+    pairs, flow, counted = problem(4, count=2)
+    inputs = [part.requires_grad_() for pair in pairs for part in pair]
+    compiled = torch.compile(laplace_mixture_loss, fullgraph=True, backend="aot_eager")  # traces the backward too
+    found, wanted = compiled(pairs, flow, counted), laplace_mixture_loss(pairs, flow, counted)
+    assert torch.allclose(found, wanted)
+    for ours, right in zip(*(torch.autograd.grad(loss, inputs) for loss in (found, wanted)), strict=True):
+        torch.testing.assert_close(ours, right)
+    predictions = [predicted.detach() for predicted, _ in pairs]
     compiled_sequence = torch.compile(sequence_loss, fullgraph=True, backend="eager")
     assert torch.allclose(compiled_sequence(predictions, flow, counted), sequence_loss(predictions, flow, counted))
 

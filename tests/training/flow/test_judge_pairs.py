@@ -77,6 +77,22 @@ def test_scores_are_stored_along_the_way(
         assert judge.score(network, torch.device("cpu"), 1, flips=False) == pytest.approx(last[name]["errors"])
 
 
+@pytest.mark.long
+def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_path: Path) -> None:
+    output, kept = tmp_path / "result.json", tmp_path / "kept"
+    options = ["--network", "fullfield-s", "--pairs", "1", *SMALL, "small:instants~2=1", "--score-at", "--flips"]
+    judge.main([*options, "--updates", "1-2", "--scored-updates", "1", "2", "-o", str(output), "--keep", str(kept)])
+    first, last = (row["average"] for row in json.loads(output.read_text())["scores"])
+    assert first["errors"] != first["errors, 2 updates"]
+    assert last["errors"] != first["errors"]
+    network = load_weights("fullfield-s", kept.with_suffix(".average.safetensors"))
+    device = torch.device("cpu")
+    assert judge.score(network, device, 1, flips=True) == pytest.approx(last["errors"])
+    assert judge.score(network, device, 1, flips=False) != pytest.approx(last["errors"])
+    trained = load_weights("fullfield-s", kept.with_suffix(".weights.safetensors"))
+    assert judge.score(trained, device, 1, flips=True) != pytest.approx(last["errors"])
+
+
 def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> None:
     """A network that knows the truth only if its frames are not mirrored has an error of the other images."""
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fullfield.training import flow
 from fullfield.training.flow import scene
 from fullfield.training.flow.config import MIXTURE, PRESETS, SceneStyle
-from fullfield.training.flow.layered import LayeredScenes, PictureAtlas
+from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, TEXTURE
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
@@ -157,6 +157,24 @@ def test_scenes_of_a_seed_stay_what_they_are() -> None:
         assert found.noise[[0, 3, 7]].tolist() == [721827976, 1650216091, 302239393]  # the last that is drawn
 
 
+def test_thin_things_are_longer_and_more() -> None:
+    def sides(found: Drawn) -> scene.Floats:
+        """How much longer the longer side of an object is."""
+        axes = (found.bodies.along, found.bodies.across)
+        ratio = np.divide(*(np.linalg.norm(axis[:, OBJECTS], axis=-1) for axis in axes))
+        return np.maximum(ratio, 1 / ratio)
+
+    plain, some, all_of_them = (drawn(100, thin=share) for share in (0, 0.3, 1))
+    assert np.quantile(sides(plain), 0.9) < 2.5
+    assert np.quantile(sides(all_of_them), (0.5, 0.9)) == pytest.approx((3.5, 20), rel=0.3)
+    changed = ~np.isclose(sides(some), sides(plain))
+    assert changed.mean() == pytest.approx(0.3, abs=0.04)
+    usual, more = (found.bodies.on[:, OBJECTS].sum(1) for found in (plain, some))
+    assert (more >= usual).all()
+    assert usual.mean() + 1 < more.mean() < 9.5
+    assert (some.scenes.counts - plain.scenes.counts).tolist() == (more - usual).tolist()
+
+
 def test_figures_are_in_the_share_of_scenes_that_is_asked_for() -> None:
     plain, found = drawn(400), drawn(400, figures=0.3)
     there = with_a_figure(found, plain)
@@ -204,6 +222,21 @@ def test_joints_stay_joined_and_limbs_turn() -> None:
     assert (np.abs(np.stack(beside)) < 0.01).all()
     assert (order[: len(UPPER)] < 0).mean() == pytest.approx(0.6, abs=0.05)
     assert (order[len(UPPER) :] == order[: len(LOWER)]).all()
+
+
+def test_half_of_the_figures_have_one_picture_and_colour() -> None:
+    """The others are of as many as the other things."""
+    found = drawn(200, figures=0.6, smooth=0)
+    there = with_a_figure(found, drawn(200, smooth=0))
+    pictures, colours = found.ids[:, BODY:12, 0], found.paint[:, BODY:12, COLOURS:]
+    one = (pictures == pictures[:, :1]).all(1)
+    assert (one == (colours == colours[:, :1]).all((1, 2))).all()
+    assert not one[~there].any()
+    assert one[there].mean() == pytest.approx(0.5, abs=0.12)
+    assert len(np.unique(pictures[there, 0])) > 40
+    shapes = found.ids[there, BODY:12, 1]
+    assert (shapes[:, 0] >= 0).all()  # a body is a silhouette, most limbs are bars
+    assert (shapes[:, 1:] == SQUARE).mean() == pytest.approx(0.75, abs=0.05)
 
 
 def test_mistakes_are_named(pictures: PicturePack) -> None:

@@ -25,10 +25,15 @@ SIZE = (16, 24)
 FEW = SceneStyle(instants=2)
 
 
+def generator() -> PairGenerator:
+    """Return a generator that computes every batch again."""
+    return PairGenerator(SIZE, seed=3, pictures=procedural_pictures(2, size=32, shapes=4), style=FEW)
+
+
 @pytest.fixture(scope="module")
 def pairs() -> PairGenerator:
     """Return a generator that makes each batch once for all tests."""
-    made = PairGenerator(SIZE, seed=3, pictures=procedural_pictures(2, size=32, shapes=4), style=FEW)
+    made = generator()
     made.batch = functools.cache(made.batch)  # type: ignore[method-assign]
     return made
 
@@ -53,10 +58,10 @@ def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> N
 
 def test_a_run_goes_on_and_a_set_grows(pairs: PairGenerator, tmp_path: Path) -> None:
     write_pairs(tmp_path / "whole", pairs, 3)
-    write_pairs(tmp_path / "made", pairs, 2)
+    write_pairs(tmp_path / "made", generator(), 2)
     (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
     refuses(r"made\.json: lists 2 pairs, found 1; run the same", open_dataset, "made", tmp_path / "made")
-    written = write_pairs(tmp_path / "made", pairs, 3, together=2)
+    written = write_pairs(tmp_path / "made", generator(), 3, together=2)
     assert (written.made, written.kept) == (2, 1)
     for file in sorted((tmp_path / "whole").rglob("*.*")):
         assert file.read_bytes() == (tmp_path / "made" / file.relative_to(tmp_path / "whole")).read_bytes(), file.name
