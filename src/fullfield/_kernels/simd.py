@@ -260,6 +260,14 @@ def floor(typingctx: Any, x: Any) -> Any:
     return float32x16(float32x16), _made(partial(_of_llvm, "floor"))
 
 
+def target_has(context: Any, feature: str) -> bool:
+    """Return whether numba compiles for an instruction set, by LLVM's name such as ``"avx512f"``.
+
+    The host may have more: ``NUMBA_ENABLE_AVX`` and ``NUMBA_CPU_NAME`` choose the target.
+    """
+    return f"+{feature}" in context.codegen()._tm_features.split(",")
+
+
 @intrinsic
 def rough_rsqrt(typingctx: Any, x: Any) -> Any:
     """Return ``1 / sqrt(x)`` of positive values with a relative error of at most 2^-13.
@@ -269,7 +277,7 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         one, mask = constant(1.0), ir.IntType(LANES)
-        if "+avx512f" not in context.codegen()._tm_features.split(","):
+        if not target_has(context, "avx512f"):
             return builder.fdiv(one, _of_llvm("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")

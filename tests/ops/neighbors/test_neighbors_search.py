@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,6 +127,41 @@ def test_neighbours_among_candidates_are_packed(packs: bool) -> None:
         end = pack(squares, np.float32(limit), who, found)
         wanted = who[3:19][squares[2:18] <= limit]
         assert found[5:end].tolist() == wanted.tolist()
+
+
+TARGET = """
+import torch
+from fullfield.ops.neighbors import radius_search
+points = torch.rand(500, 3, generator=torch.Generator().manual_seed(0))
+found, right = (radius_search(points, 0.2, backend=backend) for backend in ("cpu", "reference"))
+assert torch.equal(found.offsets, right.offsets) and torch.equal(found.indices, right.indices)
+"""
+
+
+def test_search_compiles_for_a_target_with_fewer_instructions(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    environment = os.environ | {"NUMBA_CPU_NAME": "generic", "FULLFIELD_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", TARGET], env=environment, check=True)
+
+
+@pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)
+@pytest.mark.parametrize("count", [1, 3, 60])
+def test_rows_are_sorted_for_few_and_many_queries_of_a_cell(backend: Backend, count: int) -> None:
+    points, queries = cloud(4000, spread=0.5), cloud(count, seed=1, spread=0.1)
+    found, right = (radius_search(points, 0.3, queries, backend=b) for b in (backend.name, "reference"))
+    assert same(found, right)
+    assert right.offsets.diff().max() > 64  # beyond the insertion sort
+
+
+def test_memory_for_candidates_is_a_quarter_more_than_needed() -> None:
+    kernels = pytest.importorskip("fullfield.ops.neighbors._cpu_kernels")
+    points, runs = cloud(1000).numpy(), np.zeros((9, 2), np.int64)
+    runs[4] = 0, 1000
+    empty = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
+    order = np.arange(1000, dtype=np.int32)
+    count, *arrays = kernels._candidates.py_func(points, points.T.copy(), order, runs, False, *empty)
+    assert count == 1000
+    assert [array.shape[-1] for array in arrays] == [1000 + 250 + 16] * 3
 
 
 @pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)

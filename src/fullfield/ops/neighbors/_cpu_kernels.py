@@ -67,7 +67,10 @@ def _runs(keys, starts, shape, cells, q, runs):
 def _sort(numbers, count):
     """Sort the first ``count`` numbers; for a few of them numba's own function takes a multiple of the time."""
     if count > _FEW:
-        numbers[:count].sort()
+        for n in range(1, count):
+            if numbers[n - 1] > numbers[n]:
+                numbers[:count].sort()
+                return
         return
     for n in range(1, count):
         number, at = numbers[n], n
@@ -75,6 +78,18 @@ def _sort(numbers, count):
             numbers[at] = numbers[at - 1]
             at -= 1
         numbers[at] = number
+
+
+@_jit
+def _same_cell(cells, visit, step, last):
+    """Return the end of the queries from ``visit[step]`` on, before ``last``, that are in the same cell."""
+    q, end = visit[step], step + 1
+    while end < last:
+        for axis in range(4):
+            if cells[axis, visit[end]] != cells[axis, q]:
+                return end
+        end += 1
+    return end
 
 
 @_jit
@@ -87,7 +102,7 @@ def _candidates(points, columns, order, runs, sort, who, places, squares):
     for run in range(9):
         count += runs[run, 1] - runs[run, 0]
     if count + LANES > who.size:
-        who = np.empty(2 * count + LANES, np.int32)
+        who = np.empty(count + count // 4 + LANES, np.int32)
         places, squares = np.empty((3, who.size), np.float32), np.empty(who.size, np.float32)
     xs, ys, zs, at = places[0], places[1], places[2], np.uintp(0)
     for run in range(9):
@@ -122,20 +137,26 @@ def radius_rows(
     """Count the neighbours of queries ``visit[first:last]`` into ``rows[q + 1]``, or write their indices.
 
     ``columns`` [3, N] has the points in the order of their cells, ``cells`` [4, M] each query's cloud, z, y and x.
-    Queries of one cell follow each other: the points around it are copied once for all of them.
+    Queries of one cell follow each other: the points around it are copied once for all of them. The copies take at
+    most 50 bytes for each point in the fullest 27 cells around a query, and 1 KiB, in each thread.
     """
-    runs, before, count = np.zeros((9, 2), np.int64), -1, 0
+    runs, count, end = np.zeros((9, 2), np.int64), 0, first
     who, places, squares = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
-    found = np.empty(0, np.int32)
+    found, sort_rows = np.empty(0, np.int32), False
     for step in range(first, last):
         q = visit[step]
-        same = before >= 0
-        for axis in range(4):
-            same = same and cells[axis, q] == cells[axis, before]
-        before = q
-        if not same:
+        if step == end:
+            end = _same_cell(cells, visit, step, last)
             _runs(keys, starts, shape, cells, q, runs)
-            count, who, places, squares = _candidates(points, columns, order, runs, fill and sort, who, places, squares)
+            sort_all = False
+            if fill and sort:
+                hits = 0
+                for n in range(step, end):
+                    hits += rows[visit[n] + 1] - rows[visit[n]]
+                # Few queries have fewer neighbours than candidates: then sorting each row takes less time.
+                sort_all = hits > np.sum(runs[:, 1] - runs[:, 0])
+            sort_rows = sort and not sort_all
+            count, who, places, squares = _candidates(points, columns, order, runs, sort_all, who, places, squares)
             if fill and found.size < who.size:
                 found = np.empty(who.size, np.int32)
         _measure(places, count, queries, q, squares)
@@ -148,6 +169,8 @@ def radius_rows(
         at = 0
         for n in range(0, count, LANES):
             at = put_within(squares, n, limit, who, n, found, at)
+        if sort_rows:
+            _sort(found, at)
         start = np.uintp(rows[q])
         for n in range(np.uintp(at)):
             indices[start + n] = found[n]

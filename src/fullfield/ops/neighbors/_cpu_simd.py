@@ -10,12 +10,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from fullfield._kernels.numba_cache import has_instructions
-from fullfield._kernels.simd import INDEX, INTEGERS, LANES, number, place, put_load, put_splat, put_store
+from fullfield._kernels.simd import INDEX, INTEGERS, LANES, number, place, put_load, put_splat, put_store, target_has
 
 
 def packing(packs: bool) -> Any:
-    """Return the intrinsic; ``packs``: the processor has AVX-512, whose instruction for this is used."""
+    """Return the intrinsic; ``packs``: use AVX-512's instruction for this where numba's target has it."""
 
     @intrinsic
     def put_within(
@@ -24,7 +23,7 @@ def packing(packs: bool) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             distances, given, into = (place(context, builder, sig, args, which) for which in (0, 3, 5))
             near = builder.fcmp_ordered("<=", put_load(builder, distances), put_splat(builder, args[2]))
-            if packs:
+            if packs and target_has(context, "avx512f"):
                 indices = put_load(builder, given, kind=INTEGERS)
                 kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, near.type])
                 pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
@@ -45,4 +44,4 @@ def packing(packs: bool) -> Any:
 
 # put_within(squares, sn, limit, who, wn, found, at) writes those of who[wn : wn + 16] to found[at] on whose
 # squares[sn : sn + 16] are at most limit, and returns the end. It may overwrite found[at : at + 16].
-put_within = packing(has_instructions("avx512f"))
+put_within = packing(True)
