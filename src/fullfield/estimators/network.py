@@ -42,7 +42,7 @@ _RENAMED = {"mixed": PREFER_DENSE}
 
 logger = logging.getLogger("fullfield")
 
-# Frames with at most so many pixels may be estimated at so many times their size as well.
+# Most pixels of frames that ``auto`` also estimates enlarged, and the factor of their sides.
 _ENLARGED_PIXELS, _ENLARGED_FACTOR = 500_000, 1.5
 _TINY = (16, 16)
 _DIGITS = 12
