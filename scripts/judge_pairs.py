@@ -38,7 +38,8 @@ from fullfield import InputError
 from fullfield.cli.argtypes import count, positive, size, updates
 from fullfield.io import atomic_path, read_flow
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
-from fullfield.training.flow import FlowTraining, Mixture, PairGenerator, SceneStyle
+from fullfield.training.flow import Augmentation, Augmented, FlowTraining, Mixture, PairGenerator, SceneStyle
+from fullfield.training.flow.batch import PairSource
 from fullfield.training.flow.config import COMPILED, LOSSES, MIXTURE, PRECISIONS
 from fullfield.training.flow.loop import Ahead
 from fullfield.training.flow.pictures import load_pictures
@@ -72,10 +73,10 @@ def read_frame(path: Path) -> Tensor:
 
 
 @torch.no_grad()
-def score(network: torch.nn.Module, device: torch.device, updates: int, flips: bool) -> dict[str, float]:
+def score(network: torch.nn.Module, device: torch.device, updates: int, flips: bool) -> dict[str, list[float]]:
     """Return the mean end-point error of a network in evaluation mode on every real pair, px.
 
-    ``flips``: hard pairs count with their mirror images.
+    ``flips``: errors of hard pairs are those of the frames as they are, and of their three mirror images.
     """
     errors = {}
     for name, (first, second, truth) in real_pairs().items():
@@ -87,12 +88,17 @@ def score(network: torch.nn.Module, device: torch.device, updates: int, flips: b
             signs = torch.tensor([-1.0 if 3 in axes else 1.0, -1.0 if 2 in axes else 1.0])[:, None, None]
             back = torch.flip(mirrored, axes)[0].cpu() * signs
             found.append(float((back - flow.flow).norm(dim=0)[flow.valid].mean()))
-        errors[name] = sum(found) / len(found)
+        errors[name] = found
     return errors
 
 
+def means(errors: dict[str, list[float]]) -> dict[str, float]:
+    """Return each pair's mean error over the frames as they are and their mirror images."""
+    return {name: sum(found) / len(found) for name, found in errors.items()}
+
+
 @torch.no_grad()
-def error_on(source: Mixture, network: torch.nn.Module, batch: int, updates: int) -> float:
+def error_on(source: PairSource, network: torch.nn.Module, batch: int, updates: int) -> float:
     """Return the mean end-point error on the visible pixels of synthetic pairs that training does not show, px."""
     errors = []
     for index in range(1_000_000, 1_000_000 + _UNSEEN):
@@ -132,6 +138,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--pairs", type=count, default=29_000, help="pairs shown [29,000]")
     made.add_argument("--seconds", type=positive, help="end after that many seconds of training, or with --pairs")
     made.add_argument("--size", type=size, default=(432, 768), metavar="WxH", help="of the pairs [768x432]")
+    made.add_argument("--cut", type=size, metavar="WxH", help="augment pairs as RAFT does, cut to this size")
+    made.add_argument("--eraser", type=float, default=0.5, help="of --cut: share of pairs with erased boxes [0.5]")
+    made.add_argument("--box", type=float, nargs=2, default=(0.1, 0.3), help="their sides, in heights [0.1 0.3]")
+    made.add_argument("--scale", type=float, nargs=2, default=(0.8, 1.5), help="of --cut: scales [0.8 1.5]")
     made.add_argument("--batch", type=count, default=8)
     made.add_argument("--updates", type=updates, default=12, metavar="N|LOW-HIGH", help="in training [12]")
     made.add_argument("--scored-updates", type=count, nargs="+", default=[20], help="the first one counts [20]")
@@ -159,7 +169,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def mixture(args: argparse.Namespace, device: torch.device) -> Mixture:
+def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
     """Return the synthetic pairs of the command; all styles share their pictures."""
     pictures: Any = None if args.pictures is None else load_pictures(args.pictures)
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
@@ -176,7 +186,11 @@ def mixture(args: argparse.Namespace, device: torch.device) -> Mixture:
         )
         pictures = generator.atlas
         parts.append((generator, share))
-    return Mixture(parts)
+    source = Mixture(parts)
+    if args.cut is None:
+        return source
+    changes = {"eraser": args.eraser, "box": tuple(args.box), "scale": tuple(args.scale)}
+    return Augmented(source, Augmentation.usual(args.cut, **changes), args.seed)
 
 
 def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
@@ -203,7 +217,7 @@ def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:
 class Scores:
     """Scores of a run, stored after each."""
 
-    def __init__(self, args: argparse.Namespace, device: torch.device, source: Mixture) -> None:
+    def __init__(self, args: argparse.Namespace, device: torch.device, source: PairSource) -> None:
         self._args, self._device, self._source = args, device, source
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -215,11 +229,13 @@ class Scores:
         networks = {"weights": copy.deepcopy(stepper.model).eval(), "average": stepper.average.model}
         row: dict[str, Any] = {"pairs": step * batch, "seconds": seconds, "learning_rate": rate}
         for name, network in networks.items():
-            errors = score(network, self._device, updates, self._args.flips)
+            scored = score(network, self._device, updates, self._args.flips)
+            errors = means(scored)
             synthetic = error_on(self._source, network, batch, updates)
             row[name] = {"errors": errors, "hard": hard_mean(errors), "synthetic": synthetic}
+            row[name]["orientations"] = {pair: found for pair, found in scored.items() if len(found) > 1}
             for further in others:
-                row[name][f"errors, {further} updates"] = score(network, self._device, further, self._args.flips)
+                row[name][f"errors, {further} updates"] = means(score(network, self._device, further, self._args.flips))
         self.result["scores"].append(row)
         self.show()
         if self._args.output is not None:
@@ -239,8 +255,8 @@ class Scores:
 
 def table(score: dict[str, Any]) -> dict[str, float]:
     """Return the errors of a score by name, the means last."""
-    means = {"hard, geometric": score["hard"], "synthetic": score["synthetic"]}
-    return {**score["errors"], **{name: value for name, value in means.items() if value is not None}}
+    extra = {"hard, geometric": score["hard"], "synthetic": score["synthetic"]}
+    return {**score["errors"], **{name: value for name, value in extra.items() if value is not None}}
 
 
 def started(args: argparse.Namespace) -> RAFT | SEARAFT:
