@@ -139,9 +139,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=positive, help="end after that many seconds of training, or with --pairs")
     made.add_argument("--size", type=size, default=(432, 768), metavar="WxH", help="of the pairs [768x432]")
     made.add_argument("--cut", type=size, metavar="WxH", help="augment pairs as RAFT does, cut to this size")
-    made.add_argument("--eraser", type=float, default=0.5, help="of --cut: share of pairs with erased boxes [0.5]")
-    made.add_argument("--box", type=float, nargs=2, default=(0.1, 0.3), help="their sides, in heights [0.1 0.3]")
-    made.add_argument("--scale", type=float, nargs=2, default=(0.8, 1.5), help="of --cut: scales [0.8 1.5]")
     made.add_argument("--batch", type=count, default=8)
     made.add_argument("--updates", type=updates, default=12, metavar="N|LOW-HIGH", help="in training [12]")
     made.add_argument("--scored-updates", type=count, nargs="+", default=[20], help="the first one counts [20]")
@@ -170,7 +167,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
-    """Return the synthetic pairs of the command; all styles share their pictures."""
+    """Return the synthetic pairs of the command, augmented with --cut; all styles share their pictures."""
     pictures: Any = None if args.pictures is None else load_pictures(args.pictures)
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []
@@ -187,10 +184,7 @@ def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
         pictures = generator.atlas
         parts.append((generator, share))
     source = Mixture(parts)
-    if args.cut is None:
-        return source
-    changes = {"eraser": args.eraser, "box": tuple(args.box), "scale": tuple(args.scale)}
-    return Augmented(source, Augmentation.usual(args.cut, **changes), args.seed)
+    return source if args.cut is None else Augmented(source, Augmentation.usual(args.cut), args.seed)
 
 
 def training_of(args: argparse.Namespace, device: torch.device) -> FlowTraining:

@@ -57,7 +57,7 @@ def test_a_batch_is_its_pairs_and_bytes_are_floats(model: Network) -> None:
 
 def test_the_form_for_a_cpu_is_the_network(model: Network) -> None:
     randomise(model)  # batch norms whose statistics count
-    frames = pair(40, 56)
+    frames = pair(40, 56, batch=2)
     with torch.no_grad():
         expected = model(*frames, 2)
         model.optimize_for_cpu()

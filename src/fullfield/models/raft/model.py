@@ -97,6 +97,10 @@ class MotionEncoder(nn.Module):
         motion: channels of the result.
     """
 
+    by_products = False
+    """Apply the 1×1 convolution as a product. On a CPU whose weights are channels-last this saves a copy of the
+    features, which a lookup returns channels-first."""
+
     def __init__(self, looked_up: int, correlation: Sequence[int], flow: Sequence[int], motion: int) -> None:
         super().__init__()
         self.convc1 = nn.Conv2d(looked_up, correlation[0], 1)
@@ -107,12 +111,20 @@ class MotionEncoder(nn.Module):
 
     def forward(self, flow: Tensor, features: Tensor) -> Tensor:
         """Encode flow [B, 2, h, w] and features [B, looked_up, h, w], of one dtype, to [B, motion, h, w]."""
-        from_correlation = torch.relu_(self.convc1(features))
+        from_correlation = torch.relu_(_product(self.convc1, features) if self.by_products else self.convc1(features))
         if self.convc2 is not None:
             from_correlation = torch.relu_(self.convc2(from_correlation))
         from_flow = torch.relu_(self.convf2(torch.relu_(self.convf1(flow))))
         both = torch.relu_(self.conv(torch.cat((from_correlation, from_flow), 1)))
         return torch.cat((both, flow), 1)
+
+
+def _product(conv: nn.Conv2d, features: Tensor) -> Tensor:
+    """Apply a 1×1 convolution to [B, C, h, w] as one product; the result is channels-last."""
+    batch, channels, height, width = features.shape
+    rows = features.permute(0, 2, 3, 1).reshape(-1, channels)
+    result = functional.linear(rows, conv.weight.flatten(1), conv.bias)
+    return result.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:

@@ -61,8 +61,23 @@ HEAD_CHANNELS = 6
 MASK_CHANNELS = 8 * 8 * 9
 
 
+class MergedLayers(NamedTuple):
+    """Linear layers of a :class:`ConvNeXtBlock`: the norm's weights are in the first, the last two are one; float64.
+
+    The block's result is narrow · gelu(wide · normed + wide_bias) + final · x + bias.
+    """
+
+    wide: Tensor  # [4 · outer, inner]
+    wide_bias: Tensor
+    narrow: Tensor  # [outer, 4 · outer]
+    final: Tensor  # [outer, inner]
+    bias: Tensor
+
+
 class ConvNeXtBlock(nn.Module):
     """ConvNeXt block: depthwise 7×7, a scaled two-layer perceptron per pixel, a shortcut and a 1×1 convolution."""
+
+    _merged: MergedLayers | None = None
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
@@ -73,12 +88,44 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.full((inner,), 1e-6))
         self.final = nn.Conv2d(inner, outer, 1)
 
+    def merged(self) -> MergedLayers:
+        """Return the block's linear layers merged: a third fewer products."""
+        wide, wide_bias, narrow, narrow_bias, final, final_bias, gain, shift, scale = (
+            values.detach().double()
+            for values in (
+                *self.pwconv1.parameters(),
+                *self.pwconv2.parameters(),
+                *self.final.parameters(),
+                *self.norm.parameters(),
+                self.gamma,
+            )
+        )
+        final = final.flatten(1)
+        scaled = final * scale
+        return MergedLayers(
+            wide * gain, wide @ shift + wide_bias, scaled @ narrow, final, scaled @ narrow_bias + final_bias
+        )
+
+    def optimize_for_cpu(self) -> None:
+        """Compute with :meth:`merged` layers from now on, in the weights' dtype and place."""
+        self._merged = MergedLayers(*(layer.to(self.gamma) for layer in self.merged()))
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inner, H, W]; the result is [B, outer, H, W]."""
+        if self._merged is not None:
+            return self._with_merged(x, self._merged)
         y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
         out: Tensor = self.final(x + y.permute(0, 3, 1, 2))
         return out
+
+    def _with_merged(self, x: Tensor, layers: MergedLayers) -> Tensor:
+        batch, channels, height, width = x.shape
+        rows, behind = (part.permute(0, 2, 3, 1).reshape(-1, channels) for part in (x, self.dwconv(x)))
+        normed = functional.layer_norm(behind, self.norm.normalized_shape, eps=self.norm.eps)
+        wide = functional.gelu(functional.linear(normed, layers.wide, layers.wide_bias))
+        out = torch.addmm(functional.linear(rows, layers.final, layers.bias), wide, layers.narrow.t())
+        return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 class UpdateBlock(nn.Module):
@@ -223,6 +270,17 @@ class SEARAFT(FlowNetwork):
         """
         padding, states = self._run(frame1, frame2, self._number(updates), initial_flow)
         return padding, [(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net)) for state in states]
+
+    def optimize_for_cpu(self) -> None:
+        """Fold batch norms, reorder the weights, and merge linear layers of the updates.
+
+        For inference in evaluation mode on a CPU, where it saves time; results differ by rounding. It cannot be undone.
+        """
+        super().optimize_for_cpu()
+        self.update_block.encoder.by_products = True
+        for module in self.modules():
+            if isinstance(module, ConvNeXtBlock):
+                module.optimize_for_cpu()
 
     def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:

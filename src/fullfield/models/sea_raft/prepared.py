@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, mask_head
-from fullfield.models.sea_raft.model import SEARAFT
+from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.fused.arguments import Target
 
@@ -36,15 +36,9 @@ class _Refinement:
         weight, bias = folded(module.dwconv, None)
         self.filters, self.offset = form.exact(weight.flatten(1).t()), form.exact(bias)
         self.epsilon: float = module.norm.eps
-        gain, shift = module.norm.weight.detach().double(), module.norm.bias.detach().double()
-        wide, wide_bias = module.pwconv1.weight.detach().double(), module.pwconv1.bias.detach().double()
-        self.wide = form.rows(wide * gain), form.small(wide @ shift + wide_bias)
-        final, final_bias = folded(module.final, None)
-        final = final.flatten(1)
-        scaled = final * module.gamma.detach().double()
-        self.narrow = form.rows(scaled @ module.pwconv2.weight.detach().double())
-        self.final = form.rows(final)
-        self.bias = form.small(scaled @ module.pwconv2.bias.detach().double() + final_bias)
+        layers: MergedLayers = module.merged()
+        self.wide = form.rows(layers.wide), form.small(layers.wide_bias)
+        self.narrow, self.final, self.bias = form.rows(layers.narrow), form.rows(layers.final), form.small(layers.bias)
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """Apply the block to [B, h, w, C] and write to ``out`` [B, h, w, C']."""
