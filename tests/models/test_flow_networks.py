@@ -62,8 +62,10 @@ def test_the_form_for_a_cpu_is_the_network(model: Network) -> None:
         expected = model(*frames, 2)
         model.optimize_for_cpu()
         flow = model(*frames, 2)
+        exact = model.double()(*(frame.double() for frame in frames), 2)  # what is merged follows the weights
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert (flow - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (exact - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 def test_frames_encoded_one_by_one_are_the_same(model: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class MergedLayers(NamedTuple):
 class ConvNeXtBlock(nn.Module):
     """ConvNeXt block: depthwise 7×7, a scaled two-layer perceptron per pixel, a shortcut and a 1×1 convolution."""
 
-    _merged: MergedLayers | None = None
+    _optimized = False
 
     def __init__(self, inner: int, outer: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class ConvNeXtBlock(nn.Module):
         self.final = nn.Conv2d(inner, outer, 1)
 
     def merged(self) -> MergedLayers:
-        """Return the block's linear layers merged: a third fewer products."""
+        """Return the block's linear layers merged, which need 30 % fewer products."""
         wide, wide_bias, narrow, narrow_bias, final, final_bias, gain, shift, scale = (
             values.detach().double()
             for values in (
@@ -107,19 +107,22 @@ class ConvNeXtBlock(nn.Module):
         )
 
     def optimize_for_cpu(self) -> None:
-        """Compute with :meth:`merged` layers from now on, in the weights' dtype and place."""
-        self._merged = MergedLayers(*(layer.to(self.gamma) for layer in self.merged()))
+        """Compute with :meth:`merged` layers from now on. It cannot be undone."""
+        for name, layer in self.merged()._asdict().items():
+            self.register_buffer(f"merged_{name}", layer.to(self.gamma), persistent=False)
+        self._optimized = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inner, H, W]; the result is [B, outer, H, W]."""
-        if self._merged is not None:
-            return self._with_merged(x, self._merged)
+        if self._optimized:
+            return self._with_merged(x)
         y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
         out: Tensor = self.final(x + y.permute(0, 3, 1, 2))
         return out
 
-    def _with_merged(self, x: Tensor, layers: MergedLayers) -> Tensor:
+    def _with_merged(self, x: Tensor) -> Tensor:
+        layers = MergedLayers(*(getattr(self, f"merged_{name}") for name in MergedLayers._fields))
         batch, channels, height, width = x.shape
         rows, behind = (part.permute(0, 2, 3, 1).reshape(-1, channels) for part in (x, self.dwconv(x)))
         normed = functional.layer_norm(behind, self.norm.normalized_shape, eps=self.norm.eps)
