@@ -74,7 +74,9 @@ def test_scores_are_stored_along_the_way(
     assert "raft-small small:noise~0,instants~2=0.5 usual:instants~2=0.5: 3 pairs" in capsys.readouterr().out
     for name in ("weights", "average"):
         network = load_weights("raft-small", kept.with_suffix(f".{name}.safetensors"))
-        assert judge.score(network, torch.device("cpu"), 1, flips=False) == pytest.approx(last[name]["errors"])
+        assert judge.means(judge.score(network, torch.device("cpu"), 1, flips=False)) == pytest.approx(
+            last[name]["errors"]
+        )
 
 
 @pytest.mark.long
@@ -87,21 +89,37 @@ def test_our_network_is_judged_with_a_range_of_updates(judge: ModuleType, tmp_pa
     assert last["errors"] != first["errors"]
     network = load_weights("fullfield-s", kept.with_suffix(".average.safetensors"))
     device = torch.device("cpu")
-    assert judge.score(network, device, 1, flips=True) == pytest.approx(last["errors"])
-    assert judge.score(network, device, 1, flips=False) != pytest.approx(last["errors"])
+    scored = judge.score(network, device, 1, flips=True)
+    assert judge.means(scored) == pytest.approx(last["errors"])
+    assert scored["sequence_2"] == pytest.approx(last["orientations"]["sequence_2"])
+    assert judge.means(judge.score(network, device, 1, flips=False)) != pytest.approx(last["errors"])
     trained = load_weights("fullfield-s", kept.with_suffix(".weights.safetensors"))
-    assert judge.score(trained, device, 1, flips=True) != pytest.approx(last["errors"])
+    assert judge.means(judge.score(trained, device, 1, flips=True)) != pytest.approx(last["errors"])
 
 
 def test_mirrored_frames_are_scored_with_mirrored_truth(judge: ModuleType) -> None:
-    """A network that knows the truth only if its frames are not mirrored has an error of the other images."""
+    """A network that knows the truth only if its frames are not mirrored has errors of the other images."""
 
     class Ones(torch.nn.Module):
         def forward(self, frame1: torch.Tensor, _: torch.Tensor, updates: int) -> torch.Tensor:
             return torch.full((1, 2, *frame1.shape[2:]), float(updates))
 
     errors = judge.score(Ones(), torch.device("cpu"), 1, flips=True)
-    assert errors["sequence_2"] == pytest.approx((0 + 2 + 2 + 8**0.5) / 4)
+    assert errors["sequence_2"] == pytest.approx([0, 2, 2, 8**0.5])
+    assert judge.means(errors)["sequence_2"] == pytest.approx((0 + 2 + 2 + 8**0.5) / 4)
+
+
+def test_pairs_are_cut_and_augmented(judge: ModuleType) -> None:
+    options = [*SMALL, "small:instants~2=1"]
+    whole, cut = (
+        judge.mixture(judge.parser().parse_args([*given, *options]), torch.device("cpu")).batch(0, 2)
+        for given in ([], ["--cut", "16x8"])
+    )
+    assert whole.frame1.shape == (2, 3, 24, 32)
+    assert cut.frame1.shape == cut.frame2.shape == (2, 3, 8, 16)
+    assert cut.flow.shape == (2, 2, 8, 16)
+    windows = whole.frame1.unfold(2, 8, 1).unfold(3, 16, 1).permute(0, 2, 3, 1, 4, 5)
+    assert not (windows == cut.frame1[:, None, None]).flatten(3).all(3).any()
 
 
 def test_scores_of_absent_pairs_are_kept(
