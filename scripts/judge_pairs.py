@@ -74,9 +74,9 @@ def read_frame(path: Path) -> Tensor:
 
 @torch.no_grad()
 def score(network: torch.nn.Module, device: torch.device, updates: int, flips: bool) -> dict[str, list[float]]:
-    """Return the mean end-point error of a network in evaluation mode on every real pair, px.
+    """Return the mean end-point errors of a network in evaluation mode on every real pair, px.
 
-    ``flips``: errors of hard pairs are those of the frames as they are, and of their three mirror images.
+    Each pair has one; with ``flips`` the hard pairs have four: as it is, mirrored left to right, top to bottom, both.
     """
     errors = {}
     for name, (first, second, truth) in real_pairs().items():
@@ -138,7 +138,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--pairs", type=count, default=29_000, help="pairs shown [29,000]")
     made.add_argument("--seconds", type=positive, help="end after that many seconds of training, or with --pairs")
     made.add_argument("--size", type=size, default=(432, 768), metavar="WxH", help="of the pairs [768x432]")
-    made.add_argument("--cut", type=size, metavar="WxH", help="augment pairs as RAFT does, cut to this size")
+    made.add_argument("--cut", type=size, metavar="WxH", help="augment pairs as RAFT does; cut to that size")
     made.add_argument("--batch", type=count, default=8)
     made.add_argument("--updates", type=updates, default=12, metavar="N|LOW-HIGH", help="in training [12]")
     made.add_argument("--scored-updates", type=count, nargs="+", default=[20], help="the first one counts [20]")
@@ -168,6 +168,9 @@ def parser() -> argparse.ArgumentParser:
 
 def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
     """Return the synthetic pairs of the command, augmented with --cut; all styles share their pictures."""
+    if args.cut is not None and any(cut > side for cut, side in zip(args.cut, args.size, strict=True)):
+        whole, cut = (f"{width}x{height}" for height, width in (args.size, args.cut))
+        raise InputError(f"--cut: expected at most {whole}, the --size, got {cut}")
     pictures: Any = None if args.pictures is None else load_pictures(args.pictures)
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []

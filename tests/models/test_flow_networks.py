@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -62,10 +63,32 @@ def test_the_form_for_a_cpu_is_the_network(model: Network) -> None:
         expected = model(*frames, 2)
         model.optimize_for_cpu()
         flow = model(*frames, 2)
-        exact = model.double()(*(frame.double() for frame in frames), 2)  # what is merged follows the weights
+        none = model(*(frame[:0] for frame in frames), 2)
+        copied = copy.deepcopy(model)(*frames, 2)
+        exact = copy.deepcopy(model).double()(*(frame.double() for frame in frames), 2)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    assert (flow - expected).abs().max() < 1e-4 * expected.abs().max()
-    assert (exact - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert none.shape == (0, 2, 40, 56)
+    assert torch.equal(copied, flow)
+    for found in (flow, exact):
+        assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_merged_layers_follow_the_weights() -> None:
+    one, two = (tiny("sea-raft") for _ in range(2))
+    for seed, network in enumerate((one, two)):
+        randomise(network, seed)
+        network.optimize_for_cpu()
+    frames, block = pair(40, 56), one.update_block.refine[0]
+    with torch.no_grad():
+        expected = two(*frames, 2)
+        assert (one(*frames, 2) - expected).abs().max() > 1e-2 * expected.abs().max()
+        one.load_state_dict(two.state_dict())
+        assert torch.equal(one(*frames, 2), expected)
+        block.merged_narrow.zero_()
+        assert not torch.equal(one(*frames, 2), expected)  # it computes with them
+    assert not any("merged" in name for name in one.state_dict())
+    block.train()(torch.rand(1, block.dwconv.in_channels, 4, 4)).sum().backward()
+    assert block.pwconv1.weight.grad is not None
 
 
 def test_frames_encoded_one_by_one_are_the_same(model: Network, monkeypatch: pytest.MonkeyPatch) -> None:

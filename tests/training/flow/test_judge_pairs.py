@@ -120,6 +120,8 @@ def test_pairs_are_cut_and_augmented(judge: ModuleType) -> None:
     assert cut.flow.shape == (2, 2, 8, 16)
     windows = whole.frame1.unfold(2, 8, 1).unfold(3, 16, 1).permute(0, 2, 3, 1, 4, 5)
     assert not (windows == cut.frame1[:, None, None]).flatten(3).all(3).any()
+    args = judge.parser().parse_args([*options, "--cut", "32x32"])
+    refuses("^--cut: expected at most 32x24, the --size, got 32x32", judge.mixture, args, torch.device("cpu"))
 
 
 def test_scores_of_absent_pairs_are_kept(

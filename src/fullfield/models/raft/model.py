@@ -98,8 +98,8 @@ class MotionEncoder(nn.Module):
     """
 
     by_products = False
-    """Apply the 1×1 convolution as a product. On a CPU whose weights are channels-last this saves a copy of the
-    features, which a lookup returns channels-first."""
+    """Apply the 1×1 convolution as a product. On a CPU whose weights are channels-last this saves one pair a copy of
+    its features, which a lookup returns channels-first."""
 
     def __init__(self, looked_up: int, correlation: Sequence[int], flow: Sequence[int], motion: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def _product(conv: nn.Conv2d, features: Tensor) -> Tensor:
     batch, channels, height, width = features.shape
     rows = features.permute(0, 2, 3, 1).reshape(-1, channels)
     result = functional.linear(rows, conv.weight.flatten(1), conv.bias)
-    return result.view(batch, height, width, -1).permute(0, 3, 1, 2)
+    return result.view(batch, height, width, result.shape[1]).permute(0, 3, 1, 2)
 
 
 def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,17 +89,13 @@ class ConvNeXtBlock(nn.Module):
         self.final = nn.Conv2d(inner, outer, 1)
 
     def merged(self) -> MergedLayers:
-        """Return the block's linear layers merged, which need 30 % fewer products."""
-        wide, wide_bias, narrow, narrow_bias, final, final_bias, gain, shift, scale = (
+        """Return the linear layers merged; with inner = 3 · outer they take 30 % fewer multiplications."""
+        wide, narrow, final, gain, scale = (
             values.detach().double()
-            for values in (
-                *self.pwconv1.parameters(),
-                *self.pwconv2.parameters(),
-                *self.final.parameters(),
-                *self.norm.parameters(),
-                self.gamma,
-            )
+            for values in (self.pwconv1.weight, self.pwconv2.weight, self.final.weight, self.norm.weight, self.gamma)
         )
+        layers: tuple[Any, ...] = self.norm, self.pwconv1, self.pwconv2, self.final
+        shift, wide_bias, narrow_bias, final_bias = (layer.bias.detach().double() for layer in layers)
         final = final.flatten(1)
         scaled = final * scale
         return MergedLayers(
@@ -107,14 +103,14 @@ class ConvNeXtBlock(nn.Module):
         )
 
     def optimize_for_cpu(self) -> None:
-        """Compute with :meth:`merged` layers from now on. It cannot be undone."""
-        for name, layer in self.merged()._asdict().items():
-            self.register_buffer(f"merged_{name}", layer.to(self.gamma), persistent=False)
+        """Compute with :meth:`merged` layers in evaluation mode from now on; weights loaded later are merged anew."""
+        _merge(self, None)
+        self.register_load_state_dict_post_hook(_merge)  # type: ignore[no-untyped-call]
         self._optimized = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inner, H, W]; the result is [B, outer, H, W]."""
-        if self._optimized:
+        if self._optimized and not self.training:
             return self._with_merged(x)
         y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
         y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
@@ -124,11 +120,17 @@ class ConvNeXtBlock(nn.Module):
     def _with_merged(self, x: Tensor) -> Tensor:
         layers = MergedLayers(*(getattr(self, f"merged_{name}") for name in MergedLayers._fields))
         batch, channels, height, width = x.shape
-        rows, behind = (part.permute(0, 2, 3, 1).reshape(-1, channels) for part in (x, self.dwconv(x)))
-        normed = functional.layer_norm(behind, self.norm.normalized_shape, eps=self.norm.eps)
+        rows, filtered = (part.permute(0, 2, 3, 1).reshape(-1, channels) for part in (x, self.dwconv(x)))
+        normed = functional.layer_norm(filtered, self.norm.normalized_shape, eps=self.norm.eps)
         wide = functional.gelu(functional.linear(normed, layers.wide, layers.wide_bias))
         out = torch.addmm(functional.linear(rows, layers.final, layers.bias), wide, layers.narrow.t())
-        return out.view(batch, height, width, -1).permute(0, 3, 1, 2)
+        return out.view(batch, height, width, out.shape[1]).permute(0, 3, 1, 2)
+
+
+def _merge(block: ConvNeXtBlock, _: object) -> None:
+    """Store the block's merged layers as buffers, which no state dict has."""
+    for name, layer in block.merged()._asdict().items():
+        block.register_buffer(f"merged_{name}", layer.to(block.gamma), persistent=False)
 
 
 class UpdateBlock(nn.Module):
