@@ -103,9 +103,10 @@ class ConvNeXtBlock(nn.Module):
         )
 
     def optimize_for_cpu(self) -> None:
-        """Compute with :meth:`merged` layers in evaluation mode from now on; weights loaded later are merged anew."""
+        """Use :meth:`merged` layers in evaluation mode, also for weights that are loaded later."""
+        module: Any = self
         _merge(self, None)
-        self.register_load_state_dict_post_hook(_merge)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_post_hook(_merge)
         self._optimized = True
 
     def forward(self, x: Tensor) -> Tensor:
