@@ -32,6 +32,8 @@ from typing import Any
 
 from fuzz_damage import damage
 
+sys.path.append(str(Path(__file__).parents[1]))  # for peak_memory, where this file is the program
+
 MOST_SECONDS, MOST_MIB = 10.0, 1024.0
 SILENCE = 60.0  # seconds without an answer, after which the reader is killed
 SPARE_ADDRESSES = 8 << 30  # bytes that the reader may ask for beyond what it has
@@ -71,9 +73,8 @@ def read_all(folder: Path, seed: int, pipe: Connection) -> None:
 
 def _outcome(read: Callable[[Path], Any], path: Path) -> dict[str, Any]:
     """What came of reading a file, in which time and memory."""
-    from io_files import PeakMemory
-
     from fullfield import InputError
+    from peak_memory import PeakMemory
 
     answer: dict[str, Any] = {"file": path.name}
     begin, spent = time.perf_counter(), time.process_time()

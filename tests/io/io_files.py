@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from fullfield import InputError
 from fullfield.io import read_point_cloud
+from peak_memory import PeakMemory
 
 
 class ExrPart(NamedTuple):
@@ -67,30 +67,6 @@ def srgb(linear: NDArray[np.floating]) -> NDArray[np.float64]:
     """The sRGB curve, written out for the tests."""
     light = np.maximum(np.asarray(linear, np.float64), 0)
     return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-
-
-class PeakMemory:
-    """How many MiB the process grew at its peak inside of the block; None where there is no /proc."""
-
-    grown: float | None = None
-
-    def __enter__(self) -> PeakMemory:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-        self.before = self._read("VmRSS")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.before is not None:
-            self.grown = (self._read("VmHWM") or 0) - self.before
-
-    @staticmethod
-    def _read(name: str) -> float | None:
-        try:
-            status = Path("/proc/self/status").read_text()
-        except OSError:
-            return None
-        return int(status.split(name + ":")[1].split()[0]) / 1024
 
 
 def complaint(error: pytest.ExceptionInfo[Exception]) -> str:

@@ -19,9 +19,10 @@ from bombs import (
     npz_of_shared_bytes,
     pcd_of_many_values,
 )
-from io_files import MIB, ExrPart, PeakMemory, refused, save
+from io_files import MIB, ExrPart, refused, save
 
 from fullfield.io import read_flow, read_frame, read_point_cloud, read_vectors
+from peak_memory import PeakMemory
 
 
 def test_las_made_by_hand_is_read(tmp_path: Path) -> None:

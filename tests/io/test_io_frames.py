@@ -12,12 +12,13 @@ import numpy as np
 import OpenImageIO as oiio
 import pytest
 import torch
-from io_files import ExrPart, PeakMemory, complaint, samples, save, srgb
+from io_files import ExrPart, complaint, samples, save, srgb
 from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import FRAME_SUFFIXES, FrameWindow, frame_window, read_frame, write_image
 from fullfield.io.files import check_pixels
+from peak_memory import PeakMemory
 
 
 def pixels_8(height: int = 13, width: int = 17, channels: int = 3) -> np.ndarray:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from io_files import PeakMemory
 from torch import Tensor
 
 from fullfield import InputError
 from fullfield.io import VideoWriter, open_video, video
 from fullfield.io.video import CameraSource
 from fullfield.sequences import open_plates
+from peak_memory import PeakMemory
 
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
 

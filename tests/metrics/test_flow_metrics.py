@@ -381,17 +381,15 @@ MEMORY = """
 import torch
 torch.set_num_threads(1)
 from fullfield.metrics import FlowMetrics
-def peak():  # getrusage would start from the parent's
-    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
+from peak_memory import PeakMemory
 small = torch.ones(2, 64, 4096)
 FlowMetrics().update(small, small, None, small[0] > 2)
 pred, truth = torch.full((2, 1716, 4096), 1.5), torch.full((2, 1716, 4096), 2.5)
 occluded = torch.zeros(1716, 4096, dtype=torch.bool)
 occluded[500:700] = True
-before = peak()
-gathered = FlowMetrics()
-gathered.update(pred, truth, None, occluded)
-print((peak() - before) / (4 * 1716 * 4096))
+with PeakMemory() as memory:
+    FlowMetrics().update(pred, truth, None, occluded)
+print(memory.grown * 2**20 / (4 * 1716 * 4096))
 """
 
 

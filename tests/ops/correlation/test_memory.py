@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,17 +9,14 @@ import pytest
 
 # How much the process's peak grows by two lookups, without and with gradients.
 SCRIPT = """
-import json, re, sys
-from pathlib import Path
+import sys
 import torch
 from fullfield.nn import CorrelationPyramid
+from peak_memory import PeakMemory
 
 backend, height, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 channels = 32
 torch.manual_seed(0)
-
-def peak():
-    return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
 
 def work(height, width, grad):
     maps = [torch.randn(1, channels, height, width, requires_grad=grad) for _ in range(2)]
@@ -33,28 +29,26 @@ def work(height, width, grad):
 
 work(16, 24, True)  # whatever is loaded and compiled once
 for grad in (False, True):
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
-    start = peak()
-    work(height, width, grad)
-    print(json.dumps(peak() - start))
+    with PeakMemory() as memory:
+        work(height, width, grad)
+    print(memory.grown * 2**20)
 """
 
 
-# getrusage would do elsewhere, but starts from the peak of the process that forked.
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 
-Peaks = Callable[..., list[int]]
+Peaks = Callable[..., list[float]]
 
 
 @pytest.fixture(scope="module")
 def peaks(forked: Callable[..., str]) -> Peaks:
     """``peaks(backend, size, reuse="off")``: without and with gradients."""
-    known: dict[object, list[int]] = {}
+    known: dict[object, list[float]] = {}
 
-    def asked(backend: str, size: tuple[int, int], reuse: str = "off") -> list[int]:
+    def asked(backend: str, size: tuple[int, int], reuse: str = "off") -> list[float]:
         if (backend, size, reuse) not in known:
             lines = forked(SCRIPT, backend, *size, reuse).splitlines()
-            known[backend, size, reuse] = [int(json.loads(line)) for line in lines[-2:]]
+            known[backend, size, reuse] = [float(line) for line in lines[-2:]]
         return known[backend, size, reuse]
 
     return asked

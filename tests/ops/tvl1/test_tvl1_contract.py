@@ -269,18 +269,15 @@ def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
     script = """
         import torch
         from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
-
-        def peak():  # getrusage would start from the parent's
-            status = open("/proc/self/status").read()
-            return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        from peak_memory import PeakMemory
 
         config = TVL1Config(warps=1, iterations=1)
         TVL1Solver(64, 64, config)(torch.rand(1, 1, 64, 64), torch.rand(1, 1, 64, 64))
-        before = peak()
         height, width = 1000, 1250
-        frames = torch.rand(2, 1, 1, height, width)
-        TVL1Solver(height, width, config)(*frames)
-        print((peak() - before) / (height * width * 4))
+        with PeakMemory() as memory:
+            frames = torch.rand(2, 1, 1, height, width)
+            TVL1Solver(height, width, config)(*frames)
+        print(memory.grown * 2**20 / (height * width * 4))
     """
     planes = float(forked(textwrap.dedent(script)))
     # 15 of state, 4 packed, 2 × 5.26 of pyramids; then the frames, two copies of the flow, and its parts.
