@@ -121,10 +121,7 @@ class MotionEncoder(nn.Module):
 
 def _product(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """Apply a 1×1 convolution to [B, C, h, w] as one product; the result is channels-last."""
-    batch, channels, height, width = features.shape
-    rows = features.permute(0, 2, 3, 1).reshape(-1, channels)
-    result = functional.linear(rows, conv.weight.flatten(1), conv.bias)
-    return result.view(batch, height, width, result.shape[1]).permute(0, 3, 1, 2)
+    return functional.linear(features.permute(0, 2, 3, 1), conv.weight.flatten(1), conv.bias).permute(0, 3, 1, 2)
 
 
 def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:

@@ -120,12 +120,11 @@ class ConvNeXtBlock(nn.Module):
 
     def _with_merged(self, x: Tensor) -> Tensor:
         layers = MergedLayers(*(getattr(self, f"merged_{name}") for name in MergedLayers._fields))
-        batch, channels, height, width = x.shape
-        rows, filtered = (part.permute(0, 2, 3, 1).reshape(-1, channels) for part in (x, self.dwconv(x)))
+        cells, filtered = x.permute(0, 2, 3, 1), self.dwconv(x).permute(0, 2, 3, 1)
         normed = functional.layer_norm(filtered, self.norm.normalized_shape, eps=self.norm.eps)
         wide = functional.gelu(functional.linear(normed, layers.wide, layers.wide_bias))
-        out = torch.addmm(functional.linear(rows, layers.final, layers.bias), wide, layers.narrow.t())
-        return out.view(batch, height, width, out.shape[1]).permute(0, 3, 1, 2)
+        out = functional.linear(cells, layers.final, layers.bias) + functional.linear(wide, layers.narrow)
+        return out.permute(0, 3, 1, 2)
 
 
 def _merge(block: ConvNeXtBlock, _: object) -> None:
