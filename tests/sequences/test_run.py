@@ -17,8 +17,10 @@ from long_shot import grown
 from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forking, loaded, moving, started
 
 from fullfield import Flow, estimate
+from fullfield._check import InputError
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
+from fullfield.io.files import writer
 from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
 from fullfield.sequences.engine import Spent, Stages
@@ -128,7 +130,38 @@ def test_nothing_is_made_twice_and_nothing_overwritten(flow: CommandLine) -> Non
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
     Path("mv.exr.fullfield.json").unlink()
     err = flow.refused("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2")
-    assert "mv.0011.exr: is there already, and mv.exr.fullfield.json does not say how it was made" in err
+    assert "mv.0011.exr: already exists, and there is no mv.exr.fullfield.json that says how it was made" in err
+
+
+def test_a_run_that_wrote_nothing_does_not_bind_the_next(flow: CommandLine, shot: Path) -> None:
+    for number, frame in enumerate(moving(2), 11):
+        write_exr(shot / f"exr.{number:04d}.exr", frame)
+    command = ("exr.%04d.exr", "-o", "mv.%04d.exr")
+    assert "no channels" in flow.refused(*command, "--layer", "slip")
+    assert [path.stem for path in Path("mv.exr.fullfield").iterdir()] == [writer()], "so that others see it running"
+    other = Path("mv.exr.fullfield/other.jsonl")  # of a process that may still run
+    other.touch()
+    assert "was begun with other settings (reading.layer was 'slip', is None)" in flow.refused(*command)
+    other.unlink()
+    assert "2 frames written" in flow.done(*command)[0]
+    assert "was begun with other settings (step was 1, is 2)" in flow.refused(*command, "--step", "2")
+    for path in shot.glob("mv.*.exr"):
+        path.unlink()
+    assert "2 frames written" in flow.done(*command, "--step", "2")[0]
+
+
+def test_an_error_names_few_settings_and_the_method_first(tmp_path: Path) -> None:
+    def settle(**settings: object) -> None:
+        output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
+        output.settle(settings, [1], lambda _number, _checksums: {}, overwrite=False)
+
+    many = dict.fromkeys("abcde", 1)
+    settle(step=1, method="tvl1", parameters=many)
+    (tmp_path / "mv.0002.exr").touch()
+    with pytest.raises(InputError, match=r"settings \(method was 'tvl1', is 'raft'; step was 1, is 2\); use"):
+        settle(step=2, method="raft", parameters={})
+    with pytest.raises(InputError, match=r"parameters\.c was 1, is 2; and 2 more\); use"):
+        settle(step=1, method="tvl1", parameters=dict.fromkeys(many, 2))
 
 
 def test_an_overwriting_run_that_was_killed_goes_on(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

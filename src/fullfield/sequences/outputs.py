@@ -32,6 +32,7 @@ Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]
 
 _NAME_BYTES = 200
 _WEIGHTS = "weights_sha256"
+_NAMED = 3  # settings that differ, in an error
 
 
 @dataclass
@@ -177,7 +178,8 @@ class Output:
     ) -> Plan:
         """Return which frames of ``numbers`` are to be made: those without a file that agrees with this run.
 
-        InputError where files are there that were begun with other settings, or that fullfield did not write.
+        InputError where files are there that were begun with other settings, or that fullfield did not write. Settings
+        of a run that has ended do not bind while there is no frame.
 
         Args:
             settings: what decides the contents of the files; noted beside them.
@@ -193,17 +195,22 @@ class Output:
         noted = self._noted()
         if noted is None and there and not overwrite:
             raise InputError(
-                f"{self.path(there[0])}: is there already, and {self.sidecar} does not say how it was made; use "
+                f"{self.path(there[0])}: already exists, and there is no {self.sidecar} that says how it was made; use "
                 "--overwrite, or another name"
             )
         before = None if noted is None else self._wanted(noted["settings"])[0]
-        changed = [] if before is None else differences(before, wanted)
-        if changed and not overwrite:
-            told = f"was begun with other settings ({'; '.join(changed)})"
+        changed = [] if before is None else _changes(before, wanted)
+        # In this order: a run that ends between the two has written its frames.
+        is_shared, is_empty = self.journal().is_shared(), self._is_empty()
+        if changed and (is_shared or not is_empty) and not overwrite:
+            more = [f"and {len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
+            told = f"was begun with other settings ({'; '.join(changed[:_NAMED] + more)})"
             raise InputError(f"{self.pattern}: {told}; use --overwrite, or another name")
         records, plan = Records(self.notes), Plan(list(numbers))
         if not overwrite:
             plan = self._compare(settings, numbers, inputs, start, records, bool(noted and noted.get("records")))
+        if is_empty:
+            self.journal().begin()
         if before != wanted:
             facts = {"settings": wanted, "source": source, "records": True}
             with atomic_path(self.sidecar) as temporary:
@@ -213,6 +220,13 @@ class Output:
                 remove_abandoned(folder)
         records.prune()
         return plan
+
+    def _is_empty(self) -> bool:
+        """Return whether no frame of the shot exists."""
+        try:
+            return not Pattern.parse(self.pattern).found()
+        except PermissionError:  # a folder may be writable but not readable
+            return False
 
     def _noted_since(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
@@ -288,6 +302,13 @@ class Output:
         if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
             raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it")
         return found
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the settings that differ, the method first; of another method the parameters differ anyway."""
+    skipped = {"parameters"} if before.get("method") != now.get("method") else set()
+    names = sorted((before | now).keys() - skipped, key=lambda name: name != "method")
+    return differences({name: before.get(name) for name in names}, {name: now.get(name) for name in names})
 
 
 def to_cpu(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
