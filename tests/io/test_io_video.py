@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -134,6 +135,9 @@ def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     path = str(film(tmp_path / "a.mkv", 2))
     error = getattr(av.error, name)(7, "it said so")
 
+    def decode() -> Any:
+        raise error
+
     class Container:
         streams = SimpleNamespace(
             video=[
@@ -143,8 +147,8 @@ def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.Monk
             ]
         )
 
-        def decode(self, _: Any) -> Any:
-            raise error
+        def demux(self, _: Any) -> Any:
+            yield SimpleNamespace(is_corrupt=False, decode=decode)
 
         def close(self) -> None: ...
 
@@ -222,6 +226,27 @@ def test_a_shot_that_is_cut_off_is_warned_about(tmp_path: Path, share: float) ->
     with pytest.warns(UserWarning, match=r"cut\.mkv: its header says 4\.00 s, but \d\.\d\d s are there"):
         plates = open_plates(tmp_path / "cut.mkv")
     assert 0 < len(plates.numbers) < 75
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [("mkv", "mpeg4"), ("mp4", "libx264"), ("avi", "mpeg4")])
+def test_a_short_film_that_is_cut_off_gives_the_frames_that_exist(tmp_path: Path, suffix: str, codec: str) -> None:
+    import av
+
+    path, chance = tmp_path / f"a.{suffix}", np.random.default_rng(0)
+    options = {"movflags": "faststart"} if suffix == "mp4" else {}  # the header lists every frame, also the cut one
+    with av.open(str(path), "w", options=options) as film:
+        stream = film.add_stream(codec, 25, width=64, height=48, pix_fmt="yuv420p")
+        for _ in range(50):
+            picture = av.VideoFrame.from_ndarray(chance.integers(0, 256, (48, 64, 3), np.uint8))
+            film.mux(stream.encode(picture))
+        film.mux(stream.encode(None))
+    assert len(open_plates(path).numbers) == 50
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+    with pytest.warns(UserWarning, match=r"its header says 2\.00 s, but \d\.\d\d s are there"):
+        plates = open_plates(path)
+    assert 20 < len(plates.numbers) < 35
+    for number in plates.numbers:
+        assert plates.read(number).frame.shape == (3, 48, 64)
 
 
 def test_a_damaged_frame_is_no_plate() -> None:

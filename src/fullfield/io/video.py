@@ -29,7 +29,8 @@ _CODECS = ("libx264", "libopenh264", "mpeg4")
 _LONGEST_GAP = 600.0  # seconds from frame to frame; time stamps further apart are taken for broken
 _PATIENCE = 10.0  # seconds that a network address may say nothing
 _PIXELS_ALWAYS, _PIXELS_PER_BYTE = 1 << 25, 1 << 14  # a black frame of 4096×2160 in AV1 holds 14,000 pixels a byte
-_SHORTER_S, _SHORTER = 1.0, 0.02  # seconds, or share of all, that a file may end before its header says
+_SHORTER_FRAMES, _SHORTER = 2.5, 0.02  # frames, or share of all, that a file may end before its header says
+_SHORTER_ASF_S = 1.0  # seconds in a WMV, whose header has the time of the longest stream, also of sound
 _PIXELS_LATER = 1 << 24  # that a frame may have, whatever the header says
 
 
@@ -149,7 +150,7 @@ class FileSource:
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.rate or 25.0)
         last, shift = -interval, 0.0
-        for number, frame in enumerate(self._complaining(self._container.decode, "frame")):
+        for number, frame in enumerate(self._complaining(self._decoded(), "frame")):
             # A stream without time stamps runs at its rate.
             stamp = frame.time if frame.time is not None else number * interval
             shift = -stamp if number == 0 else shift
@@ -170,11 +171,21 @@ class FileSource:
                 )
             yield _Decoded(frame, seconds, f"{self._path}, frame {number + 1}")
 
-    def _complaining(self, source: Callable[[Any], Iterator[Any]], what: str) -> Iterator[Any]:
-        """Yield what ``source`` yields of the stream; InputError where FFmpeg fails, with how many came before."""
+    def _packets(self) -> Iterator[Any]:
+        """Yield the packets of the stream, without one that the end of a truncated file cuts off."""
+        for packet in self._container.demux(self._stream):
+            if not (packet.is_corrupt and 0 < self._bytes <= (packet.pos or 0) + packet.size):
+                yield packet
+
+    def _decoded(self) -> Iterator[Any]:
+        for packet in self._packets():
+            yield from packet.decode()
+
+    def _complaining(self, source: Iterator[Any], what: str) -> Iterator[Any]:
+        """Yield the items of ``source``; InputError where FFmpeg fails, with how many came before."""
         number = 0
         try:
-            for item in source(self._stream):
+            for item in source:
                 number += 1
                 yield item
         except self._silence as error:
@@ -185,15 +196,17 @@ class FileSource:
     def count(self) -> int:
         """Return how many frames there are, by the packets of the whole file; iterate over a source of its own.
 
-        A file that ends long before the time that its header says is warned about.
+        A file that ends before the time that its header says is warned about.
         """
         number, begin, end = 0, math.inf, -math.inf
-        for packet in self._complaining(self._container.demux, "packet"):
+        for packet in self._complaining(self._packets(), "packet"):
             number += packet.size > 0
             if packet.pts is not None:
                 begin, end = min(begin, packet.pts), max(end, packet.pts + (packet.duration or 0))
         declared, found = self._declared(), float((end - begin) * self._stream.time_base) if end >= begin else 0.0
-        if declared - found > max(_SHORTER_S, _SHORTER * declared):
+        is_asf = self._container.format.name == "asf"
+        slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
+        if declared - found > max(slack, _SHORTER * declared):
             warnings.warn(
                 f"{self._path}: its header says {declared:.2f} s, but {found:.2f} s are there ({number} frames); the "
                 "file is cut off or damaged",
@@ -203,6 +216,8 @@ class FileSource:
 
     def _declared(self) -> float:
         """Return the seconds of pictures by the header; 0 where it does not say."""
+        if self._container.format.name == "avi" and self.rate:  # FFmpeg shortens the duration to the bytes there
+            return float(self._stream.frames / self.rate)
         if self._stream.duration:
             return float(self._stream.duration * self._stream.time_base)
         tag = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", self._stream.metadata.get("DURATION", ""))
