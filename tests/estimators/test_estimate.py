@@ -233,7 +233,9 @@ def test_bad_names_and_configurations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"initial_flow: expected shape \[2, 48, 64\]"):
         estimate(SCENE.frame1, SCENE.frame2, initial_flow=torch.zeros(2, 4, 4))
     frames = torch.rand(2, 1, 20, 24)
-    with pytest.raises(InputError, match=r"backend: none can serve this request .*cpu: has no precision float16"):
+    with pytest.raises(InputError, match=r"backend: 'cpu' cannot serve this request .*cpu: has no precision float16"):
+        estimate(*frames, "tvl1", precision="float16", backend="cpu")
+    with pytest.raises(InputError, match=r"precision: expected 'float32', or an NVIDIA GPU .* got 'float16' on cpu"):
         estimate(*frames, "tvl1", precision="float16")
     config = TVL1Config.preset("fast")
     by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, warps=2)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._check import InputError
 from fullfield.ops.backends import Backends
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import check_arguments, check_frame, placed
@@ -63,6 +64,9 @@ class TVL1Solver:
         check_arguments(height, width, self.config, TVL1Config, dtype)
         self.height, self.width = height, width
         self.dtype, self.device = dtype, placed(_check.device(device))
+        if backend is None and self.config.cuda_alone is not None and self.device.type != "cuda":
+            got = f"{self.config.precision!r} on {self.device.type}"
+            raise InputError(f"precision: expected 'float32', or an NVIDIA GPU as device, got {got}")
         self.backend = SOLVERS.choose(backend, self.device, dtype, self.config)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._solver = SOLVERS.load(self.backend).make_solver(height, width, self.config, self.device, dtype)
