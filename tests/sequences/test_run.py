@@ -382,6 +382,9 @@ def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
     [
         (("plate.%04d.png", "-o", "x.flo"), "expected a pattern for the files"),
         (("plate.%04d.png", "-o", "plate.%04d.png"), "names the plates"),
+        ((".", "-o", "mv.%04d.exr"), "--output mv.%04d.exr: . would hold plates and results; choose another folder"),
+        (("*.png", "-o", "mv.%04d.png"), "--output mv.%04d.png: *.png would hold plates and results"),
+        ((".", "-o", "mv.%04d.flo", "--st-map", "st.%04d.exr"), "--st-map st.%04d.exr: . would hold plates"),
         (("plate.%04d.png", "-o", "mv.%04d.flo", "--direction", "both"), "--direction both: expected an .exr output"),
         (("plate.%04d.png", "-o", "mv.%04d.flo", "--occlusion"), "--occlusion: expected an .exr output"),
         (("plate.%04d.png", "-o", "no/mv.%04d.exr"), "folder no does not exist"),

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
-from fullfield.io.names import FLOW_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_sequence
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
 
 
 def _check_distinct(args: argparse.Namespace, found: Found) -> None:
-    """Raise InputError if an output pattern names a plate or a file of the other pattern."""
+    """Raise InputError if an output pattern names a plate, a later plate, or a file of the other pattern."""
     plates = {os.path.realpath(path) for path in found.files.values()}
     number = next(iter(found.files), 1)
     names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
@@ -157,8 +158,21 @@ def _check_distinct(args: argparse.Namespace, found: Found) -> None:
         made = Pattern.parse(pattern)
         if plates & {os.path.realpath(made.path(n)) for n in found.files or [number]}:
             raise InputError(f"{option} {pattern}: names the plates; choose another name")
+        if _is_among(made.path(number), args.frame1):
+            raise InputError(
+                f"{option} {pattern}: {args.frame1} would hold plates and results; choose another folder, or name the "
+                "plates by a pattern such as plate.####.exr"
+            )
     if len({os.path.realpath(Pattern.parse(pattern).path(number)) for _, pattern in names}) < len(names):
         raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
+
+
+def _is_among(path: str, text: str) -> bool:
+    """Return whether the folder or glob ``text`` finds the file ``path`` once it exists."""
+    (folder, name), (where, names) = os.path.split(path), os.path.split(text)
+    if Path(text).is_dir():
+        where, names = text, "*" if Path(name).suffix.lower() in FRAME_SUFFIXES else ""
+    return os.path.realpath(folder) == os.path.realpath(where) and fnmatch(name, names)
 
 
 def _output_pattern(text: str, found: Found) -> str:
