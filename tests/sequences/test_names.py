@@ -158,6 +158,13 @@ def test_what_is_no_range_is_named(text: str) -> None:
     refuses(r"^--frames: expected", parse_frames, text, "--frames")
 
 
+@pytest.mark.parametrize(
+    "text", ["1-10000000000", "10000000000-1", "1-2000000000x2", "1-999999999:1000", "1-9999999y9"]
+)
+def test_a_range_that_is_too_long_says_so(text: str) -> None:
+    refuses(rf"^--frames: expected at most 1000000 frames, got '{text}'", parse_frames, text, "--frames")
+
+
 def test_a_range_in_words() -> None:
     assert format_frames([3, 1, 2, 7]) == "1-3,7"
     assert format_frames([1, 3, 5, 8, 9]) == "1-5x2,8-9"

@@ -15,7 +15,8 @@ from fullfield.io.names import FRAME_SUFFIXES
 MOST = 1_000_000
 """Frames of one range; more is a slip of the keyboard."""
 
-_PART = re.compile(r"(-?[0-9]{1,9})(?:-(-?[0-9]{1,9})(?:([xy:])(-?[0-9]{1,9}))?)?")
+_NUMBER = "-?[0-9]{1,18}"
+_PART = re.compile(f"({_NUMBER})(?:-({_NUMBER})(?:([xy:])({_NUMBER}))?)?")
 
 
 def parse_frames(text: str, name: str = "frames") -> list[int]:
@@ -37,7 +38,7 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
         step = 1 if match[4] is None else abs(int(match[4]))
         if step == 0:
             raise InputError(f"{name}: expected a step other than 0, got {part!r}")
-        if abs(last - first) // step >= MOST:
+        if abs(last - first) // (step if match[3] == "x" else 1) >= MOST:
             raise InputError(f"{name}: expected at most {MOST} frames, got {part!r}")
         way = 1 if last >= first else -1
         whole = range(first, last + way, way)
