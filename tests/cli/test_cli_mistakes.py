@@ -86,7 +86,7 @@ MISTAKES = {
         ("--threads 0", "--threads"),
         ("--input-transfer nope", "--input-transfer: expected one of auto"),
         ("--layer diffuse", "a.png: no channels diffuse.R"),
-        ("--part 9", "a.png: no part '9'"),
+        ("--part 9", "a.png: no part '9'; the file has part 0"),
         ("--initial-flow other.flo", "other.flo: is 12x10, but a.png is 64x48"),
         ("--initial-flow magic.flo", "magic.flo: not a .flo file"),
         ("--presett fast", "did you mean --preset instead of --presett? (see fullfield flow --help)"),

@@ -226,7 +226,7 @@ def test_parts(many_parts: tuple[Path, list[np.ndarray]]) -> None:
 
 @pytest.mark.parametrize("part", ["beauty", 4, -1, "4", ""])
 def test_wrong_part_lists_the_parts(many_parts: tuple[Path, list[np.ndarray]], part: int | str) -> None:
-    with pytest.raises(InputError, match=r"no part .*; the file has 0 'depth', 1 'beauty\.left', 2") as error:
+    with pytest.raises(InputError, match=r"no part .*; the file has parts 0 'depth', 1 'beauty\.left', 2") as error:
         read_frame(many_parts[0], part=part)
     complaint(error)
 

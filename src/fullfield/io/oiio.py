@@ -156,7 +156,7 @@ class Source:
         if found:
             return found[0]
         listed = ", ".join(f"{p.index} {one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
-        raise InputError(f"{self.path}: no part {wanted!r}; the file has {listed}")
+        raise InputError(f"{self.path}: no part {wanted!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
     def bands(
         self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str
