@@ -25,6 +25,7 @@ from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
 from fullfield.sequences.engine import Spent, Stages
 from fullfield.sequences.pool import _Chunks, chunks
+from fullfield.sequences.records import Journal
 from fullfield.sequences.run import _most_waiting, _Rooms
 
 oiio = pytest.importorskip("OpenImageIO")
@@ -130,16 +131,26 @@ def test_nothing_is_made_twice_and_nothing_overwritten(flow: CommandLine) -> Non
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
     Path("mv.exr.fullfield.json").unlink()
     err = flow.refused("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2")
-    assert "mv.0011.exr: already exists, and there is no mv.exr.fullfield.json that says how it was made" in err
+    assert "mv.0011.exr: is there already, and no mv.exr.fullfield.json says how it was made" in err
 
 
-def test_a_run_that_wrote_nothing_does_not_bind_the_next(flow: CommandLine, shot: Path) -> None:
+def test_a_run_that_wrote_nothing_does_not_bind_the_next(
+    flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen, real = Path("mv.exr.fullfield"), list[str](), Journal.close
+
+    def close(self: Journal) -> None:
+        seen.extend(path.stem for path in folder.iterdir())
+        real(self)
+
+    monkeypatch.setattr(Journal, "close", close)
     for number, frame in enumerate(moving(2), 11):
         write_exr(shot / f"exr.{number:04d}.exr", frame)
     command = ("exr.%04d.exr", "-o", "mv.%04d.exr")
     assert "no channels" in flow.refused(*command, "--layer", "slip")
-    assert [path.stem for path in Path("mv.exr.fullfield").iterdir()] == [writer()], "so that others see it running"
-    other = Path("mv.exr.fullfield/other.jsonl")  # of a process that may still run
+    assert seen == [writer()], "while it runs, so that others see it"
+    assert not any(folder.iterdir())
+    other = folder / "other.jsonl"  # of a process that may still run
     other.touch()
     assert "was begun with other settings (reading.layer was 'slip', is None)" in flow.refused(*command)
     other.unlink()

@@ -71,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     devices = _devices(args)
     reading = reading_arguments(args)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
-    with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
+    notes = contextlib.closing(output.journal())  # other machines cannot see that this process has ended
+    with naming(**words), notes, ProgressBar("flow", quiet=args.quiet) as progress:
         maps: dict[str, Any] = {name: getattr(args, name) is not None for name in ("occlusion", "confidence")}
         how = {"direction": args.direction or "forward", "step": args.step or 1, "warm_start": args.warm_start}
         setting = sequences.Setting(**how, **maps, device=devices[0], refine=args.refine)

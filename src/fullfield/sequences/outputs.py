@@ -195,7 +195,7 @@ class Output:
         noted = self._noted()
         if noted is None and there and not overwrite:
             raise InputError(
-                f"{self.path(there[0])}: already exists, and there is no {self.sidecar} that says how it was made; use "
+                f"{self.path(there[0])}: is there already, and no {self.sidecar} says how it was made; use "
                 "--overwrite, or another name"
             )
         before = None if noted is None else self._wanted(noted["settings"])[0]

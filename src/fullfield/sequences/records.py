@@ -193,6 +193,12 @@ class Journal:
         self._folder.mkdir(exist_ok=True)
         self._path().touch()
 
+    def close(self) -> None:
+        """Remove the notes of this process if they have no line."""
+        with suppress(FileNotFoundError):
+            if self._path().stat().st_size == 0:
+                self._path().unlink()
+
     def is_shared(self) -> bool:
         """Return whether another process, which has not ended, has notes in the folder."""
         return any(notes != self._path() and not has_ended(notes.stem) for notes in self._folder.glob("*.jsonl"))
