@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 
 from fullfield import InputError, estimate
-from fullfield.io import FrameWindow, read_frame, write_flow, write_image, write_vectors
+from fullfield.io import FrameWindow, read_frame, read_vectors, write_flow, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.sequences.motion import accumulated, between, follow_back
 from fullfield.testing import textured_scene
@@ -150,6 +151,73 @@ def test_what_is_hidden_can_be_left_out(cli: CommandLine) -> None:
     assert torch.equal(read_raw("o.exr").pixels[0], 1 - hidden)
 
 
+def test_occlusion_of_a_pair_can_be_left_out(cli: CommandLine) -> None:
+    for number, frame in enumerate(moving(2, step=3), 1):
+        write_image(f"p.{number}.png", frame)
+    cli.done("flow", "p.1.png", "p.2.png", "-o", "pair.exr", "--occlusion", "--method", "tvl1")
+    cli.done("warp", "p.2.png", "--flow", "pair.exr", "-o", "o.png", "--hide-occluded")
+    hidden = read_vectors("pair.exr")["occlusion.forward"] > 0.5
+    assert hidden.any()
+    assert not read_frame("o.png")[:, hidden].any()
+
+
+def shot_of(numbers: Iterable[int], suffix: str = "png") -> None:
+    for number, frame in zip(numbers, moving(6), strict=False):
+        write_image(f"p.{number}.{suffix}", frame)
+
+
+def test_flow_over_two_frames_is_refused(cli: CommandLine) -> None:
+    shot_of(range(1, 5))
+    cli.done("flow", "p.%d.png", "-o", "far.%d.exr", "--step", "2", "--direction", "both", "--method", "tvl1")
+    for verb in (
+        ("warp", "p.%d.png"),
+        ("warp", "p.1.png", "--reference", "1"),
+        ("retime", "p.%d.png", "--factor", "2"),
+    ):
+        err = cli.refused(*verb, "--flow", "far.%d.exr", "-o", "o.%d.png")
+        assert "--flow far.%d.exr: expected flow to the neighbouring frame, got flow over 2 frames" in err
+    assert not [*Path().glob("o.*")]
+
+
+def test_flow_of_one_direction_is_refused_where_the_other_is_needed(cli: CommandLine) -> None:
+    shot_of(range(1, 4))
+    cli.done("flow", "p.%d.png", "-o", "f.%d.exr", "--method", "tvl1")
+    cli.done("flow", "p.%d.png", "-o", "f.%d.flo", "--method", "tvl1", "--frames", "1-2")
+    needing = (
+        ("retime", "p.%d.png", "--factor", "2"),
+        ("warp", "p.%d.png", "--direction", "backward"),
+        ("warp", "p.1.png", "--reference", "1"),
+    )
+    for suffix in ("exr", "flo"):
+        for verb in needing:
+            err = cli.refused(*verb, "--flow", f"f.%d.{suffix}", "-o", "o.%d.png")
+            assert f"--flow f.%d.{suffix}: expected " in err
+            assert "backward vectors, got forward direction; store both as .exr with flow --direction both" in err
+        assert not [*Path().glob("o.*.png")]
+        cli.done("warp", "p.3.png", "--reference", "3", "--flow", f"f.%d.{suffix}", "-o", f"{suffix}.%d.png")
+    Path("f.flo.fullfield.json").unlink()
+    err = cli.refused("retime", "p.%d.png", "--factor", "2", "--flow", "f.%d.flo", "-o", "o.%d.png")
+    assert "expected forward and backward vectors, got one direction" in err
+
+
+def test_missing_plates_are_named_before_a_shot_is_retimed(cli: CommandLine) -> None:
+    stored(1, 5, 2.0)
+    shot_of((1, 2, 4, 5))
+    command = ("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "o.%d.png")
+    assert "p.%d.png: expected every plate of 1-5, missing are 3" in cli.refused(*command)
+    assert "p.%d.png: expected every plate of 4-9, missing are 6-9" in cli.refused(*command, "--frames", "4-9")
+    assert not [*Path().glob("o.*")]
+    cli.done(*command, "--frames", "4-5")
+
+
+def test_sizes_that_differ_are_both_named(cli: CommandLine) -> None:
+    stored(1, 2, 2.0)
+    for number in (1, 2):
+        write_image(f"p.{number}.png", torch.full((3, HEIGHT + 3, WIDTH), 0.5))
+    err = cli.refused("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "o.%d.png")
+    assert f"p.1.png: is {WIDTH}x{HEIGHT + 3}, but the flow mv.0001.exr is {WIDTH}x{HEIGHT}" in err
+
+
 def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(-10 * (a - b).square().mean().log10())
 
@@ -277,6 +345,7 @@ def test_a_warped_picture_in_an_exr_keeps_its_floats(cli: CommandLine) -> None:
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.jpg"), "--output takes .exr"),
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.exr", "--direction", "forward"),
          "--direction: not used with --reference"),
+        (("warp", "p.png", "--reference", "9", "--flow", "mv.%04d.exr", "-o", "o.%d.exr"), "expected 0 to 3"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "0", "-o", "o.%d.exr"), "--factor: expected"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "1e-4", "-o", "o.%d.exr"), "expected 0.001 to"),
         (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "1e300", "-o", "o.%d.exr"), "expected 0.001 to"),

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
-from fullfield.sequences.names import choose
+from fullfield.cli.report import size
+from fullfield.sequences.names import choose, format_frames
 from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
@@ -54,8 +55,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {args.factor:g}")
     factor = Fraction(args.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
-    if sources != list(range(first, last + 1)):
+    every = range(first, last + 1)
+    if args.frames is not None and sources != [*every]:
         raise InputError("--frames: expected consecutive frames")
+    missing = [number for number in every if number not in shot.files]
+    if missing:
+        raise InputError(
+            f"{args.plates}: expected every plate of {format_frames(every)}, missing are {format_frames(missing)}"
+        )
+    flow.require("forward", "backward")
     if (last - first) * factor > _MOST:
         raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
@@ -75,8 +83,7 @@ def run(args: argparse.Namespace) -> int:
         }
         return {f"{name} {at}": checksums.of(path) for name, pair in pairs.items() for at, path in enumerate(pair)}
 
-    read = [*map(str, shot.files.values()), *flow.paths]
-    job = vectors.check_output(args, numbers, read, made, inputs)
+    job = vectors.check_output(args, numbers, [*map(str, shot.files.values())], flow, made, inputs)
     reader = _Reader(shot.path, flow)
     pictures = ((number, partial(reader.at, time_of(number))) for number in job.plan.left)
     written, problems = vectors.write_all(args, "retime", job, pictures, inputs)
@@ -100,7 +107,7 @@ class _Reader:
         from fullfield.io.raw import read_raw
         from fullfield.sequences.changes import small
 
-        self._path = path
+        self._path, self._flow = path, flow
         self._plate: Callable[[int], Raw] = _cached(lambda number: read_raw(path(number)), path)
         self._small: Callable[[int], Small] = _cached(lambda number: small(io.read_frame(path(number))), path)
         self._forward, self._backward = (
@@ -125,8 +132,11 @@ class _Reader:
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             raise InputError(f"{self._path(number + 1)}: has another size or other channels than {self._path(number)}")
         forward, backward = self._forward(number), self._backward(number + 1)
-        if forward.shape[-2:] != first.pixels.shape[-2:] or backward.shape != forward.shape:
-            raise InputError(f"{self._path(number)}: its flow has another size")
+        for at, field in ((number, forward), (number + 1, backward)):
+            if field.shape[-2:] != first.pixels.shape[-2:]:
+                raise InputError(
+                    f"{self._path(at)}: is {size(first.pixels)}, but the flow {self._flow.path(at)} is {size(field)}"
+                )
         picture = between(first.pixels, second.pixels, forward, backward, part).picture
         nearer = first if part < 0.5 else second
         return nearer._replace(pixels=picture)

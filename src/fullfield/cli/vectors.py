@@ -14,13 +14,14 @@ from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
 from fullfield.sequences.names import Found, find_frames, format_frames, is_pattern
+from fullfield.sequences.outputs import Output, Plan
 from fullfield.sequences.records import Checksums, Journal, stamp_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
-    from fullfield.sequences.outputs import Inputs, Plan
+    from fullfield.sequences.outputs import Inputs
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
@@ -47,12 +48,28 @@ class Vectors:
             found = find_frames(pattern)
             self.numbers = list(found.files)
             self._path: Callable[[int], str] = found.path
+            self._settings = Output(str(found.pattern)).noted_settings()
         else:
             paths.check_input(pattern, "--flow")
-            self.numbers, self._path = [1], lambda _: pattern
+            self.numbers, self._path, self._settings = [1], lambda _: pattern, {}
         self._known = set(self.numbers)
         self._stamps: dict[int, object] = {}
         paths.check_suffix(self._path(self.numbers[0]), "--flow", FLOW_SUFFIXES)
+        step = self._settings.get("step", 1)
+        if step != 1:
+            raise InputError(f"--flow {pattern}: expected flow to the neighbouring frame, got flow over {step} frames")
+
+    def require(self, *directions: str) -> None:
+        """Raise InputError if the files, by their notes or format, have not all of these directions."""
+        stored = self._settings.get("direction", "both")
+        if stored == "both" and len(directions) > 1 and not is_exr(self.paths[0]):
+            stored = "one"
+        if stored != "both" and {*directions} != {stored}:
+            wanted = " and ".join(directions)
+            raise InputError(
+                f"--flow {self.pattern}: expected {wanted} vectors, got {stored} direction; store both as .exr with "
+                "flow --direction both"
+            )
 
     @property
     def paths(self) -> list[str]:
@@ -112,17 +129,19 @@ class Job(NamedTuple):
 def check_output(
     args: argparse.Namespace,
     numbers: Sequence[int],
-    read: Sequence[str],
+    pictures: Sequence[str],
+    flow: Vectors,
     settings: dict[str, Any],
     inputs: Inputs,
 ) -> Job:
-    """Return the pictures of ``numbers`` that have to be made; none of the files ``read`` may be written.
+    """Return the pictures of ``numbers`` that have to be made; none of the files that are read may be written.
 
     InputError if existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is absent.
     """
-    from fullfield.sequences.outputs import Output, Plan
-
     paths.check_suffix(args.output, "--output", SUFFIXES)
+    if Path(args.output).suffix.lower() == ".png" and is_exr(pictures[0]):
+        raise InputError(f"--output {args.output}: PNG holds no floats, as {pictures[0]} has; write .exr or .tif")
+    read = [*pictures, *flow.paths]
     if len(numbers) == 1 and not is_pattern(args.output):
         paths.check_output(args.output, "--output")
         paths.check_distinct([("--output", args.output)], read)

@@ -16,6 +16,7 @@ from fullfield import io, sequences, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import size
 from fullfield.io.names import FLOW_SUFFIXES
 from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_pattern
 
@@ -31,7 +32,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield view``."""
-    parser.add_argument("flow", metavar="OUT", help="stored flow of a shot: mv.%%04d.exr")
+    parser.add_argument("flow", metavar="FLOW", help="stored flow of a shot: mv.%%04d.exr")
     parser.add_argument("--plates", metavar="SHOT", help="the plates [those the flow was computed from]")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
@@ -46,20 +47,22 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     found = find_frames(args.flow)
     numbers = [number for number in choose(found, args.frames) if number in found.files]
-    paths.check_suffix(found.path(numbers[0]), "OUT", FLOW_SUFFIXES)
+    paths.check_suffix(found.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = found.pattern.before.rstrip("._- ") if found.pattern is not None else "view"
     page = args.output or f"{stem or 'view'}.html"
     paths.check_suffix(page, "--output", (".html", ".htm"))
     paths.check_output(page, "--output")
 
-    plates, why = _plates(args)
+    stored = sequences.Output(str(Pattern.parse(args.flow)))
+    step = stored.noted_settings().get("step", 1)
+    plates, why = _plates(args, stored)
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")
     problems: list[str] = []
     with ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
         shot = _shown(found, numbers, plates, problems, progress)
-        text = viz.view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
+        text = viz.view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=step)
     if plates is not None:
         plates.close()
     with io.atomic_path(page) as temporary:
@@ -73,13 +76,15 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def _plates(args: argparse.Namespace) -> tuple[sequences.Plates | None, str]:
-    """Return the plates, or None and why there are none."""
-    source = args.plates or sequences.Output(str(Pattern.parse(args.flow))).source()
+def _plates(args: argparse.Namespace, stored: sequences.Output) -> tuple[sequences.Plates | None, str]:
+    """Return the plates, read as for the flow if its notes name them, or None and why there are none."""
+    source, reading = args.plates, {}
+    if source is None:
+        source, reading = stored.source(), stored.noted_settings().get("reading", {})
     if source is None:
         return None, "no records next to the flow name them"
     try:
-        return sequences.open_plates(source), ""
+        return sequences.open_plates(source, **reading), ""
     except (InputError, OSError) as error:
         if args.plates:
             raise
@@ -110,6 +115,12 @@ def _shown(
         if plates is not None:
             try:
                 frame = plates.read(number).frame
+                flow = next(iter(parts.values()))
+                if frame.shape[-2:] != flow.shape[-2:]:
+                    problems.append(
+                        f"{plates.path(number)}: is {size(frame)}, but the flow {found.path(number)} is {size(flow)}"
+                    )
+                    frame = None
             except (InputError, OSError) as error:
                 problems.append(str(error))
         yield viz.Shown(number, frame, parts)

@@ -54,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
     flow = vectors.Vectors(args.flow)
     if args.reference is None and shot is None and len(flow.numbers) > 1:
         raise InputError(f"{args.image}: is one picture; give the number of its frame with --reference")
+    first, last = flow.numbers[0] - 1, flow.numbers[-1] + 1
+    if args.reference is not None and not first <= args.reference <= last:
+        raise InputError(f"--reference: expected {first} to {last}, which the flow reaches, got {args.reference}")
     numbers = _numbers(args, flow)
+    flow.require(*_directions(args, numbers))
     plates = [args.image] if shot is None else [str(path) for path in shot.files.values()]
     made = {
         "picture": Path(args.image).name,
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "hide_occluded": args.hide_occluded,
     }
     inputs = _inputs(args, flow, shot)
-    job = vectors.check_output(args, numbers, [*plates, *flow.paths], made, inputs)
+    job = vectors.check_output(args, numbers, plates, flow, made, inputs)
     left = job.plan.left
     ends: list[int] = []
     fields = _fields(args, flow, left, shot, ends) if left else ()
@@ -106,6 +110,14 @@ def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
         every = flow.numbers
         return every if args.reference is None else sorted({*every, args.reference})
     return choose(find_frames(args.flow), args.frames) if len(flow.numbers) > 1 else flow.numbers
+
+
+def _directions(args: argparse.Namespace, numbers: Sequence[int]) -> list[str]:
+    """Return the directions of the flow that is needed."""
+    if args.reference is None:
+        return [args.direction or "forward"]
+    sides = (("forward", min(numbers) < args.reference), ("backward", max(numbers) > args.reference))
+    return [direction for direction, is_needed in sides if is_needed]
 
 
 def _fields(

@@ -130,7 +130,8 @@ def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None
 def read_vectors(path: PathLike) -> dict[str, Tensor]:
     """Return all layers of motion in a flow file, by the names of :func:`write_vectors`.
 
-    Unknown vectors are NaN. A file of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
+    Unknown vectors are NaN. A pair's ``occlusion`` and ``confidence`` are ``occlusion.forward`` and
+    ``confidence.forward``. A file of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
     :func:`fullfield.io.read_flow`.
     """
     where = Path(path)
@@ -152,7 +153,9 @@ def layers_of(path: PathLike) -> list[str]:
     with opened(Path(path)) as source:
         grouped = layers(source.first_part().channels)
     there = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
-    return there + [name for name in PLANES if name.split(".")[1] in grouped.get(name.split(".")[0], {})]
+    planes = {f"{what}.{name}" for what, names in grouped.items() for name in names}
+    planes |= {f"{name}.forward" for name in grouped.get("", {})}  # a pair's have no direction
+    return there + [name for name in PLANES if name in planes]
 
 
 def read_note(path: PathLike, name: str) -> str:
@@ -167,7 +170,8 @@ def _plane(path: Path, name: str) -> Tensor:
     """Return one channel on the display window, 0 outside the data window."""
     with opened(path) as source:
         part = source.first_part()
-        channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)
+        names = [have.lower() for have in part.channels]
+        channel = names.index(name if name in names else name.removesuffix(".forward"))
         plane = source.planes(part, [channel], part.display_window)[0]
     if not np.isfinite(plane).all():
         raise InputError(f"{path}: {name} has values that are not finite")

@@ -292,6 +292,11 @@ class Output:
         noted = self._noted()
         return None if noted is None or not noted.get("source") else str(noted["source"])
 
+    def noted_settings(self) -> dict[str, Any]:
+        """Return the settings of the run that wrote the files, by the notes beside them; empty without notes."""
+        settings: dict[str, Any] = (self._noted() or {"settings": {}})["settings"]
+        return settings
+
     def _noted(self) -> dict[str, Any] | None:
         try:
             found = json.loads(self.sidecar.read_text("utf-8"))

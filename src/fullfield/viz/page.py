@@ -35,7 +35,7 @@ class Shown:
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
-def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: int = 960) -> str:
+def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: int = 960, step: int = 1) -> str:
     """Return a self-contained HTML page that plays a shot and reports the vector under the pointer.
 
     The browser draws flow, arrows, occlusion, confidence, and a wipe between a frame and its warped neighbour, all
@@ -46,9 +46,10 @@ def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: in
         shot: the frames, read one at a time.
         max_motion: motion with fully saturated colour, pixels.
         width: width of the pictures, at most. Reported vectors are in pixels of the full size.
+        step: how many frames the flow spans; the wipe warps the frame that far away.
     """
     frames = [_packed(shown, width) for shown in shot]
-    facts = {"title": title, "max_motion": max_motion, "steps": _STEPS, "wheel": color_wheel().tolist()}
+    facts = {"title": title, "max_motion": max_motion, "step": step, "steps": _STEPS, "wheel": color_wheel().tolist()}
     template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
