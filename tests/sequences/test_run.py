@@ -103,6 +103,7 @@ def test_overscan_lies_where_it_belongs(flow: CommandLine, shot: Path) -> None:
     assert flow_window("mv.0002.exr") == FrameWindow((-8, -5, WIDTH, HEIGHT), display, 2.0)
     inner = read_flow("mv.0001.exr", window="data").flow[0, 10:-10, 10:-10]
     assert float(inner.mean()) == pytest.approx(-2, abs=0.5)
+    assert main(["view", "mv.%04d.exr"]) == 0  # on the display window, flow and plates
     assert flow("o.%04d.exr", "-o", "d.%04d.exr")[0] == 0
     assert flow_window("d.0002.exr").data == display
 

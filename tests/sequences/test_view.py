@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fullfield.io import write_image, write_vectors
 from fullfield.viz import Shown, view_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NODE = shutil.which("node")
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
 
 
@@ -52,8 +54,7 @@ def test_the_page_needs_nothing_from_outside(page: Path) -> None:
     assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!data:)", text)
     assert not re.findall(r"https?://", text)
     assert "default-src 'none'" in text
-    shot = json.loads(re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0])
-    assert [frame["number"] for frame in shot["frames"]] == [1, 2, 3]
+    assert [frame["number"] for frame in shown(page)["frames"]] == [1, 2, 3]
     text = page.read_text("utf-8")
     policy = re.findall(r'Content-Security-Policy" content="(.*?)"', text)[0]
     assert "unsafe" not in policy
@@ -157,3 +158,37 @@ def test_the_plates_are_found_by_the_notes(
     assert call("view", f"{shot}/none.%04d.exr") == 2
     (shot / "mv.0011.exr").write_bytes(b"")
     assert call("view", f"{shot}/mv.%04d.exr", "-q") == 2
+
+
+def shown(page: Path) -> dict[str, Any]:
+    """Data of a page."""
+    found = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
+    data: dict[str, Any] = json.loads(found[0])
+    return data
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node.js here")
+def test_the_wipe_shows_the_frame_that_the_vectors_reach(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shot)
+    for step in (1, 2):
+        assert main(["flow", "plate.%04d.png", "-o", f"mv{step}.%04d.exr", "--step", str(step), *QUICK]) == 0
+        for frames in ("11-14", "11-14x2"):
+            assert main(["view", f"mv{step}.%04d.exr", "--frames", frames, "-o", "v.html"]) == 0
+            page = shown(Path("v.html"))
+            function = re.findall(r"function neighbour.*?\n}", Path("v.html").read_text("utf-8"), re.DOTALL)[0]
+            script = (
+                f"const shot = {json.dumps({**page, 'frames': [{'number': f['number']} for f in page['frames']]})};"
+            )
+            script += f"let at = 0; {function} console.log(shot.frames.map((_, i) => (at = i, neighbour('forward'))))"
+            found = subprocess.run([str(NODE), "-e", script], capture_output=True, text=True, check=True).stdout
+            numbers = [frame["number"] for frame in page["frames"]]
+            wanted = [numbers.index(n + step) if n + step in numbers else -1 for n in numbers]
+            assert json.loads(found) == wanted
+
+
+def test_plates_of_another_size_are_named_and_left_out(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image("p.0002.png", torch.rand(3, HEIGHT + 1, WIDTH))
+    assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html"]) == 2
+    size = f"{WIDTH}x{HEIGHT}"
+    assert f"p.0002.png: is {WIDTH}x{HEIGHT + 1}, but the flow mv.0002.exr is {size}" in capsys.readouterr().err
+    assert ["frame" in frame for frame in shown(page)["frames"]] == [True, False, True]

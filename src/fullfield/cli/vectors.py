@@ -14,14 +14,13 @@ from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
 from fullfield.sequences.names import Found, find_frames, format_frames, is_pattern
-from fullfield.sequences.outputs import Output, Plan
 from fullfield.sequences.records import Checksums, Journal, stamp_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
-    from fullfield.sequences.outputs import Inputs
+    from fullfield.sequences.outputs import Inputs, Plan
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
@@ -43,6 +42,8 @@ class Vectors:
     """Flow files of a shot, by frame and direction."""
 
     def __init__(self, pattern: str) -> None:
+        from fullfield.sequences.outputs import Output
+
         self.pattern = pattern
         if is_pattern(pattern):
             found = find_frames(pattern)
@@ -138,6 +139,8 @@ def check_output(
 
     InputError if existing pictures have other settings or were not written by fullfield, and ``--overwrite`` is absent.
     """
+    from fullfield.sequences.outputs import Output, Plan
+
     paths.check_suffix(args.output, "--output", SUFFIXES)
     if Path(args.output).suffix.lower() == ".png" and is_exr(pictures[0]):
         raise InputError(f"--output {args.output}: PNG holds no floats, as {pictures[0]} has; write .exr or .tif")

@@ -80,7 +80,7 @@ def _plates(args: argparse.Namespace, stored: sequences.Output) -> tuple[sequenc
     """Return the plates, read as for the flow if its notes name them, or None and why there are none."""
     source, reading = args.plates, {}
     if source is None:
-        source, reading = stored.source(), stored.noted_settings().get("reading", {})
+        source, reading = stored.source(), {**stored.noted_settings().get("reading", {}), "window": None}
     if source is None:
         return None, "no records next to the flow name them"
     try:
