@@ -220,6 +220,8 @@ def test_chairs(tmp_path: Path, names: tuple[str, str, str]) -> None:
     (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n1\n")
     assert [r.name for r in FlyingChairs(tmp_path).records] == ["00001", "00002", "00003"]
     assert [r.name for r in FlyingChairs(tmp_path, split="val").records] == ["00002"]
+    splits = (open_dataset(f"chairs-{split}", tmp_path) for split in ("train", "val"))
+    assert [len(split) for split in splits] == [2, 1]
     sample = FlyingChairs(tmp_path, split="train")[1]
     assert torch.equal(sample.flow, flow_of(3))
     assert not torch.equal(sample.frame1, sample.frame2)

@@ -15,7 +15,7 @@ from tiny_networks import CONFIGS, built
 from torch import Tensor, nn
 
 from fullfield import InputError
-from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.state import fit, read_state, recognise
 from refusals import refuses
 
@@ -233,6 +233,20 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, 
     for held_instead in ([1, 2], {}, {"a": 1}, {1: torch.ones(1)}):
         torch.save(held_instead, whole)
         refuses("expected named tensors", read_state, whole)
+
+
+def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    """PyTorch's reader raises an OSError without a name where the archive's end would lie before the file's begin."""
+    torch.save(load_weights("fullfield-s").state_dict(), tmp_path / "whole.pth")
+    whole = (tmp_path / "whole.pth").read_bytes()
+    path = tmp_path / "cut.pth"
+    for length in (10, 1000, 5000, 20_000, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        said = _refusal(path)
+        assert said is not None
+        assert said.startswith(f"{path}: expected a PyTorch file of weights, cannot be read (")
+        assert said.endswith(")")
+        assert "internal" not in said
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -62,6 +62,12 @@ def room() -> tuple[Floats, Floats]:
     return first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
 
 
+def test_a_stray_point_far_away_changes_nothing(room: tuple[Floats, Floats]) -> None:
+    """Projected coordinates, and the (0, 0, 0) that some scanners write where nothing was measured."""
+    source, target = (cloud * 0.1 + (450_000.0, 5_400_000.0, 300.0) for cloud in room)
+    assert errors(register(np.vstack((source, np.zeros(3))), target), np.eye(4), source)[2] < 0.002
+
+
 def test_a_room_from_any_pose(room: tuple[Floats, Floats]) -> None:
     source, target = room
     truth = pose(1)

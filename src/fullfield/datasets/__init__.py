@@ -51,6 +51,7 @@ DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = Mappin
         "spring-right-bw-test": partial(Spring, split="test", camera="right", direction="BW"),
         "hd1k": HD1K,
         "chairs": FlyingChairs,
+        "chairs-train": partial(FlyingChairs, split="train"),
         "chairs-val": partial(FlyingChairs, split="val"),
         "things-clean-test": partial(FlyingThings3D, render="clean", split="TEST"),
         "things-final-test": partial(FlyingThings3D, render="final", split="TEST"),

@@ -35,6 +35,7 @@ _BROKEN = (
     AttributeError,
     EOFError,
     LookupError,
+    OSError,
     OverflowError,
     RuntimeError,
     TypeError,
@@ -96,7 +97,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
             f"{name}: expected plain weights, got a pickle that also holds code or other objects; it was not opened"
         ) from None
     except (*_BROKEN, SafetensorError) as error:
-        first = " ".join(str(error).split())[:120]
+        first = " ".join(str(error).split()).split(". ")[0][:120]
         raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
     return _plain(held, name), name
 

@@ -12,7 +12,7 @@ from fullfield._check import InputError
 from fullfield.io.pointcloud import rigid
 from fullfield.registration.descriptors import Floats, around, nearest
 from fullfield.registration.ransac import apply
-from fullfield.registration.scan import finite_points, kept
+from fullfield.registration.scan import finite_points, kept, middle_of
 
 _NEIGHBORS = 20
 _FEWEST = 3
@@ -96,7 +96,7 @@ def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refi
     _check.number(reach, "reach", above=0.0)
     pose = rigid(transform, "transform")
     clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
-    middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
+    middle = middle_of(clouds[1])
     moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers for any coordinates
     few = moved[kept(moved, reach)]
     if refine and min(len(few), len(goal)) >= _FEWEST_CELLS:

@@ -15,7 +15,7 @@ from fullfield.registration.descriptors import Floats, Ints, around, mutual_matc
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
-from fullfield.registration.scan import Scan, choose_voxel, finite_points, prepare, thin
+from fullfield.registration.scan import Scan, choose_voxel, finite_points, middle_of, prepare, thin
 from fullfield.registration.verdict import (
     FPFH_LIMITS,
     LEARNED_LIMITS,
@@ -181,7 +181,7 @@ def registered(
         descriptor = LearnedDescriptor.shipped() if shipped else LearnedDescriptor.load(descriptor)
     clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else rigid(init)
-    middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
+    middles = [middle_of(points) for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
     if edge <= 0.0:
@@ -416,7 +416,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: f
     points = as_point_cloud(source, "source").points
     goal = finite_points(target, "target", 1)
     pose = np.eye(4) if transform is None else rigid(transform, "transform")
-    middle = (goal.min(0) + goal.max(0)) / 2
+    middle = middle_of(goal)
     known = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
     moved = apply(pose, points[known]) - middle
@@ -443,7 +443,7 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     """
     _check.number(voxel, "voxel", above=0.0)
     clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
-    middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
+    middles = [middle_of(points) for points in clouds]
     pose = _shifted(np.eye(4) if transform is None else rigid(transform, "transform"), *middles)
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]

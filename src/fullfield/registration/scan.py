@@ -57,6 +57,11 @@ def finite_points(value: Any, name: str, least: int = 0) -> Floats:
     return finite
 
 
+def middle_of(points: Floats) -> Floats:
+    """Return the median [3] by axis, on which a few distant points have no effect; 0 without points."""
+    return np.median(_sample(points), axis=0) if len(points) else np.zeros(3)
+
+
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 
