@@ -537,3 +537,14 @@ def test_exr_of_bare_channels(tmp_path: Path) -> None:
     content = samples((4, 5, 2))
     path = save(tmp_path / "a.exr", ExrPart(content, ("u", "v")))
     assert torch.equal(read_flow(path).flow[1], torch.from_numpy(-content[..., 1]))
+
+
+def test_flow_without_a_layer_is_read_beside_an_occlusion(tmp_path: Path) -> None:
+    planes = np.stack([np.full((6, 8), value, np.float32) for value in (3.0, -2.0, 1.0)], -1)
+    file = save(tmp_path / "a.exr", ExrPart(planes, ("u", "v", "occlusion")))
+    found = read_vectors(file)
+    assert found.keys() == {"forward", "occlusion.forward"}
+    assert torch.equal(found["forward"], read_flow(file).flow)
+    save(tmp_path / "b.exr", ExrPart(planes[..., 2:], ("occlusion",)))
+    with pytest.raises(InputError, match=r"b\.exr: "):
+        read_vectors(tmp_path / "b.exr")

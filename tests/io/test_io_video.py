@@ -6,6 +6,7 @@ import importlib
 import socket
 import struct
 import threading
+import warnings
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
@@ -247,6 +248,28 @@ def test_a_short_film_that_is_cut_off_gives_the_frames_that_exist(tmp_path: Path
     assert 20 < len(plates.numbers) < 35
     for number in plates.numbers:
         assert plates.read(number).frame.shape == (3, 48, 64)
+
+
+@pytest.mark.parametrize("late", [0, 15])
+@pytest.mark.parametrize(
+    ("suffix", "codec"), [("mkv", "libx264"), ("webm", "libvpx"), ("mp4", "libx264"), ("avi", "mpeg4")]
+)
+def test_a_whole_film_is_not_called_cut_off(tmp_path: Path, suffix: str, codec: str, late: int) -> None:
+    """Also where its pictures begin after its sound would, and with frames that are stored out of order."""
+    import av
+
+    path = tmp_path / f"a.{suffix}"
+    with av.open(str(path), "w") as film:
+        stream = film.add_stream(codec, 25, width=64, height=48, pix_fmt="yuv420p")
+        stream.codec_context.max_b_frames = 0 if codec == "libvpx" else 2
+        for number in range(50):
+            picture = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 4 * number, np.uint8))
+            picture.pts = number + late
+            film.mux(stream.encode(picture))
+        film.mux(stream.encode(None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(open_plates(path).numbers) == 50
 
 
 def test_a_damaged_frame_is_no_plate() -> None:

@@ -195,6 +195,9 @@ def test_flow_of_one_direction_is_refused_where_the_other_is_needed(cli: Command
             assert "backward vectors, got forward direction; store both as .exr with flow --direction both" in err
         assert not [*Path().glob("o.*.png")]
         cli.done("warp", "p.3.png", "--reference", "3", "--flow", f"f.%d.{suffix}", "-o", f"{suffix}.%d.png")
+        cli.done("warp", "p.1.png", "--reference", "1", "--frames", "1", "--flow", f"f.%d.{suffix}", "-o",
+                 f"same_{suffix}.%d.png")  # fmt: skip
+        cli.done("retime", "p.%d.png", "--factor", "0.5", "--flow", f"f.%d.{suffix}", "-o", f"half_{suffix}.%d.png")
     Path("f.flo.fullfield.json").unlink()
     err = cli.refused("retime", "p.%d.png", "--factor", "2", "--flow", "f.%d.flo", "-o", "o.%d.png")
     assert "expected forward and backward vectors, got one direction" in err
@@ -204,8 +207,9 @@ def test_missing_plates_are_named_before_a_shot_is_retimed(cli: CommandLine) -> 
     stored(1, 5, 2.0)
     shot_of((1, 2, 4, 5))
     command = ("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "o.%d.png")
-    assert "p.%d.png: expected every plate of 1-5, missing are 3" in cli.refused(*command)
-    assert "p.%d.png: expected every plate of 4-9, missing are 6-9" in cli.refused(*command, "--frames", "4-9")
+    assert "p.%d.png: expected the plates 1-5, missing: 3" in cli.refused(*command)
+    assert "p.%d.png: expected the plates 4-9, missing: 6-9" in cli.refused(*command, "--frames", "4-9")
+    assert "--frames: expected consecutive" in cli.refused("retime", "p.1-5x2@.png", *command[2:])
     assert not [*Path().glob("o.*")]
     cli.done(*command, "--frames", "4-5")
 

@@ -186,9 +186,16 @@ def test_the_wipe_shows_the_frame_that_the_vectors_reach(shot: Path, monkeypatch
             assert json.loads(found) == wanted
 
 
-def test_plates_of_another_size_are_named_and_left_out(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_image("p.0002.png", torch.rand(3, HEIGHT + 1, WIDTH))
+def test_plates_of_other_proportions_are_named_and_left_out(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image("p.0002.png", torch.rand(3, HEIGHT + 9, WIDTH))
     assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html"]) == 2
     size = f"{WIDTH}x{HEIGHT}"
-    assert f"p.0002.png: is {WIDTH}x{HEIGHT + 1}, but the flow mv.0002.exr is {size}" in capsys.readouterr().err
+    assert f"p.0002.png: is {WIDTH}x{HEIGHT + 9}, but the flow mv.0002.exr is {size}" in capsys.readouterr().err
     assert ["frame" in frame for frame in shown(page)["frames"]] == [True, False, True]
+
+
+def test_plates_of_half_the_size_are_shown_at_the_flows(page: Path) -> None:
+    for number, frame in enumerate(moving(3), 1):
+        write_image(f"p.{number:04d}.png", frame[:, ::2, ::2].contiguous())
+    assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html"]) == 0
+    assert all(frame["size"] == frame["shown"] == [WIDTH, HEIGHT] for frame in shown(page)["frames"])

@@ -55,22 +55,22 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {args.factor:g}")
     factor = Fraction(args.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
+    if (last - first) * max(factor, 1) > _MOST:
+        raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * max(factor, 1))}")
     every = range(first, last + 1)
-    if args.frames is not None and sources != [*every]:
+    if (args.frames is not None or shot.requested is not None) and sources != [*every]:
         raise InputError("--frames: expected consecutive frames")
     missing = [number for number in every if number not in shot.files]
     if missing:
-        raise InputError(
-            f"{args.plates}: expected every plate of {format_frames(every)}, missing are {format_frames(missing)}"
-        )
-    flow.require("forward", "backward")
-    if (last - first) * factor > _MOST:
-        raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
+        raise InputError(f"{args.plates}: expected the plates {first}-{last}, missing: {format_frames(missing)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
     made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
 
     def time_of(number: int) -> Fraction:
         return first + Fraction(number - first) / factor
+
+    if any(time_of(number).denominator > 1 for number in numbers):
+        flow.require("forward", "backward")
 
     def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
         time = time_of(number)

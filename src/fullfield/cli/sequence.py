@@ -71,8 +71,7 @@ def run(args: argparse.Namespace) -> int:
     devices = _devices(args)
     reading = reading_arguments(args)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
-    notes = contextlib.closing(output.journal())  # other machines cannot see that this process has ended
-    with naming(**words), notes, ProgressBar("flow", quiet=args.quiet) as progress:
+    with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
         maps: dict[str, Any] = {name: getattr(args, name) is not None for name in ("occlusion", "confidence")}
         how = {"direction": args.direction or "forward", "step": args.step or 1, "warm_start": args.warm_start}
         setting = sequences.Setting(**how, **maps, device=devices[0], refine=args.refine)
@@ -173,7 +172,7 @@ def _is_among(path: str, text: str) -> bool:
     (folder, name), (where, names) = os.path.split(path), os.path.split(text)
     if Path(text).is_dir():
         where, names = text, "*" if Path(name).suffix.lower() in FRAME_SUFFIXES else ""
-    return os.path.realpath(folder) == os.path.realpath(where) and fnmatch(name, names)
+    return fnmatch(os.path.realpath(folder), os.path.realpath(where)) and fnmatch(name, names)
 
 
 def _output_pattern(text: str, found: Found) -> str:

@@ -157,6 +157,8 @@ def run(args: argparse.Namespace) -> int:
             updates=updates,
             **{name: value for name, value in vars(args).items() if name in fields},
         )
+    if training.graph and device.type != "cuda" and not args.quiet:
+        report.note("--graph: nothing is recorded without a CUDA device")
     generators = _Generators(args, device)
     model, source = _network(args, device), _source(args, device, generators)
     pause = None if args.pause is None else 60 * args.pause

@@ -65,11 +65,11 @@ class Vectors:
         stored = self._settings.get("direction", "both")
         if stored == "both" and len(directions) > 1 and not is_exr(self.paths[0]):
             stored = "one"
-        if stored != "both" and {*directions} != {stored}:
+        if stored != "both" and not {*directions} <= {stored}:
             wanted = " and ".join(directions)
             raise InputError(
                 f"--flow {self.pattern}: expected {wanted} vectors, got {stored} direction; store both as .exr with "
-                "flow --direction both"
+                "flow --direction both, or choose other --frames"
             )
 
     @property

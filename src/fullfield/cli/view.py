@@ -18,7 +18,7 @@ from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import size
 from fullfield.io.names import FLOW_SUFFIXES
-from fullfield.sequences.names import Found, Pattern, choose, find_frames, format_frames, is_pattern
+from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     paths.check_suffix(page, "--output", (".html", ".htm"))
     paths.check_output(page, "--output")
 
-    stored = sequences.Output(str(Pattern.parse(args.flow)))
+    stored = sequences.Output(str(found.pattern))
     step = stored.noted_settings().get("step", 1)
     plates, why = _plates(args, stored)
     if plates is None and not args.quiet:
@@ -80,7 +80,7 @@ def _plates(args: argparse.Namespace, stored: sequences.Output) -> tuple[sequenc
     """Return the plates, read as for the flow if its notes name them, or None and why there are none."""
     source, reading = args.plates, {}
     if source is None:
-        source, reading = stored.source(), {**stored.noted_settings().get("reading", {}), "window": None}
+        source, reading = stored.source(), {**(stored.noted_settings().get("reading") or {}), "window": None}
     if source is None:
         return None, "no records next to the flow name them"
     try:
@@ -116,7 +116,8 @@ def _shown(
             try:
                 frame = plates.read(number).frame
                 flow = next(iter(parts.values()))
-                if frame.shape[-2:] != flow.shape[-2:]:
+                (high, wide), (height, width) = frame.shape[-2:], flow.shape[-2:]
+                if abs(wide * height - width * high) > max(wide, width):  # further than rounding a reduced size
                     problems.append(
                         f"{plates.path(number)}: is {size(frame)}, but the flow {found.path(number)} is {size(flow)}"
                     )

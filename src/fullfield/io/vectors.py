@@ -140,7 +140,9 @@ def read_vectors(path: PathLike) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name in layers_of(where):
         found[name] = _or_nan(*read_flow(where, layer=name)) if name in DIRECTIONS else _plane(where, name)
-    return found or {"forward": _or_nan(*read_flow(where))}  # bare u and v, or the complaint
+    if not found.keys() & DIRECTIONS:
+        found["forward"] = _or_nan(*read_flow(where))  # bare u and v, or the complaint
+    return found
 
 
 def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:

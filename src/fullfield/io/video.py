@@ -201,9 +201,10 @@ class FileSource:
         number, begin, end = 0, math.inf, -math.inf
         for packet in self._complaining(self._packets(), "packet"):
             number += packet.size > 0
-            if packet.pts is not None:
-                begin, end = min(begin, packet.pts), max(end, packet.pts + (packet.duration or 0))
-        declared, found = self._declared(), float((end - begin) * self._stream.time_base) if end >= begin else 0.0
+            stamp = packet.dts if packet.pts is None else packet.pts
+            if stamp is not None:
+                begin, end = min(begin, stamp), max(end, stamp + (packet.duration or 0))
+        declared, found = self._declared(begin, end)
         is_asf = self._container.format.name == "asf"
         slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
         if declared - found > max(slack, _SHORTER * declared):
@@ -214,14 +215,20 @@ class FileSource:
             )
         return number
 
-    def _declared(self) -> float:
-        """Return the seconds of pictures by the header; 0 where it does not say."""
+    def _declared(self, begin: float, end: float) -> tuple[float, float]:
+        """Return the seconds of pictures by the header, 0 where it does not say, and those between the two stamps."""
+        unit = float(self._stream.time_base)
+        if math.isinf(begin):
+            begin = end = 0
         if self._container.format.name == "avi" and self.rate:  # FFmpeg shortens the duration to the bytes there
-            return float(self._stream.frames / self.rate)
+            return float(self._stream.frames / self.rate), end * unit
         if self._stream.duration:
-            return float(self._stream.duration * self._stream.time_base)
+            return self._stream.duration * unit, (end - begin) * unit
         tag = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", self._stream.metadata.get("DURATION", ""))
-        return 0.0 if tag is None else int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])
+        if tag is None:
+            return 0.0, 0.0
+        # When the last frame ends, from 0.
+        return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3]), end * unit
 
     def close(self) -> None:
         """Close the file."""

@@ -179,7 +179,7 @@ class Output:
         """Return which frames of ``numbers`` are to be made: those without a file that agrees with this run.
 
         InputError where files are there that were begun with other settings, or that fullfield did not write. Settings
-        of a run that has ended do not bind while there is no frame.
+        do not bind while there is no frame.
 
         Args:
             settings: what decides the contents of the files; noted beside them.
@@ -200,17 +200,13 @@ class Output:
             )
         before = None if noted is None else self._wanted(noted["settings"])[0]
         changed = [] if before is None else _changes(before, wanted)
-        # In this order: a run that ends between the two has written its frames.
-        is_shared, is_empty = self.journal().is_shared(), self._is_empty()
-        if changed and (is_shared or not is_empty) and not overwrite:
+        if changed and not overwrite and not self._is_empty():
             more = [f"and {len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
             told = f"was begun with other settings ({'; '.join(changed[:_NAMED] + more)})"
             raise InputError(f"{self.pattern}: {told}; use --overwrite, or another name")
         records, plan = Records(self.notes), Plan(list(numbers))
         if not overwrite:
             plan = self._compare(settings, numbers, inputs, start, records, bool(noted and noted.get("records")))
-        if is_empty:
-            self.journal().begin()
         if before != wanted:
             facts = {"settings": wanted, "source": source, "records": True}
             with atomic_path(self.sidecar) as temporary:

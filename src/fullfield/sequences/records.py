@@ -159,7 +159,7 @@ class Records:
 
 
 class Journal:
-    """The notes that this process appends to in a folder, made with the first line or by :meth:`begin`."""
+    """The notes that this process appends to in a folder, made with the first line."""
 
     def __init__(self, folder: Path, name: str | None = None) -> None:
         self._folder, self._name = folder, name
@@ -188,28 +188,10 @@ class Journal:
             where = os.path.abspath(path)  # noqa: PTH100
             self._append({"input": where, "stamp": identity.stamp, "checksum": identity.checksum})
 
-    def begin(self) -> None:
-        """Create the notes without a line, which other processes see (:meth:`is_shared`)."""
-        self._folder.mkdir(exist_ok=True)
-        self._path().touch()
-
-    def close(self) -> None:
-        """Remove the notes of this process if they have no line."""
-        with suppress(FileNotFoundError):
-            if self._path().stat().st_size == 0:
-                self._path().unlink()
-
-    def is_shared(self) -> bool:
-        """Return whether another process, which has not ended, has notes in the folder."""
-        return any(notes != self._path() and not has_ended(notes.stem) for notes in self._folder.glob("*.jsonl"))
-
-    def _path(self) -> Path:
-        return self._folder / f"{self._name or writer()}.jsonl"
-
     def _append(self, facts: Mapping[str, Any]) -> None:
         line = json.dumps(facts).encode() + b"\n"
         with self._lock:
             self._folder.mkdir(exist_ok=True)
-            with self._path().open("ab", buffering=0) as file:
+            with (self._folder / f"{self._name or writer()}.jsonl").open("ab", buffering=0) as file:
                 file.write(line)
                 os.fsync(file.fileno())

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullfield import _check
 from fullfield.viz.frames import frame_to_image
 from fullfield.viz.wheel import color_wheel
 
@@ -26,8 +27,9 @@ _STEPS = 16.0  # the page's vectors are in sixteenths of a pixel
 class Shown:
     """One frame of the page.
 
-    ``frame`` is [1 or 3, H, W], display-referred, or None without plates. ``parts`` have the names of
-    :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W], ``occlusion.forward`` ... [H, W].
+    ``frame`` is [1 or 3, H, W], display-referred, or None without plates; one of another size is resized to that of
+    ``parts``, which have the names of :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W],
+    ``occlusion.forward`` ... [H, W].
     """
 
     number: int
@@ -48,6 +50,7 @@ def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: in
         width: width of the pictures, at most. Reported vectors are in pixels of the full size.
         step: how many frames the flow spans; the wipe warps the frame that far away.
     """
+    _check.number(step, "step", integer=True, low=1)
     frames = [_packed(shown, width) for shown in shot]
     facts = {"title": title, "max_motion": max_motion, "step": step, "steps": _STEPS, "wheel": color_wheel().tolist()}
     template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
@@ -69,7 +72,7 @@ def _hash(template: str, begin: str, end: str) -> str:
 
 def _packed(shown: Shown, most: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
-    sizes = [tuple(t.shape[-2:]) for t in (shown.frame, *shown.parts.values()) if t is not None]
+    sizes = [tuple(t.shape[-2:]) for t in (*shown.parts.values(), shown.frame) if t is not None]
     height, width = sizes[0]
     scale = min(1.0, most / width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))

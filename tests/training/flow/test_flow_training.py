@@ -758,10 +758,6 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
     refuses(message, FlowTraining, **change)
 
 
-def test_a_cuda_graph_needs_a_gpu(tmp_path: Path) -> None:
-    refuses("graph: expected False without a CUDA device", trained, tmp_path, training=TRAINING.replace(graph=True))
-
-
 def test_schedules() -> None:
     cycle = FlowTraining(learning_rate=1.0, warmup=0.1, last=0.01)
     rates = [cycle.rate(done / 100) for done in range(101)]

@@ -178,9 +178,7 @@ class Stepper:
         elif training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
         self._recorded: _Recorded | None = None
-        on_gpu = self.device.type == "cuda"
-        _check.require(on_gpu or not training.graph, "graph", "False without a CUDA device", training.graph)
-        self._unrecorded = _UNRECORDED if training.graph else math.inf
+        self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
         # Float16's scale, finite steps since it last changed.
         self.scaling = torch.zeros(2, dtype=torch.float32, device=self.device)
