@@ -55,8 +55,9 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {args.factor:g}")
     factor = Fraction(args.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
-    if (last - first) * max(factor, 1) > _MOST:
-        raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * max(factor, 1))}")
+    longer = int((last - first) * max(factor, Fraction(1)))
+    if longer > _MOST:
+        raise InputError(f"--factor: expected at most {_MOST} frames, got {longer}")
     every = range(first, last + 1)
     if (args.frames is not None or shot.requested is not None) and sources != [*every]:
         raise InputError("--frames: expected consecutive frames")
