@@ -204,7 +204,7 @@ class FileSource:
             stamp = packet.dts if packet.pts is None else packet.pts
             if stamp is not None:
                 begin, end = min(begin, stamp), max(end, stamp + (packet.duration or 0))
-        declared, found = self._declared(begin, end)
+        declared, found = self._lengths(begin, end)
         is_asf = self._container.format.name == "asf"
         slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
         if declared - found > max(slack, _SHORTER * declared):
@@ -215,7 +215,7 @@ class FileSource:
             )
         return number
 
-    def _declared(self, begin: float, end: float) -> tuple[float, float]:
+    def _lengths(self, begin: float, end: float) -> tuple[float, float]:
         """Return the seconds of pictures by the header, 0 where it does not say, and those between the two stamps."""
         unit = float(self._stream.time_base)
         if math.isinf(begin):
