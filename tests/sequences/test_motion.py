@@ -161,9 +161,9 @@ def test_occlusion_of_a_pair_can_be_left_out(cli: CommandLine) -> None:
     assert not read_frame("o.png")[:, hidden].any()
 
 
-def shot_of(numbers: Iterable[int], suffix: str = "png") -> None:
+def shot_of(numbers: Iterable[int]) -> None:
     for number, frame in zip(numbers, moving(6), strict=False):
-        write_image(f"p.{number}.{suffix}", frame)
+        write_image(f"p.{number}.png", frame)
 
 
 def test_flow_over_two_frames_is_refused(cli: CommandLine) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
-from fullfield.cli.report import size
 from fullfield.sequences.names import choose, format_frames
 from fullfield.sequences.records import Checksums, stamp_of
 
@@ -65,13 +64,12 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise InputError(f"{args.plates}: expected the plates {first}-{last}, missing: {format_frames(missing)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
+    if factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
+        flow.require("forward", "backward")
     made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
 
     def time_of(number: int) -> Fraction:
         return first + Fraction(number - first) / factor
-
-    if any(time_of(number).denominator > 1 for number in numbers):
-        flow.require("forward", "backward")
 
     def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
         time = time_of(number)
@@ -134,10 +132,7 @@ class _Reader:
             raise InputError(f"{self._path(number + 1)}: has another size or other channels than {self._path(number)}")
         forward, backward = self._forward(number), self._backward(number + 1)
         for at, field in ((number, forward), (number + 1, backward)):
-            if field.shape[-2:] != first.pixels.shape[-2:]:
-                raise InputError(
-                    f"{self._path(at)}: is {size(first.pixels)}, but the flow {self._flow.path(at)} is {size(field)}"
-                )
+            report.same_size(field, f"the flow {self._flow.path(at)}", first.pixels, self._path(at))
         picture = between(first.pixels, second.pixels, forward, backward, part).picture
         nearer = first if part < 0.5 else second
         return nearer._replace(pixels=picture)

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullfield import io, sequences, viz
 from fullfield._check import InputError
@@ -54,15 +54,17 @@ def run(args: argparse.Namespace) -> int:
     paths.check_output(page, "--output")
 
     stored = sequences.Output(str(found.pattern))
-    step = stored.noted_settings().get("step", 1)
-    plates, why = _plates(args, stored)
+    settings = stored.noted_settings()
+    plates, why = _plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")
     problems: list[str] = []
     with ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
         shot = _shown(found, numbers, plates, problems, progress)
-        text = viz.view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=step)
+        text = viz.view_page(
+            Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1)
+        )
     if plates is not None:
         plates.close()
     with io.atomic_path(page) as temporary:
@@ -76,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def _plates(args: argparse.Namespace, stored: sequences.Output) -> tuple[sequences.Plates | None, str]:
-    """Return the plates, read as for the flow if its notes name them, or None and why there are none."""
-    source, reading = args.plates, {}
-    if source is None:
-        source, reading = stored.source(), {**(stored.noted_settings().get("reading") or {}), "window": None}
+def _plates(
+    args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
+) -> tuple[sequences.Plates | None, str]:
+    """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
+    source, reading = (stored.source(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
     if source is None:
         return None, "no records next to the flow name them"
     try:

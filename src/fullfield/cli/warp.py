@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 from fullfield import viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
-from fullfield.cli.report import size
 from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_sequence
 from fullfield.sequences.records import Checksums, digest
 
@@ -159,6 +158,5 @@ def _warped(number: int, field: Tensor | InputError | None, path: str, flow: vec
     raw = read_raw(path)
     if field is None:
         return raw
-    if field.shape[-2:] != raw.pixels.shape[-2:]:
-        raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow.pattern} is {size(field)}")
+    report.same_size(field, f"the flow {flow.pattern}", raw.pixels, path)
     return raw._replace(pixels=viz.warp(raw.pixels, field)[0])

@@ -216,7 +216,10 @@ class FileSource:
         return number
 
     def _lengths(self, begin: float, end: float) -> tuple[float, float]:
-        """Return the seconds of pictures by the header, 0 where it does not say, and those between the two stamps."""
+        """Return the seconds of pictures by the header, 0 where it does not say, and as the packets' stamps have them.
+
+        Both are counted from 0 where the header's are.
+        """
         unit = float(self._stream.time_base)
         if math.isinf(begin):
             begin = end = 0
@@ -227,7 +230,6 @@ class FileSource:
         tag = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", self._stream.metadata.get("DURATION", ""))
         if tag is None:
             return 0.0, 0.0
-        # When the last frame ends, from 0.
         return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3]), end * unit
 
     def close(self) -> None:
