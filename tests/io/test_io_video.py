@@ -273,7 +273,7 @@ def test_a_whole_film_is_not_called_cut_off(tmp_path: Path, suffix: str, codec: 
 
 
 def test_a_damaged_frame_is_no_plate() -> None:
-    frame = video._Decoded(SimpleNamespace(is_corrupt=True), 0.0, "a.mkv, frame 3")
+    frame = video._Decoded(SimpleNamespace(is_corrupt=True), video.Turn(), 0.0, "a.mkv, frame 3")
     with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
         frame.values()
 
@@ -310,7 +310,8 @@ def test_a_rate_that_cannot_be_is_unknown(
 
     stream = SimpleNamespace(codec_context=SimpleNamespace(), width=64, height=48, average_rate=rate, guessed_rate=None)
     (tmp_path / "a.mkv").write_bytes(b"stands for a film")
-    monkeypatch.setattr(av, "open", lambda *_, **__: SimpleNamespace(streams=SimpleNamespace(video=[stream])))
+    container = SimpleNamespace(streams=SimpleNamespace(video=[stream]), demux=lambda _: iter(()))
+    monkeypatch.setattr(av, "open", lambda *_, **__: container)
     assert open_video(str(tmp_path / "a.mkv")).rate == expected
 
 
@@ -389,3 +390,73 @@ def test_without_a_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InputError, match=r"writes none of libx264"):
         VideoWriter(tmp_path / "a.mp4", 64, 48, 25.0)
     assert not list(tmp_path.iterdir())
+
+
+TURNS = [(a, 0, 0, d) for a in (1, -1) for d in (1, -1)] + [(0, b, c, 0) for b in (1, -1) for c in (1, -1)]
+
+
+def encode(path: Path, matrix: tuple[int, int, int, int] | None = None, **options: str) -> Path:
+    """Write four frames 64×48 of three unlike blocks, with a display matrix."""
+    av = importlib.import_module("av")
+    if not hasattr(av.video.stream.VideoStream, "set_display_matrix"):
+        pytest.skip("this PyAV writes no display matrix")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt, stream.options = 64, 48, "yuv420p", {"crf": "1", **options}
+        if matrix is not None:
+            a, b, c, d = (entry << 16 for entry in matrix)
+            stream.set_display_matrix([a, b, 0, c, d, 0, 0, 0, 1 << 30])
+        for _ in range(4):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(blocks(), format="rgb24")))
+        container.mux(stream.encode(None))
+    return path
+
+
+def blocks() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    pixels[:16, :16], pixels[:16, 48:], pixels[32:, :16] = 250, 160, 80
+    return pixels
+
+
+@pytest.mark.parametrize("matrix", TURNS)
+def test_open_video_turns_frames_as_players_do(tmp_path: Path, matrix: tuple[int, int, int, int]) -> None:
+    a, b, c, d = matrix
+    stored = blocks()
+    height, width = (48, 64) if a else (64, 48)
+    expected = np.zeros((height, width, 3), np.uint8)
+    for y in range(48):
+        for x in range(64):  # where the matrix brings each stored pixel; negative coordinates count from the far side
+            expected[(b * x + d * y) if b + d > 0 else height - 1 + b * x + d * y,
+                     (a * x + c * y) if a + c > 0 else width - 1 + a * x + c * y] = stored[y, x]  # fmt: skip
+    source = open_video(str(encode(tmp_path / "a.mp4", matrix)))
+    assert (source.width, source.height) == (width, height)
+    frames = list(source)
+    assert len(frames) == 4
+    for frame in frames:
+        for pixels in (frame.rgb().float(), frame.luma().float().expand(3, -1, -1), frame.values() * 255):  # type: ignore[attr-defined]
+            assert np.abs(pixels.permute(1, 2, 0).numpy() - expected).mean() < 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plates = open_plates(str(tmp_path / "a.mp4"))
+        assert plates.numbers == [1, 2, 3, 4]
+        assert plates.read(3).frame.shape == (3, height, width)
+        assert plates.read(1).frame.shape == (3, height, width)
+        plates.close()
+    source.close()
+
+
+def test_open_video_turned_between_the_quarters_warns(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.mp4", (1, 1, -1, 1))
+    with pytest.warns(UserWarning, match=r"a\.mp4: is turned by an angle that is no multiple of 90"):
+        frames = list(open_video(str(path)))
+    assert frames[0].rgb().shape == (3, 48, 64)
+
+
+def test_open_video_of_interlaced_material_warns_once(tmp_path: Path) -> None:
+    path = encode(tmp_path / "a.mp4", None, **{"x264-params": "tff=1"})
+    with pytest.warns(UserWarning, match=r"a\.mp4: is interlaced") as caught:
+        assert len(list(open_video(str(path)))) == 4
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(open_video(str(encode(tmp_path / "b.mp4"))))) == 4

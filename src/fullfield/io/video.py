@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import struct
 import sys
 import time
 import warnings
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -73,11 +74,48 @@ def open_video(source: str) -> VideoSource:
     return CameraSource(source) if source.startswith(CAMERA) else FileSource(source)
 
 
+class Turn(NamedTuple):
+    """Turn that brings stored pixels to the position in which players show them."""
+
+    transposed: bool = False
+    """Swap rows and columns, before anything is flipped."""
+    flipped_x: bool = False
+    flipped_y: bool = False
+
+    def apply(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """Return ``[H, W, ...]`` turned, without copying."""
+        pixels = pixels.swapaxes(0, 1) if self.transposed else pixels
+        pixels = pixels[:, ::-1] if self.flipped_x else pixels
+        return pixels[::-1] if self.flipped_y else pixels
+
+
+def parse_display_matrix(matrix: bytes) -> Turn | None:
+    """Return the turn of a display matrix: nine int32, of which the first, second, fourth and fifth turn.
+
+    A stored pixel (x, y) is shown at (a x + c y, b x + d y), up to a shift. None for angles between the quarters.
+    """
+    a, b, _, c, d = struct.unpack_from("=5i", matrix)
+    across, along = max(abs(a), abs(d)), max(abs(b), abs(c))
+    if min(across, along) > 0.02 * max(across, along):
+        return None
+    if across >= along:
+        return Turn(False, a < 0, d < 0)
+    return Turn(True, c < 0, b < 0)
+
+
+def _turn_of(frame: Any) -> Turn | None:
+    """Return the turn of PyAV's frame."""
+    for entry in frame.side_data:
+        if entry.type.name == "DISPLAYMATRIX":
+            return parse_display_matrix(bytes(entry))
+    return Turn()
+
+
 class _Decoded:
     """Frame of PyAV."""
 
-    def __init__(self, frame: Any, seconds: float, name: str) -> None:
-        self._frame, self._name = frame, name
+    def __init__(self, frame: Any, turn: Turn, seconds: float, name: str) -> None:
+        self._frame, self._turn, self._name = frame, turn, name
         self.time = seconds
 
     def luma(self) -> Tensor:
@@ -89,10 +127,10 @@ class _Decoded:
     def _array(self, form: str) -> NDArray[Any]:
         av = importlib.import_module("av")
         try:
-            found: NDArray[Any] = self._frame.to_ndarray(format=form)
+            pixels: NDArray[Any] = self._frame.to_ndarray(format=form)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise InputError(f"{self._name}: its pixels cannot be converted ({_said(error)})") from error
-        return found
+        return self._turn.apply(pixels)
 
     def values(self) -> Tensor:
         """Return float32 [3, H, W] in [0, 1], with all the bits that the video has; InputError for a damaged frame."""
@@ -107,8 +145,9 @@ class _Decoded:
 class FileSource:
     """First video stream of a file or of a network address, decoded by PyAV on several threads.
 
-    An address that sends nothing for ten seconds raises InputError. Time stamps that jump by more than ten minutes,
-    forwards or back, are warned about, and the jump is left out.
+    Frames are turned and mirrored as the file says and players show them (phones). An address that sends nothing for
+    ten seconds raises InputError. Time stamps that jump by more than ten minutes, forwards or back, are warned about,
+    and the jump is left out. Interlaced frames are warned about once.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -146,10 +185,31 @@ class FileSource:
         self._stream.codec_context.options = {"max_pixels": str(most)}
         rate = float(self._stream.average_rate or self._stream.guessed_rate or 0)
         self.rate = rate if 1 / _LONGEST_GAP < rate < _TICKS else None
+        self._demuxed: Iterator[Any] = iter(self._container.demux(self._stream))
+        self._first_packets: list[Any] = []
+        self._first_frames: list[Any] = []
+        self._first_error: Exception | None = None
+        self._decode_first()
+        if self._first_frames:
+            turn = _turn_of(self._first_frames[0])
+            if turn is not None and turn.transposed:
+                self.width, self.height = self.height, self.width
+
+    def _decode_first(self) -> None:
+        """Decode the first frame, which alone says how the video is turned; an error waits for the iteration."""
+        try:
+            for packet in self._demuxed:
+                self._first_packets.append(packet)
+                if not self._is_cut_off(packet):
+                    self._first_frames += packet.decode()
+                if self._first_frames:
+                    return
+        except (self._silence, self._broken, OSError, ValueError) as error:
+            self._first_error = error
 
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.rate or 25.0)
-        last, shift = -interval, 0.0
+        last, shift, is_warned = -interval, 0.0, False
         for number, frame in enumerate(self._complaining(self._decoded(), "frame")):
             # A stream without time stamps runs at its rate.
             stamp = frame.time if frame.time is not None else number * interval
@@ -164,21 +224,48 @@ class FileSource:
                 shift += last + interval - seconds
                 seconds = last + interval
             last = seconds
-            if (frame.width, frame.height) != (self.width, self.height):
+            turn = _turn_of(frame)
+            size = (frame.height, frame.width) if turn is not None and turn.transposed else (frame.width, frame.height)
+            if size != (self.width, self.height):
                 raise InputError(
                     f"{self._path}: expected frames of {self.width}×{self.height} throughout, got "
-                    f"{frame.width}×{frame.height} after {seconds:.2f} s"
+                    f"{size[0]}×{size[1]} after {seconds:.2f} s"
                 )
-            yield _Decoded(frame, seconds, f"{self._path}, frame {number + 1}")
+            if not is_warned:
+                is_warned = self._warn(frame, turn)
+            yield _Decoded(frame, turn or Turn(), seconds, f"{self._path}, frame {number + 1}")
+
+    def _warn(self, frame: Any, turn: Turn | None) -> bool:
+        """Warn of a frame that is not as players show it, and return whether it is one."""
+        problem = ""
+        if frame.interlaced_frame:
+            problem = "is interlaced, and both fields are read as one picture; deinterlace it first (ffmpeg -vf bwdif)"
+        elif turn is None:
+            problem = "is turned by an angle that is no multiple of 90°; it is read as stored"
+        if problem:
+            warnings.warn(f"{self._path}: {problem}", stacklevel=4)
+        return bool(problem)
 
     def _packets(self) -> Iterator[Any]:
         """Yield the packets of the stream, without one that the end of a truncated file cuts off."""
-        for packet in self._container.demux(self._stream):
-            if not (packet.is_corrupt and 0 < self._bytes <= (packet.pos or 0) + packet.size):
+        yield from (packet for packet in self._first_packets if not self._is_cut_off(packet))
+        yield from self._later_packets()
+
+    def _later_packets(self) -> Iterator[Any]:
+        """Yield the packets behind the first frame's."""
+        if self._first_error is not None:
+            raise self._first_error
+        for packet in self._demuxed:
+            if not self._is_cut_off(packet):
                 yield packet
 
+    def _is_cut_off(self, packet: Any) -> bool:
+        return bool(packet.is_corrupt and 0 < self._bytes <= (packet.pos or 0) + packet.size)
+
     def _decoded(self) -> Iterator[Any]:
-        for packet in self._packets():
+        yield from self._first_frames
+        self._first_frames = []
+        for packet in self._later_packets():
             yield from packet.decode()
 
     def _complaining(self, source: Iterator[Any], what: str) -> Iterator[Any]:
