@@ -15,3 +15,8 @@ def table(rows: Sequence[Sequence[str]], *, padded: bool = False) -> list[str]:
         lines[1] = ["-" * width for width in widths]
         lines = [[text.ljust(width) for text, width in zip(row, widths, strict=True)] for row in lines]
     return [f"| {' | '.join(row)} |" for row in lines]
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose first row is the header as text that ends with a line break."""
+    return "\n".join(table(rows)) + "\n"

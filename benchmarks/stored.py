@@ -14,6 +14,13 @@ from typing import Any
 from fullfield import _check
 from fullfield._check import InputError
 
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def stored_result(name: str) -> Any:
+    """Return the content of a file in ``benchmarks/results``."""
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
 
 def environment() -> dict[str, Any]:
     """Machine, versions and commit: what a number depends on."""

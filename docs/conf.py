@@ -1,4 +1,4 @@
-"""Sphinx's settings. ``python scripts/site.py`` copies the pages to one place and builds the site of them."""
+"""Sphinx's settings. ``python scripts/docs/site.py`` copies the pages to one place and builds the site of them."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from fullfield import __version__
 
 PAGES = (
     Path(__file__).resolve().parent.parent
-)  # scripts/site.py copies them, so that nothing is written into the checkout
+)  # scripts/docs/site.py copies them, so that nothing is written into the checkout
 sys.path.insert(0, str(PAGES / "docs"))  # for the scraper of the gallery
 
 project = "fullfield"

@@ -1,4 +1,4 @@
-"""What scripts/check.py runs where."""
+"""What scripts/check/run.py runs where."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commands import ROOT, loaded
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    return loaded("scripts/check.py")
+    return loaded("scripts/check/run.py")
 
 
 def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

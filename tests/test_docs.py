@@ -148,16 +148,17 @@ def test_the_page_of_the_package_index_has_absolute_links(monkeypatch: pytest.Mo
     assert found["urls"]["Repository"] == "https://hub.test/written/down"
 
 
-def test_a_wheel_that_lacks_something_is_found(tmp_path: Path) -> None:
-    problems = runpy.run_path(str(ROOT / "scripts" / "check_wheel.py"))["problems"]
+def test_check_wheel_names_missing_and_unexpected_files(tmp_path: Path) -> None:
+    problems = runpy.run_path(str(ROOT / "scripts" / "release" / "check_wheel.py"))["problems"]
     source = ROOT / "src"
     files = [path for path in (source / "fullfield").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     names = [path.relative_to(source).as_posix() for path in files]
     assert {"fullfield/models/fullfield_s.safetensors", "fullfield/py.typed"} <= set(names)
-    lost = next(name for name in names if name.endswith(".cuh"))
+    lost_files = {Path(name).suffix: name for name in names if not name.endswith(".md")}.values()
+    assert {"fullfield/datasets/three_d_match.json", "fullfield/py.typed"} <= set(lost_files)
     for name, left, more, said in (
         ("whole", None, (), []),
-        ("lacking", lost, (), [f"{lost}: is missing"]),
+        *((f"without {Path(lost).suffix}", lost, (), [f"{lost}: is missing"]) for lost in lost_files),
         ("full", None, ("benchmarks/runner.py",), ["benchmarks: does not belong into the wheel"]),
     ):
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
@@ -171,8 +172,8 @@ def test_measured_tables_are_the_stored_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What pages mark as made by a script is what the script makes of the stored results."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    tables = runpy.run_path(str(ROOT / "scripts" / "tables.py"))
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "docs")
+    tables = runpy.run_path(str(ROOT / "scripts" / "docs" / "tables.py"))
     assert tables["main"](["--check"]) == 0, capsys.readouterr().out
     by_other_scripts = {"options", "support", "measured"}
     for page in PAGES:

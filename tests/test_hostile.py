@@ -1,4 +1,4 @@
-"""Short forms of the programs of scripts/hostile, for ``check.py long``."""
+"""Short forms of the programs of scripts/check/hostile, for ``scripts/check/run.py long``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("OpenImageIO")
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "hostile"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "check" / "hostile"))
 import frames
 import histories
 import kills

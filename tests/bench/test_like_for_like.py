@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from benchmarks import like_for_like, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
@@ -19,18 +20,12 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, on a copy of the stored results that may be added to: ``tables.RESULTS``."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    for name in ("like_for_like", "operator_tables"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import like_for_like
-    import operator_tables
-
+    """The module, on a copy of the stored results that may be added to: ``tables.RESULTS``."""
     results = tmp_path / "results"
     shutil.copytree(ROOT / "benchmarks" / "results", results)
     for path in results.glob("like_*.json"):
         path.unlink()
-    for module in (like_for_like, operator_tables):
+    for module in (like_for_like, stored):
         monkeypatch.setattr(module, "RESULTS", results)
     return like_for_like
 

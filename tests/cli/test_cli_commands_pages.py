@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def commands() -> ModuleType:
-    return loaded("scripts/commands.py")
+    return loaded("scripts/docs/commands.py")
 
 
 def test_the_pages_say_what_the_parsers_say(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ _ESTIMATES = {
     (128, 128): "pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet maskflownet_s",
 }
 ESTIMATES = {name: size for size, names in _ESTIMATES.items() for name in names.split()}
-# Other ways to reach what the models left in the usual run reach; they come with scripts/check.py long.
+# Other ways to reach what the models left in the usual run reach; they come with scripts/check/run.py long.
 _LONG = (
     "videoflow_bof videoflow_mof streamflow skflow rpknet flowseek_t flow_anything recover_mn memflow matchflow "
     "liteflownet3 unimatch pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow hd3 maskflownet "

@@ -114,7 +114,7 @@ METHODS = {
 }
 
 DEFAULT_METHOD = "auto"
-"""At least as accurate as TV-L1 on every shared pair: ``scripts/score_methods.py``."""
+"""At least as accurate as TV-L1 on every shared pair: ``benchmarks/experiments/score_methods.py``."""
 
 AUTO_NETWORK = "fullfield-s"
 """Network that ``auto`` refines."""

@@ -23,7 +23,10 @@ _APART = 4
 CONFIDENCE = (1.145, -0.734, -0.934, 0.940)
 """Weights of a logistic regression: bias, logarithms of distance, residual and contrast."""
 CONFIDENCE_WITH_OWN = (2.068, -0.434, -0.655, 0.592, -1.851)
-"""The same with the network's own log scale. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
+"""The same with the network's own log scale.
+
+Fitted with fullfield-s by benchmarks/experiments/calibrate_confidence.py.
+"""
 
 
 class Evidence(NamedTuple):

@@ -1,8 +1,7 @@
-"""``scripts/judge_pairs.py``, which continues official weights on synthetic pairs."""
+"""``benchmarks/experiments/judge_pairs.py``, which continues official weights on synthetic pairs."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.experiments import judge_pairs, score_methods
 from fullfield.io import write_flow
 from fullfield.models import RAFT, RAFTConfig, load_weights
 from fullfield.training.flow import SceneStyle
@@ -19,21 +19,13 @@ from fullfield.training.flow.config import MIXTURE
 from fullfield.training.flow.pictures import procedural_pictures
 from refusals import refuses
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 SMALL = ("--size", "32x24", "--batch", "1", "--updates", "1", "--scored-updates", "1", "--device", "cpu", "--mixture")
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, with random weights and one real pair."""
-    module = script("judge_pairs")
+    module = judge_pairs
     drawn = procedural_pictures(2, 32, shapes=4)
     monkeypatch.setattr("fullfield.training.flow.pairs.procedural_pictures", lambda: drawn)
     monkeypatch.setattr(module, "DATA", tmp_path)
@@ -127,7 +119,7 @@ def test_pairs_are_cut_and_augmented(judge: ModuleType) -> None:
 def test_scores_of_absent_pairs_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    methods = script("score_methods")
+    methods = score_methods
     before = methods.RESULT.read_bytes()
     monkeypatch.setattr(methods, "DATA", tmp_path)
     assert methods.main(["tvl1"]) == 2

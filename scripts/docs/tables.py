@@ -1,7 +1,7 @@
 """Write the tables of measurements, and sentences with such numbers, into README.md and docs from the stored results.
 
-python scripts/tables.py           write them
-python scripts/tables.py --check   exit with 1 when a page says something else
+python scripts/docs/tables.py           write them
+python scripts/docs/tables.py --check   exit with 1 when a page says something else
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = str(ROOT), str(Path(__file__).resolve().parent)  # the benchmarks read their results
 import error_tables  # noqa: E402  lies beside this file
-import like_for_like  # noqa: E402  so do these
-import operator_tables  # noqa: E402
+import operator_tables  # noqa: E402  so do these
 import sentences  # noqa: E402
-from operator_tables import read  # noqa: E402
+
+from benchmarks import like_for_like  # noqa: E402
+from benchmarks.stored import stored_result  # noqa: E402
 
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -47,7 +48,7 @@ def row_of(case: dict[str, Any], name: str) -> Any:
 
 
 def table() -> str:
-    stored = read("tvl1_cpu.json")
+    stored = stored_result("tvl1_cpu.json")
     cases = {case["case"]: case for case in stored["cases"]}
     fixed, own, presets = (cases[name] for name in ("fixed work", "own defaults", "presets"))
     height, width = fixed["size"]
@@ -122,13 +123,13 @@ def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
 
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
-    found = [*read("models_h200.json")["cases"], *read("models_h200_16k.json")["cases"]]
+    found = [*stored_result("models_h200.json")["cases"], *stored_result("models_h200_16k.json")["cases"]]
     return sorted(found, key=lambda case: (case["method"], case["size"]))
 
 
 def models_table() -> str:
     """Return seconds and peak memory of whole networks on the GPU, and of ptlflow's."""
-    stored = read("models_h200.json")
+    stored = stored_result("models_h200.json")
     rows = [["one pair of frames, one H200", *HEADS]]
     titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
     for case in network_cases():
@@ -153,7 +154,7 @@ def models_table() -> str:
 
 def tvl1_gpu_table() -> str:
     """TV-L1 on the GPU in both precisions: iterations alone, whole frames, the largest real-time frame."""
-    stored = read("tvl1_h200.json")
+    stored = stored_result("tvl1_h200.json")
     cases = {case["case"]: case["rows"] for case in stored["cases"]}
     precisions = ("float32", "float16")
 
@@ -216,7 +217,7 @@ def tvl1_gpu_table() -> str:
 
 def points_table() -> str:
     """Milliseconds and memory of one convolution on the GPU against size, beside everybody who takes part."""
-    stored = read("points_h200.json")
+    stored = stored_result("points_h200.json")
     cases = stored["cases"]
 
     def cell(case: dict[str, Any], begin: str) -> str:
@@ -293,7 +294,7 @@ def points_table() -> str:
 
 def _points_on_h100() -> list[str]:
     """Return layers in both half precisions, clouds that are hard for them, and recorded training steps."""
-    stored = read("points_h100.json")
+    stored = stored_result("points_h100.json")
     cases, environment = stored["cases"], stored["environment"]
 
     def milliseconds(case: dict[str, Any]) -> str:
@@ -339,7 +340,7 @@ def _points_on_h100() -> list[str]:
 
 def tvl1_rates() -> str:
     """Settings of TV-L1 by frame rate, with their errors."""
-    stored = read("tvl1_h200.json")
+    stored = stored_result("tvl1_h200.json")
     rows = next(case["rows"] for case in stored["cases"] if case["case"] == "whole frames")
     groups = list(dict.fromkeys(name for row in rows for name in row.get("epe", {})))
     heads = ["setting", "frame", "scales × warps × iterations", "flows a second", "in float16", "ms, p99", "memory"]
@@ -363,12 +364,12 @@ def tvl1_gpu_page() -> str:
     """Everything that was measured of TV-L1 on the GPU."""
     from benchmarks.cases.tvl1.report import section
 
-    return section(read("tvl1_h200.json"))
+    return section(stored_result("tvl1_h200.json"))
 
 
 def cascade_table() -> str:
     """Errors of RAFT with and without a cascade, on frames that were enlarged or moved."""
-    stored = {case["case"]: case for case in read("cascade_h200.json")["cases"]}
+    stored = {case["case"]: case for case in stored_result("cascade_h200.json")["cases"]}
     ways = (("plain 32", "plain 32"), ("12+12", "cascade 12+12"), ("4+12", "cascade 4+12"), ("1+12", ""))
     kinds = {
         "noise of all scales, 8192×3432, moved by 200 px": "translation, noise",
@@ -414,7 +415,7 @@ def conditions(results: dict[str, Any], command: str) -> str:
 
 
 def refinement_table() -> str:
-    results = read("refine_h200.json")
+    results = stored_result("refine_h200.json")
     rows = [["guided refinement, prepared", "median", "99th percentile", "memory at most", "of its memory floor"]]
     for case in results["cases"]:
         (row,) = case["rows"]
@@ -425,7 +426,7 @@ def refinement_table() -> str:
 
 
 def windows_table() -> str:
-    results = read("windows_h200.json")
+    results = stored_result("windows_h200.json")
     rows = [["float16 features", "forward", "localcorr", "with gradients", "localcorr"]]
     cases = {case["label"]: case for case in results["cases"] if case["dtype"] == "torch.float16"}
 
@@ -445,7 +446,7 @@ def windows_table() -> str:
 
 
 def packing_table() -> str:
-    results = read("packing_cpu.json")
+    results = stored_result("packing_cpu.json")
     cases = {(case["flow"], case["type"]): case for case in results["cases"]}
     flows = list(dict.fromkeys(flow for flow, _ in cases))
     rows = [["vectors", "packed as", *(f"{flow}: {what}" for flow in flows for what in ("size", "writing", "reading"))]]
@@ -465,7 +466,7 @@ def packing_table() -> str:
 
 
 def training_table() -> str:
-    results = read("training_h200.json")
+    results = stored_result("training_h200.json")
     rows = [["a step of training", "fullfield", "dense volume", "localcorr 0.1.1"]]
 
     def told(row: dict[str, Any]) -> str:
@@ -480,7 +481,7 @@ def training_table() -> str:
 
 def descriptors_table() -> str:
     """Both descriptors on the shared pairs, by pair and change, and over all."""
-    stored = read("descriptors_cpu.json")
+    stored = stored_result("descriptors_cpu.json")
     changes = {"10 % of it": "10 % of its points", "60 % of it": "cropped to 60 %"}
 
     def both(values: tuple[float, float], shown: str, factor: float = 1.0) -> str:
@@ -550,7 +551,7 @@ def main(arguments: list[str]) -> int:
                 page.write_text(wanted, "utf-8")
     if arguments == ["--check"]:
         said = ", ".join(different)
-        print(f"{said}: run scripts/tables.py" if different else "every page agrees with the results")
+        print(f"{said}: run scripts/docs/tables.py" if different else "every page agrees with the results")
         return int(bool(different))
     return 0
 

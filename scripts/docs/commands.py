@@ -1,7 +1,7 @@
 """Write the options in docs/commands from the parsers of the command line.
 
-python scripts/commands.py           write them; a verb without a page gets one
-python scripts/commands.py --check   exit with 1 when a page says something else
+python scripts/docs/commands.py           write them; a verb without a page gets one
+python scripts/docs/commands.py --check   exit with 1 when a page says something else
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fullfield.cli.main import build_parser
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "commands"
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "commands"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 FULL = "flow"  # the page with the options that several verbs share
 SHARED = ("Reading frames",)
@@ -106,7 +106,8 @@ def main(arguments: list[str]) -> int:
             if arguments != ["--check"]:
                 page.write_text(wanted, "utf-8")
     if arguments == ["--check"]:
-        print(f"{', '.join(different)}: run scripts/commands.py" if different else "every page agrees with the parsers")
+        pages = ", ".join(different)
+        print(f"{pages}: run scripts/docs/commands.py" if different else "every page agrees with the parsers")
         return int(bool(different))
     return 0
 

@@ -1,7 +1,7 @@
 """Store mean end-point errors of the methods on every shared pair with true flow; check that `auto` beats TV-L1.
 
-python scripts/score_methods.py             all methods; needs FULLFIELD_DATA
-python scripts/score_methods.py auto tvl1   recompute these, keep the stored errors of the others
+python -m benchmarks.experiments.score_methods             all methods; needs FULLFIELD_DATA
+python -m benchmarks.experiments.score_methods auto tvl1   recompute these, keep the stored errors of the others
 
 Writes benchmarks/results/errors_cpu.json; exits with 1 while `auto` loses a pair to TV-L1.
 """
@@ -17,19 +17,16 @@ from typing import Any
 import torch
 
 import fullfield
+from benchmarks.shared_pairs import data_folder, shared_pairs
+from benchmarks.stored import RESULTS
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.io import atomic_path, read_flow
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import RefinementConfig
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from benchmarks.shared_pairs import data_folder  # noqa: E402  outside the package
-from benchmarks.shared_pairs import shared_pairs as shared_pairs  # noqa: E402
-
 DATA = data_folder()
-RESULT = ROOT / "benchmarks" / "results" / "errors_cpu.json"
+RESULT = RESULTS / "errors_cpu.json"
 RAFT = {
     name: {"method": kind, "weights": DATA / "weights" / f"{name}.pth"}
     for name, kind in (("raft-things", "raft"), ("raft-small", "raft-small"), ("raft-sintel", "raft"))

@@ -1,6 +1,6 @@
 """Install a wheel with each optional extra into a separate environment, and use the extra.
 
-python scripts/check_extras.py dist/fullfield-*.whl [EXTRA ...]     by default all but dev; minutes for each
+python scripts/release/check_extras.py dist/fullfield-*.whl [EXTRA ...]     by default all but dev; minutes for each
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FRAMES = "from fullfield.testing import textured_scene; s = textured_scene(48, 64)"
 NVRTC = """
 import contextlib, io, json
@@ -88,7 +88,7 @@ assert names >= {'opencv', 'scikit-image'}, names
     "cuda13": NVRTC.replace("MAJOR", "13"),
     "docs": """
 import os, subprocess, sys
-site = os.path.join(os.environ['FULLFIELD_CHECKOUT'], 'scripts', 'site.py')
+site = os.path.join(os.environ['FULLFIELD_CHECKOUT'], 'scripts', 'docs', 'site.py')
 sys.exit(subprocess.run([sys.executable, site, '--quick']).returncode)
 """,
 }

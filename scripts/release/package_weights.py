@@ -1,6 +1,6 @@
 """Convert the weights of a training run into the file that fullfield ships: float16 safetensors.
 
-python scripts/package_weights.py runs/x/weights.safetensors src/fullfield/models/fullfield_s.safetensors
+python scripts/release/package_weights.py runs/x/weights.safetensors src/fullfield/models/fullfield_s.safetensors
 """
 
 from __future__ import annotations

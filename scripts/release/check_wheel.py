@@ -1,6 +1,6 @@
 """Check that a wheel holds all files that fullfield reads at run time, and no others.
 
-python scripts/check_wheel.py dist/fullfield-*.whl
+python scripts/release/check_wheel.py dist/fullfield-*.whl
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
-KINDS = (".py", ".cu", ".cuh", ".html", ".safetensors", "py.typed")
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+NOT_READ = (".md", ".pyc")
+"""Suffixes of files that no code reads; every other file of the package has to be in the wheel."""
 MOST_BYTES = 12_000_000
 
 
@@ -21,7 +22,7 @@ def problems(wheel: Path) -> list[str]:
     wanted = {
         path.relative_to(SOURCE).as_posix()
         for path in (SOURCE / "fullfield").rglob("*")
-        if path.name.endswith(KINDS) and "__pycache__" not in path.parts
+        if path.is_file() and not path.name.endswith(NOT_READ)
     }
     found = [f"{name}: is missing" for name in sorted(wanted - inside)]
     tops = {name.split("/")[0] for name in inside}

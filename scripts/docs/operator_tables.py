@@ -1,12 +1,12 @@
-"""Tables of the operators' own pages, made of the stored results by ``scripts/tables.py``."""
+"""Tables of the operators' own pages, made of the stored results by ``scripts/docs/tables.py``."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+from benchmarks.markdown import table_text
+from benchmarks.stored import RESULTS, stored_result
+
 BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
 BEGIN_CPU_KEPT = "<!-- table of what the CPU keeps: begin -->\n"
@@ -18,24 +18,13 @@ BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
 BEGIN_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
 
 
-def read(name: str) -> Any:
-    """A stored result."""
-    return json.loads((RESULTS / name).read_text("utf-8"))
-
-
 def _cases(name: str) -> list[dict[str, Any]]:
-    return list(read(name)["cases"])
+    return list(stored_result(name)["cases"])
 
 
 def _row(case: dict[str, Any], begin: str) -> dict[str, Any]:
     found: dict[str, Any] = next(row for row in case["rows"] if row["name"].startswith(begin))
     return found
-
-
-def lines(rows: list[list[str]]) -> str:
-    from benchmarks.markdown import table
-
-    return "\n".join(table(rows)) + "\n"
 
 
 def _milliseconds(row: dict[str, Any], way: str) -> str:
@@ -60,7 +49,7 @@ def lookup_peers() -> str:
                 how = "eager" if way == "eager" else "graph replay"
                 times = [_milliseconds(_row(case, who), way) for who in ("cuda", peer)]
                 rows.append([f"{title}, {how}", *times])
-    return lines(rows)
+    return table_text(rows)
 
 
 def lookup_sizes() -> str:
@@ -71,12 +60,12 @@ def lookup_sizes() -> str:
         found.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
     heads = [f"{width}×{height}" for width, height in found]
     cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
-    return lines([["feature map", *heads], ["forward", *cells]])
+    return table_text([["feature map", *heads], ["forward", *cells]])
 
 
 def cpu_kept() -> str:
     """Milliseconds of a pair's lookups on the CPU with and without products that are kept between them."""
-    stored = read("correlation_cpu_reuse.json")
+    stored = stored_result("correlation_cpu_reuse.json")
     rows = [["feature map, motion", "kept", "nothing kept"]]
     for case in stored["cases"]:
         height, width = case["size"]
@@ -85,7 +74,7 @@ def cpu_kept() -> str:
         rows.append([f"{width}×{height}, {motion}, {case['updates']} lookups", *times])
     about = stored["environment"]
     machine = f"{about['threads']} threads of an {about['cpu']}, shared with other work: the ratios count"
-    return f"{lines(rows)}\n{machine}; commit {about['commit'][:7]}, {about['date']}.\n"
+    return f"{table_text(rows)}\n{machine}; commit {about['commit'][:7]}, {about['date']}.\n"
 
 
 def lookup_forms() -> str:
@@ -102,7 +91,7 @@ def lookup_forms() -> str:
             words.append("with backward" if case["pass"] == "forward+backward" else "")
             title = f"{batch}{width}×{height}, {case['updates']} lookups, {', '.join(filter(None, words))}"
             rows.append([title, *(_milliseconds(_row(case, "cuda"), way) for way in ("graph", "eager"))])
-    return lines(rows)
+    return table_text(rows)
 
 
 def _layer(row: dict[str, Any], kept: bool = True) -> str:
@@ -132,14 +121,14 @@ def layers() -> str:
             if (kind, channels) == wanted[0]:
                 title = f"{called}, {case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, {title}"
             rows.append([title, *(_layer(_row(case, name), channels == [64, 64]) for name in names)])
-    return lines(rows)
+    return table_text(rows)
 
 
 def triton_listing() -> str:
     """Return one layer in float32 against the supplement's kernels in CUDA and in Triton: milliseconds, memory."""
     if not (RESULTS / "like_points.json").exists():
         return "No run is stored yet.\n"
-    stored = read("like_points.json")
+    stored = stored_result("like_points.json")
     gpu = stored["environment"]["gpu"].removeprefix("NVIDIA ").split()[0]
     names = ("cuda", "the supplement's listing", "the listing in Triton", "gather-GEMM-scatter")
     rows = [[f"{gpu}, float32", "`cuda`", "the listing in CUDA", "the listing in Triton", "gather–GEMM–scatter"]]
@@ -148,7 +137,7 @@ def triton_listing() -> str:
             layer = f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, "
             title = layer + "→".join(map(str, case["channels"]))
             rows.append([title, *(_layer(_row(case, name), kept=False) for name in names)])
-    return lines(rows)
+    return table_text(rows)
 
 
 def voxels() -> str:
@@ -159,7 +148,7 @@ def voxels() -> str:
         if case["size"] in (100_000, 1_000_000, 10_000_000):
             size = f"{case['size'] / 1e6:g} million, {case['series'].removeprefix('voxels ')}"
             rows.append([size, *(_layer(_row(case, name)) for name in ("cuda", "spconv", "ocnn"))])
-    return lines(rows)
+    return table_text(rows)
 
 
 def layer_formats() -> str:
@@ -179,7 +168,7 @@ def layer_formats() -> str:
         times = [f"{1e3 * row[way]['median_s']:.3f}" for row in found for way in ("forward", "training")]
         memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in found)
         rows.append([kind, *times, f"{memory} MB"])
-    return lines(rows)
+    return table_text(rows)
 
 
 def neighbors() -> str:
@@ -191,7 +180,7 @@ def neighbors() -> str:
         found = [_row(case, row["name"]) for case in cases]
         times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in found)
         rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
-    return lines(rows)
+    return table_text(rows)
 
 
 PAGES = {

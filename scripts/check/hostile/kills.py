@@ -1,4 +1,6 @@
-"""Kills and concurrent runs, seeded: ``python scripts/hostile/kills.py --rounds 50 --seed 1`` takes about an hour.
+"""Kill runs and start concurrent ones, seeded.
+
+``python scripts/check/hostile/kills.py --rounds 50 --seed 1`` takes about an hour.
 
 A training is killed by signal 9 at random moments: its workers must end, and no semaphore or folder of sockets may be
 left; then it goes on, to the weights of a run that nobody killed. Processes evaluate one folder at the same time: all

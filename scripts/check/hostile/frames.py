@@ -1,4 +1,6 @@
-"""Shots of hostile frames: ``python scripts/hostile/frames.py --count 300 --seed 1`` takes some minutes.
+"""Run shots of hostile frames.
+
+``python scripts/check/hostile/frames.py --count 300 --seed 1`` takes some minutes.
 
 A shot has one size, as small as one pixel. Each of its frames is smooth, constant, noise, a checkerboard, far too
 bright or too dark, of one channel, or of another size, or has a value that is not finite. ``fullfield flow`` runs on it
@@ -24,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "io"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "io"))
 from io_files import ExrPart, save
 
 SIZES = ((1, 1), (1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (16, 16), (17, 33), (48, 64))

@@ -1,6 +1,6 @@
 """Score the refinement, the occlusion and the confidence on synthetic pairs and on alley_1; store the scores.
 
-python scripts/score_refinement.py      needs FULLFIELD_DATA (weights, alley_1)
+python -m benchmarks.experiments.score_refinement      needs FULLFIELD_DATA (weights, alley_1)
 
 Writes benchmarks/results/made_pairs_cpu.json. ``least_fall``, ``passes_fall`` and the bias of the
 occlusion were chosen on the pairs of seed 911 and on alley_1; no constant was chosen on seed 4242.
@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from calibrate_confidence import sparsification
-from score_methods import DATA, RAFT, RESULT, shared_pairs
 from torch import Tensor
 
 import fullfield
+from benchmarks.experiments.calibrate_confidence import sparsification
+from benchmarks.experiments.score_methods import DATA, RAFT, RESULT
+from benchmarks.shared_pairs import shared_pairs
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.estimators.frames import as_batches

@@ -1,4 +1,6 @@
-"""Random histories of a shot: ``python scripts/hostile/histories.py --count 200 --seed 1`` takes about twenty minutes.
+"""Play random histories of a shot.
+
+``python scripts/check/hostile/histories.py --count 200 --seed 1`` takes about twenty minutes.
 
 A history makes a shot, edits it and makes it again: other lengths, directions, chunks, kills, ``--overwrite``,
 ``--frames``, replaced plates, other settings, and ``retime`` and ``warp`` along the flow. At its end the whole shot is

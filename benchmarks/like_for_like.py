@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from operator_tables import RESULTS, lines, read
-
+from benchmarks.markdown import table_text
 from benchmarks.paper import published
+from benchmarks.stored import RESULTS, stored_result
 
 Measured = tuple[dict[str, Any], dict[str, Any]]
 """A case or a row, and the results that it stands in."""
@@ -39,7 +39,7 @@ EASY, FAST = "flow_easy_512x224", "flow_medium_512x224"
 
 def stored(*names: str) -> list[dict[str, Any]]:
     """Return those of the results that exist, in this order."""
-    return [read(name) for name in names if (RESULTS / name).exists()]
+    return [stored_result(name) for name in names if (RESULTS / name).exists()]
 
 
 def card(results: dict[str, Any]) -> str:
@@ -118,7 +118,7 @@ def networks_table() -> str:
     else:
         notes.append("No run with the peer in half precision is stored yet.")
     return (
-        f"{lines(rows)}\n"
+        f"{table_text(rows)}\n"
         + "\n".join([*notes, f"{environments([results for _, results in found])}; `python -m benchmarks models`."])
         + "\n"
     )
@@ -199,7 +199,7 @@ def lookup_table() -> str:
         *blocks_sentence(),
         f"{environments(used)}; `python -m benchmarks correlation`.",
     ]
-    return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+    return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
 def blocks_sentence() -> list[str]:
@@ -256,7 +256,7 @@ def sweeps_table() -> str:
         "lookups: a calm one).",
         f"An empty cell was not measured. {environments(used)}; `python -m benchmarks correlation`.",
     ]
-    return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+    return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
 def steps_table() -> str:
@@ -277,7 +277,7 @@ def steps_table() -> str:
         f"Published: {published.source()}, table 4, shares by early exits from its kernel, and the total. Here: eager",
         f"calls, fast scene; the kernels' steps were not timed apart. {environments(used)}.",
     ]
-    return f"{lines(rows)}\n" + "\n".join(notes) + "\n"
+    return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
 
 
 # ---- README
@@ -298,7 +298,7 @@ def short_table() -> str:
     rows = [["on one H200, unless said", "fullfield", "others"]]
     raft = cases(*BOTH[:2])
     if not any(case["size"] == FULL for case, _ in raft):
-        raft += [(one([case for case, _ in cases(OLDER)], method="raft", size=FULL), read(OLDER))]
+        raft += [(one([case for case, _ in cases(OLDER)], method="raft", size=FULL), stored_result(OLDER))]
     ends = "Times and peak memory; each row compares both sides in the same precision."
     if not any(network_row(case, results, HALF) for case, results in raft):
         (prepared,) = of(raft[0][0], OURS[HALF])
@@ -313,13 +313,13 @@ def short_table() -> str:
     where = "".join(f", {gpu}" for gpu in sorted({card(ours[1]), card(theirs[1])} - {"H200"}))
     title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32{where}"
     rows.append([title, timed(ours[0], eager=True), f"alt_cuda_corr {timed(theirs[0])}"])
-    patched = one(read("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
+    patched = one(stored_result("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
     after, before = (
         f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.2f} GiB"
         for row in (named(patched, "patched"), named(patched, "as it is"))
     )
     rows.append(["ptlflow's RAFT, 1242×375, float32, after `fullfield.patch(model)`", after, f"before {before}"])
-    defaults = one(read("tvl1_cpu.json")["cases"], case="own defaults")
+    defaults = one(stored_result("tvl1_cpu.json")["cases"], case="own defaults")
     tvl1, opencv = (
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
         for row in (named(defaults, "fullfield default"), named(defaults, "opencv defaults"))
@@ -328,7 +328,7 @@ def short_table() -> str:
         ["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436, each with its own defaults", tvl1, f"OpenCV {opencv}"]
     )
     for dtype in ("float16", "bfloat16"):
-        points = read("points_h200.json")["cases"]
+        points = stored_result("points_h200.json")["cases"]
         cloud = one(points, part="layer", dtype=dtype, channels=[64, 64], points=918_797)
         cells = [
             f"{1e3 * row['training']['median_s']:.3g} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
@@ -336,12 +336,12 @@ def short_table() -> str:
         ]
         title = f"a convolution of {cloud['points']:,} points, 64→64, with its gradients, {dtype}"
         rows.append([title, cells[0], f"PointCNN++'s own code {cells[1]}"])
-    return f"{lines(rows)}\n{ends}\n"
+    return f"{table_text(rows)}\n{ends}\n"
 
 
 def public_calls() -> str:
     """Return the times of the public calls on a GPU, compared with the network alone, and the errors of `auto`."""
-    stored = read("front_door_h100.json")
+    stored = stored_result("front_door_h100.json")
     rows = [["job", "step", "time"]]
     for case in stored["cases"]:
         for row in case["rows"]:
@@ -351,7 +351,7 @@ def public_calls() -> str:
     low, high = min(ratios.values()), max(ratios.values())
     about = stored["environment"]
     return (
-        f"{lines(rows)}\n"
+        f"{table_text(rows)}\n"
         f"On {len(ratios)} shared pairs the error of `auto` by default is {low:.3f} to {high:.3f} times "
         "its error in float32.\n"
         f"{about['gpu']}, PyTorch {about['versions']['torch']}: commit {about['commit']}, {about['date']}.\n"

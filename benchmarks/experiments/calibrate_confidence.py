@@ -1,6 +1,6 @@
 """Fit the confidence on the shared pairs with true flow, and store its calibration and sparsification.
 
-python scripts/calibrate_confidence.py      fullfield-s, refined; needs FULLFIELD_DATA
+python -m benchmarks.experiments.calibrate_confidence      fullfield-s, refined; needs FULLFIELD_DATA
 
 Each pair is scored with constants fitted on all other scenes, and with the forward-backward distance alone. Writes
 benchmarks/results/confidence_cpu.json. When the weights change, run it again and replace the constants in
@@ -16,10 +16,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from score_methods import DATA, RESULT, shared_pairs
 from torch import Tensor
 
 import fullfield
+from benchmarks.experiments.score_methods import DATA, RESULT
+from benchmarks.shared_pairs import shared_pairs
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.estimators.frames import as_batches

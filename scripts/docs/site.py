@@ -1,7 +1,7 @@
 """Build the documentation site: docs, the pages of operators, and the examples with what they print and draw.
 
-python scripts/site.py            into build/site; warnings are errors
-python scripts/site.py --quick    the examples are shown but not run
+python scripts/docs/site.py            into build/site; warnings are errors
+python scripts/docs/site.py --quick    the examples are shown but not run
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 TAKEN = (
     "*.md",
@@ -24,7 +24,7 @@ TAKEN = (
     "examples/**/*",
     "recipe/*",
 )
-LINKED = ("benchmarks/results/*", "benchmarks/cases/**/*.py", "scripts/*.py", ".github/workflows/*")
+LINKED = ("benchmarks/results/*", "benchmarks/cases/**/*.py", "scripts/**/*.py", ".github/workflows/*")
 MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 

@@ -1,9 +1,9 @@
 """Everything CI checks: lint, spelling, format, types, kernels for this CPU, the site with its examples, tests.
 
-python scripts/check.py                  all steps; the site and the tests only if the others pass
-python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
-python scripts/check.py long             further cases, such as every model of ptlflow; before a release
-python scripts/check.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
+python scripts/check/run.py                  all steps; the site and the tests only if the others pass
+python scripts/check/run.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check/run.py long             further cases, such as every model of ptlflow; before a release
+python scripts/check/run.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CORES = os.cpu_count() or 1
 GPU = shutil.which("nvidia-smi") is not None
 WORKERS = min(CORES, 10)
@@ -56,7 +56,7 @@ for name in sys.argv[1:]:
 def commands(step: str, further: list[str]) -> list[list[str]]:
     """Return the commands of a step, without the interpreter."""
     if step == "site":
-        return [[os.fspath(ROOT / "scripts" / "site.py"), *further]]
+        return [[os.fspath(ROOT / "scripts" / "docs" / "site.py"), *further]]
     if step == "kernels":
         return [["-c", COMPILE, *modules, *further] for modules in KERNELS]
     if step == "long":

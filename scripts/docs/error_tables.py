@@ -1,11 +1,12 @@
-"""Tables of errors, made of the stored results by ``scripts/tables.py``."""
+"""Tables of errors, made of the stored results by ``scripts/docs/tables.py``."""
 
 from __future__ import annotations
 
 from statistics import geometric_mean, mean, median
 from typing import Any
 
-from operator_tables import RESULTS, lines, read
+from benchmarks.markdown import table_text
+from benchmarks.stored import RESULTS, stored_result
 
 BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CARD = "<!-- errors by pair: begin -->\n"
@@ -31,7 +32,7 @@ SIX = "mean of the six"
 def _errors() -> dict[str, dict[str, float]]:
     """Return errors by method and pair, with the mean of Middlebury's six pairs after them."""
     found: dict[str, dict[str, float]] = {}
-    for method, errors in read("errors_cpu.json")["errors"].items():
+    for method, errors in stored_result("errors_cpu.json")["errors"].items():
         six = {name.removeprefix("middlebury "): value for name, value in errors.items() if "middlebury" in name}
         rest = {name: value for name, value in errors.items() if "middlebury" not in name}
         found[method] = {**six, SIX: mean(six.values()), **rest}
@@ -44,7 +45,7 @@ def _by_pair(methods: list[str], digits: str, pairs: int | None = None) -> str:
     for name in [name for name in errors[methods[0]] if all(name in errors[method] for method in methods)][:pairs]:
         called = CALLED.get(name, name.replace("flyingchairs", "FlyingChairs"))
         rows.append([called, *(format(errors[method][name], digits) for method in methods)])
-    return lines(rows)
+    return table_text(rows)
 
 
 def start() -> str:
@@ -58,7 +59,7 @@ def start() -> str:
         called, _, preset = method.partition(", ")
         called = f"`{called}`" + (f", `--preset {preset}`" if preset else "")
         rows.append([called, *(f"{errors[method][name]:#.3g}" for name in names)])
-    return lines(rows)
+    return table_text(rows)
 
 
 def card() -> str:
@@ -80,7 +81,7 @@ def refined() -> str:
 
 def confidence() -> str:
     """How large the error is at each confidence, of pairs that did not fit the constants."""
-    stored = read("confidence_cpu.json")
+    stored = stored_result("confidence_cpu.json")
     rows = [["confidence", "share of pixels", "mean confidence", "under 1 px", "median error, px", "mean error, px"]]
     for part in stored["own"]["parts"]:
         low, high = part["between"]
@@ -98,12 +99,12 @@ def confidence() -> str:
         areas.append([CALLED.get(pair, pair.split()[-1]), *(f"{stored[k]['sparsification'][pair]:.3f}" for k in kinds)])
     means = [sum(values := list(stored[k]["sparsification"].values())) / len(values) for k in kinds]
     areas.append(["mean", *(f"{mean:.3f}" for mean in means)])
-    return f"{lines(rows)}\n{lines(rest)}\n{lines(areas)}"
+    return f"{table_text(rows)}\n{table_text(rest)}\n{table_text(areas)}"
 
 
 def remaining() -> str:
     """Return three passes on synthetic pairs against the network: geometric mean of the ratios, and the worst one."""
-    stored = read("made_pairs_cpu.json")["pairs"]
+    stored = stored_result("made_pairs_cpu.json")["pairs"]
     rows = [["synthetic pairs", "of the change", *stored]]
     for group in ("seed 911", "seed 4242"):
         for kept, called in (("everything", "everything"), ("remaining", "what remains")):
@@ -112,12 +113,12 @@ def remaining() -> str:
                 ratios = [pair[kept] / pair["network"] for pair in by_group[group].values()]
                 cells.append(f"{100 * geometric_mean(ratios) - 100:+.1f} %, {100 * max(ratios) - 100:+.1f} %")
             rows.append([f"{group}, {len(ratios)} pairs", called, *cells])
-    return lines(rows)
+    return table_text(rows)
 
 
 def occlusion() -> str:
     """Average precision and F1, in brackets of the plain check."""
-    stored = read("made_pairs_cpu.json")["pairs"]
+    stored = stored_result("made_pairs_cpu.json")["pairs"]
     rows = [["pairs", *stored]]
     for group in ("alley_1", "seed 911", "seed 4242"):
         cells = []
@@ -126,24 +127,24 @@ def occlusion() -> str:
             ours, plain = ([mean(pair[kind][n] for pair in pairs) for n in (0, 1)] for kind in ("occlusion", "plain"))
             cells.append(f"{ours[0]:.2f}, {ours[1]:.2f} ({plain[0]:.2f}, {plain[1]:.2f})")
         rows.append([group.replace("seed", "synthetic, seed"), *cells])
-    return lines(rows)
+    return table_text(rows)
 
 
 def poses() -> str:
     """Of the shared pairs of clouds as they are, FPFH: medians of three starting poses."""
     rows = [["pair", "matches", "inliers %", "RRE", "RTE", "RMSE", "seconds"]]
-    for pair, by_change in read("descriptors_cpu.json")["rows"].items():
+    for pair, by_change in stored_result("descriptors_cpu.json")["rows"].items():
         runs = by_change["as it is"]["FPFH"]
         middle = {name: median(run[name] for run in runs) for name in runs[0]}
         lengths = (f"{middle[name]:.3f} m" for name in ("rte", "rmse"))
         cells = [pair, f"{middle['matches']:.0f}", f"{100 * middle['ir']:.0f}", f"{middle['rre']:.2f}°", *lengths]
         rows.append([*cells, f"{middle['seconds']:.1f}"])
-    return lines(rows)
+    return table_text(rows)
 
 
 def plain_ransac() -> str:
     """Return the table of both descriptors with RANSAC alone, on the shared pairs as they are and over all changes."""
-    stored = read("descriptors_plain_cpu.json")
+    stored = stored_result("descriptors_plain_cpu.json")
     rows = [["pair", "found: FPFH, learned", "inlier ratio %", "FMR %", "RMSE"]]
     parts = {pair: by_change["as it is"] for pair, by_change in stored["rows"].items()}
     changed = [by_name for by_change in stored["rows"].values() for by_name in by_change.values()]
@@ -156,29 +157,29 @@ def plain_ransac() -> str:
         recalls = (f"{100 * mean(run['ir'] > 0.05 for run in each):.0f}" for each in runs)
         errors = (f"{median(run['rmse'] for run in each if run['found']):.3f} m" for each in runs)
         rows.append([pair, *(", ".join(part) for part in (found, ratios, recalls, errors))])
-    return lines(rows)
+    return table_text(rows)
 
 
 def describing() -> str:
     """Return the table of the time that describing three dense scans takes."""
-    times = read("descriptors_scales_h100.json")["times"]
+    times = stored_result("descriptors_scales_h100.json")["times"]
     rows = [["three scans, together", "described", "one H100", "inputs alone", "network alone"]]
     for what, told in (("automatic voxel",) * 2, ("2 cm", "voxel of 2 cm"), ("every point, 7 mm", "every point, 7 mm")):
         row = times[f"two, {what}"]
         cells = (f"{1e3 * row[name]:.0f} ms" for name in ("all_s", "inputs_s", "network_s"))
         rows.append([f"{row['points']:,} points, {told}", f"{row['described']:,}", *cells])
-    dense = read("descriptors_plain_cpu.json")["dense"]
+    dense = stored_result("descriptors_plain_cpu.json")["dense"]
     shown = " and ".join(
         f"{row['seconds']:.1f} s ({name}; {row['cpu_seconds']:.1f} s of processor time)" for name, row in dense.items()
     )
     described, threads = f"{dense['learned']['described']:,}", dense["learned"]["threads"]
-    return f"{lines(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
+    return f"{table_text(rows)}\nOn {threads} CPU cores {described} points at 2 cm take {shown}, thinning included.\n"
 
 
 def large_frames() -> str:
     """Long motion in large frames, with and without a cascade."""
     rows = [["synthetic pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
-    for case in read("fullfield_s_forms_h200.json")["large frames"]["sets"]:
+    for case in stored_result("fullfield_s_forms_h200.json")["large frames"]["sets"]:
         height, width = case["size"]
         ways = [case["ways"][name] for name in ("no cascade", "cascade")]
         cells = [f"{geometric_mean(way['pairs_px']):.3g} px, {100 * way['over_1px']:.1f} %" for way in ways]
@@ -186,7 +187,7 @@ def large_frames() -> str:
         moved = f"{sum(ratio < 0.95 for ratio in ratios)}, {sum(ratio > 1.05 for ratio in ratios)}"
         motion = f"{mean(case['motion_px']):.0f} px"
         rows.append([f"{len(ratios)} of {width}×{height}, {case['style']}", motion, *cells, moved])
-    return lines(rows)
+    return table_text(rows)
 
 
 SCALES = ("1/8", "1/4", "1/2", "1")
@@ -194,7 +195,7 @@ SCALES = ("1/8", "1/4", "1/2", "1")
 
 def _rendered() -> list[dict[str, Any]]:
     """Return the stored runs on rendered scenes, smallest frames first."""
-    found = [read(path.name) for path in sorted(RESULTS.glob("rendered_*.json"))]
+    found = [stored_result(path.name) for path in sorted(RESULTS.glob("rendered_*.json"))]
     return sorted(found, key=lambda stored: int(stored["size"].partition("x")[0]))
 
 
@@ -208,7 +209,7 @@ def rendered_shots() -> str:
             hidden = f"{100 * mean(pair['occluded'] for pair in pairs):.1f} %"
             numbers = (str(settings[key]) for key in ("seed", "thin", "speed"))
             rows.append([name, stored["size"].replace("x", "×"), str(len(pairs)), *numbers, motion, hidden])
-    return lines(rows) if len(rows) > 1 else "No run is stored yet.\n"
+    return table_text(rows) if len(rows) > 1 else "No run is stored yet.\n"
 
 
 def rendered() -> str:
@@ -235,7 +236,7 @@ def rendered() -> str:
                 best_share.add(method, {scale: scores[scale]["px1"] for scale in SCALES})
         told = f"\nOf methods measured at all four scales, smallest mean error at {size}: {best_mean}.\n"
         told += f"Smallest share above one pixel: {best_share}.\n"
-        parts.append(lines(rows) + told)
+        parts.append(table_text(rows) + told)
     return "\n".join([*parts, _by_shot()]) if parts else "No run is stored yet.\n"
 
 
@@ -270,7 +271,7 @@ def _by_shot() -> str:
                 cells.setdefault(method, {})[shot] = " → ".join(f"{error:#.3g}" for error in errors) + " px"
     shots = [shot for stored in _rendered() for shot in stored["recipe"]]
     rows = [[method, *(found.get(shot, "") for shot in shots)] for method, found in cells.items()]
-    return "Mean error by shot, at half the size → at full size:\n\n" + lines([["method", *shots], *rows])
+    return "Mean error by shot, at half the size → at full size:\n\n" + table_text([["method", *shots], *rows])
 
 
 PAGES = {

@@ -1,6 +1,6 @@
 """Draw the picture of the README: a frame of 3840×2160, its flow, and a part at pixel level beside the usual shortcut.
 
-python scripts/readme_picture.py [OUT.jpg]
+python scripts/docs/readme_picture.py [OUT.jpg]
 
 The scene is drawn here, from a seed: a tree, grass and hills that move differently, so that the true flow is known. The
 shortcut: the same method on frames of a quarter of the size, its flow enlarged. Takes about a minute on two cores.
@@ -24,7 +24,7 @@ from fullfield.io import atomic_path
 from fullfield.metrics import end_point_error
 from fullfield.viz import flow_to_image
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "images" / "flow.jpg"
+OUT = Path(__file__).resolve().parents[2] / "docs" / "images" / "flow.jpg"
 METHOD = "tvl1"
 WIDTH, HEIGHT, FINER, SHORTCUT = 3840, 2160, 2, 4
 LEFT, TOP, SIDE = 1700, 330, 400  # the part that is shown pixel by pixel

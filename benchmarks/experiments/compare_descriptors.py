@@ -1,6 +1,6 @@
 """Compare a learned descriptor with FPFH on the shared pairs of clouds, unchanged and degraded.
 
-python scripts/compare_descriptors.py runs/descriptor/weights.safetensors --seen kitchen demo
+python -m benchmarks.experiments.compare_descriptors runs/descriptor/weights.safetensors --seen kitchen demo
 
 --seen names pairs whose clouds it was trained on; they are printed but do not count. The exit code is 1 unless it beats
 FPFH on the others: at least as many pairs found, none wrongly accepted, at least the same feature matching recall, a
@@ -16,25 +16,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.shared_pairs import data_folder
 from fullfield.io import atomic_path, read_point_cloud
 from fullfield.metrics import inlier_ratio, registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import LearnedDescriptor, Registration, read_pose, register, register_by_ransac
 from fullfield.registration.scan import prepare
 
 Floats = NDArray[np.float64]
-DATA = Path(os.environ.get("FULLFIELD_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "pointclouds"
+DATA = data_folder() / "pointclouds"
 # Folder, source, target, truth; metres within which a match is right; a centimetre there, a decimetre on the street.
 PAIRS = {
     "kitchen": ("3dmatch/7-scenes-redkitchen", "source.npy", "target.npy", "gt.npy", 0.1, 0.01),

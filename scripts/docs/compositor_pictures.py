@@ -1,6 +1,6 @@
 """Draw the pictures of docs/compositors.md: plate, vectors, and what VectorBlur and STMap make of them.
 
-python scripts/compositor_pictures.py [FOLDER]     docs/images by default; from the frames in examples/scene
+python scripts/docs/compositor_pictures.py [FOLDER]     docs/images by default; from the frames in examples/scene
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fullfield import estimate
 from fullfield.io import read_flow, read_frame, write_flow, write_image, write_st_map
 from fullfield.viz import flow_to_image, frame_to_image, warp
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FRAMES = ROOT / "examples" / "scene" / "own" / "frames"
 SAMPLES = 33
 SHUTTER = 1.0  # of a frame, centred: long, so that it shows

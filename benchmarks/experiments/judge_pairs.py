@@ -1,8 +1,8 @@
 """Test synthetic pairs: continue trained weights on them, and score real pairs before and after.
 
-python scripts/judge_pairs.py --network raft-small -o result.json
-python scripts/judge_pairs.py --network raft-things --mixture bodies:blur~0=0.5 usual=0.5 --seconds 480 -o things.json
-python scripts/judge_pairs.py --network fullfield-s --updates 4-12 --scored-updates 4 12 --compile default --flips ...
+python -m benchmarks.experiments.judge_pairs --network raft-small -o result.json
+python -m benchmarks.experiments.judge_pairs --network raft-things --mixture bodies:blur~0=0.5 usual=0.5 ...
+python -m benchmarks.experiments.judge_pairs --network fullfield-s --updates 4-12 --scored-updates 4 12 --flips ...
 
 A good mixture leaves the errors on real pairs as they were; a bad one raises them within minutes. Needs FULLFIELD_DATA
 (weights and pairs), and a GPU to end in minutes: 29,000 pairs of 768x432 with 12 updates. RAFT starts from its official
@@ -34,6 +34,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
 from fullfield import InputError
 from fullfield.cli.argtypes import count, positive, size, updates
 from fullfield.io import atomic_path, read_flow
@@ -45,9 +46,6 @@ from fullfield.training.flow.loop import Ahead
 from fullfield.training.flow.pictures import load_pictures
 from fullfield.training.flow.ranks import Ranks
 from fullfield.training.flow.stepping import Stepper, check_finite, default_precision
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
 
 DATA = data_folder()
 RAFTS: dict[str, Callable[[], RAFTConfig]] = {"raft-small": RAFTConfig.small, "raft-things": RAFTConfig}

@@ -1,11 +1,12 @@
-"""Sentences with measured numbers and short tables, which ``scripts/tables.py`` writes from the stored results."""
+"""Sentences with measured numbers and short tables, which ``scripts/docs/tables.py`` writes from the stored results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from operator_tables import RESULTS, lines, read
+from benchmarks.markdown import table_text
+from benchmarks.stored import RESULTS, stored_result
 
 BEGIN_POINTS = "<!-- points beside others: begin -->\n"
 BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -28,7 +29,7 @@ def _span(ratios: Iterable[float]) -> str:
 
 def points() -> str:
     """How many times as long the others take, by part and precision, and where ours is not ahead."""
-    stored = read("points_h200.json")
+    stored = stored_result("points_h200.json")
 
     def times(way: str, other: str = "", **wanted: Any) -> str:
         """Of one contender, or of the best."""
@@ -58,7 +59,7 @@ def points() -> str:
     listed = f" The exception: {'; '.join(said)}." if said else ""
     ahead = f"{len(verdicts) - len(behind)} of {len(verdicts)} cases"
     return (
-        f"{lines(rows)}\nThe best other library takes {times('forward', part='sizes')} as long in the forward and "
+        f"{table_text(rows)}\nThe best other library takes {times('forward', part='sizes')} as long in the forward and "
         f"{times('training', part='sizes')} with gradients in bfloat16 (64→64,\n"
         f"0.1 to 10 million points), on voxels in float16 {times('forward', part='voxels')} and "
         f"{times('training', part='voxels')}. Ours is ahead of all others, or level, in time and in\n"
@@ -68,7 +69,7 @@ def points() -> str:
 
 def _tvl1(name: str) -> dict[str, Any]:
     """Return one case of what was measured of TV-L1 on the GPU."""
-    return next(case for case in read("tvl1_h200.json")["cases"] if case["case"] == name)
+    return next(case for case in stored_result("tvl1_h200.json")["cases"] if case["case"] == name)
 
 
 def schedules() -> str:
@@ -144,19 +145,19 @@ def patched() -> str:
     rows = [["model", "original", "patched"]]
     about = []
     for name in ("patched_h200_4k.json", "patched_h200_4k_ccmr_dpflow.json"):
-        stored = read(name)
+        stored = stored_result(name)
         for case in stored["cases"]:
             found = {row["name"]: row for row in case["rows"]}
             both = (found["as it is"], found["patched"])
             cells = (f"{row['median_s']:.2f} s, {row['peak_bytes'] / 2**30:.1f} GiB" for row in both)
             rows.append([f"`{case['model']}`", *cells])
         about.append(f"[{stored['environment']['date']}](../benchmarks/results/{name})")
-    return f"{lines(rows)}\nOne H200, {', '.join(about)}.\n"
+    return f"{table_text(rows)}\nOne H200, {', '.join(about)}.\n"
 
 
 def poses() -> str:
     """Medians of the errors of all poses that were found."""
-    unseen = read("descriptors_cpu.json")["unseen"]
+    unseen = stored_result("descriptors_cpu.json")["unseen"]
     fpfh, learned = (f"{unseen[name]['rre']:.2f}°, {unseen[name]['rte']:.3f} m" for name in ("FPFH", "learned"))
     harder = "The learned descriptor's poses include harder pairs."
     return f"Medians of all poses found: FPFH {fpfh}; learned {learned}. {harder}\n"
@@ -164,17 +165,17 @@ def poses() -> str:
 
 def network() -> str:
     """Return times and memory of fullfield-s by size of the frames."""
-    cases = read("fullfield_s_h200.json")["network"]
+    cases = stored_result("fullfield_s_h200.json")["network"]
     rows = [["frames", "time", "memory"]]
     for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
         case = cases[name]
         rows.append([name.replace("x", "×"), f"{case['median_ms']:.1f} ms", f"{case['memory_gib']:.2f} GiB"])
-    return lines(rows)
+    return table_text(rows)
 
 
 def forms() -> str:
     """Return times of fullfield-s as an estimator: float32, fast, and with twice the size."""
-    stored = read("fullfield_s_forms_h200.json")
+    stored = stored_result("fullfield_s_forms_h200.json")
     columns = ("exact", "accurate", "fast", "accurate, fast")
     found: dict[str, dict[str, str]] = {}
     for case in stored["cases"]:
@@ -184,26 +185,26 @@ def forms() -> str:
     rows = [["frames", "float32", *columns[1:]]]
     rows += [[size, *(times[name] for name in columns)] for size, times in found.items() if set(columns) <= set(times)]
     about = f"{stored['gpu']}, PyTorch {stored['torch']}, commit {stored['commit']}, {stored['date']}."
-    return f"{lines(rows)}\n{about}\n"
+    return f"{table_text(rows)}\n{about}\n"
 
 
 def on_cpu() -> str:
     """Return times of fullfield-s and RAFT on the CPU, in float32 and fast."""
-    stored = read("models_cpu.json")
+    stored = stored_result("models_cpu.json")
     rows = [["network", "updates", "float32", "fast"]]
     for case in stored["cases"]:
         found = {row["name"]: f"{row['median_s']:.2f} s" for row in case["rows"]}
         rows.append([f"`{case['method']}`", str(case["updates"]), found["exact"], found["fast"]])
     about = stored["environment"]
     where = f"{about['cores']} cores, {about['cpu']}, PyTorch {about['versions']['torch']}, {about['date']}."
-    return f"{lines(rows)}\n{where}\n"
+    return f"{table_text(rows)}\n{where}\n"
 
 
 def default() -> str:
     """Return the times of `auto` and of TV-L1 on the CPU; nothing before they are stored."""
     if not (RESULTS / DEFAULT_RESULT).is_file():
         return ""
-    stored = read(DEFAULT_RESULT)
+    stored = stored_result(DEFAULT_RESULT)
     case = next(case for case in stored["cases"] if case["rows"] and "threads" in case)
     (height, width), about = case["size"], stored["environment"]
     median = {row["name"]: row["median_s"] for row in case["rows"]}
@@ -218,7 +219,7 @@ def default() -> str:
 def training() -> str:
     """Return the training runs of fullfield-s: pairs, sizes, seeds and time."""
     rows, total, again = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "commit"]], 0, []
-    for number, run in enumerate(read("fullfield_s_training.json")["runs"], 1):
+    for number, run in enumerate(stored_result("fullfield_s_training.json")["runs"], 1):
         shown = [run["gpus"] * piece["pairs_a_gpu"] * piece["steps"] for piece in run["pieces"]]
         for i, (piece, pairs) in enumerate(zip(run["pieces"], shown, strict=True)):
             first = ["", ""] if i else [str(number), str(run["gpus"])]
@@ -228,7 +229,7 @@ def training() -> str:
         total += sum(shown)
         if "different_pairs" in run:
             again.append(f"In run {number}, {run['different_pairs']:,} of {sum(shown):,} pairs are distinct; ")
-    return f"{lines(rows)}\nThe total is {total:,} pairs. {''.join(again)}in the other runs all are.\n"
+    return f"{table_text(rows)}\nThe total is {total:,} pairs. {''.join(again)}in the other runs all are.\n"
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {

@@ -1,7 +1,7 @@
 """Mutation check: put small faults into the code, one at a time, and count those that the tests find.
 
-python scripts/mutate.py --count 40 --seed 1
-python scripts/mutate.py --count 5 --only fullfield/io --notes notes.json
+python -m benchmarks.experiments.mutate --count 40 --seed 1
+python -m benchmarks.experiments.mutate --count 5 --only fullfield/io --notes notes.json
 
 A fault is one changed operator, comparison, constant or condition on a line inside a function. Each is tried in a copy
 of the repository, so the checkout stays as it is. The tests of the packages first run without a fault; those that fail
@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "fullfield"
 TESTS = {  # package -> tests that have to find a fault in it; the longest matching name counts
     "ops": ["tests/ops"],
@@ -174,7 +174,7 @@ def tests_of(path: Path) -> list[str]:
 
 def run(copy: Path, tests: Sequence[str], workers: int, *options: str, **environment: str) -> int:
     """Run tests in the copy and return pytest's exit code; 1 if they do not end."""
-    path = os.pathsep.join((os.fspath(copy / "src"), os.fspath(copy / "scripts")))
+    path = os.pathsep.join((os.fspath(copy / "src"), os.fspath(copy)))
     given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     given.setdefault("FULLFIELD_DATA", os.fspath(ROOT.parent / "shared" / "data"))
     chosen = copy / "tests.txt"
@@ -198,7 +198,15 @@ def noted(copy: Path, tests: Sequence[str], workers: int) -> Notes:
     """Run tests without a fault, name those that fail, and return what the others enter."""
     place = copy / "entered"
     source = os.fspath(copy / "src" / "fullfield")
-    code = run(copy, tests, workers, "-p", "entered", ENTERED_SOURCE=source, ENTERED_FILE=os.fspath(place))
+    code = run(
+        copy,
+        tests,
+        workers,
+        "-p",
+        "benchmarks.experiments.entered",
+        ENTERED_SOURCE=source,
+        ENTERED_FILE=os.fspath(place),
+    )
     if code > 1:
         raise ValueError(f"without a fault {' '.join(tests)} ends with {code}")
     notes: Notes = {}
