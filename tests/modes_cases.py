@@ -649,9 +649,6 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
     "nn.DroidCorrBlock": lambda: ours.DroidCorrBlock(features()[None], features(1)[None], 3)(
         around().permute(0, 2, 3, 1)[None]
     ),
-    ("nn.MMFlowCorrLookup", "nn.MMFlowCorrelationPyramid"): lambda: ours.MMFlowCorrLookup(3)(
-        ours.MMFlowCorrelationPyramid(3)(features(), features(1)), noise(1, 2, 20, 24)
-    ),
     "nn.StereoCorrBlock": lambda: ours.StereoCorrBlock(features(), features(1), 3, 3)(around()),
     "nn.local_correlation_with_flow": lambda: ours.local_correlation_with_flow(
         features(), features(1), noise(1, 2, 20, 24), 3

@@ -41,7 +41,7 @@ _COMMANDS: dict[str, list[str]] = {
     "viz": ["viz", "secret.flo", "-o", "viz.png"],
     "evaluate": ["evaluate", "tvl1", "pairs:.", "-o", "locked/run", *_QUICK[2:]],
     "evaluate, begun": ["evaluate", "tvl1", "pairs:.", "-o", "begun", *_QUICK[2:]],
-    "weights": ["export", "--method", "raft-small", "--weights", "secret.pth", "-o", "net.pt2", "--size", "64x64"],
+    "weights": ["export", "--method", "raft-small", "--weights", "secret.pth", "-o", "net.onnx", "--size", "64x64"],
 }
 _PROCESS = """
 import contextlib, io, json, os, sys

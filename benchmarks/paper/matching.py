@@ -77,8 +77,8 @@ _BACKENDS = {
     "dense": "default",
     "ptlflow": "default",
     "reference": "on_demand",
-    "prefer-dense": "mixed",
-    "mixed": "mixed",  # runs of version 0.2
+    "prefer-dense": "mixed",  # stored runs; no backend has this name any more
+    "mixed": "mixed",
     "cuda": "ours",
     "cpu": "ours",
     "blocks": "ours",

@@ -214,7 +214,6 @@ def test_two_weight_files_under_one_name_do_not_share_predictions(
         ("ptlflow:raft_small", ("--no-patched",), "default"),
         ("ptlflow:raft_small", ("--patched",), "ours"),
         ("raft-small", ("--backend", "dense"), "default"),
-        ("raft-small", ("--backend", "mixed"), "mixed"),
         ("raft-small", ("--backend", "reference"), "on_demand"),
     ],
 )

@@ -200,9 +200,9 @@ MISTAKES = {
         ("tvl1 pairs:set --protocol pointcnnpp", "--protocol: MODEL tvl1 estimates flow; leave it out"),
     ],
     "export --method raft-small --size 72x64": [
-        ("-o flow.pth", "flow.pth: unknown suffix '.pth'; -o takes .onnx, .pt2"),
+        ("-o flow.pth", "flow.pth: unknown suffix '.pth'; -o takes .onnx"),
         ("-o absent/flow.onnx", "folder absent does not exist"),
-        ("-o flow.pt2 --lookup dense", "--lookup: only .onnx has a choice"),
+        ("-o flow.pt2", "flow.pt2: unknown suffix '.pt2'; -o takes .onnx"),
         ("-o flow.onnx --method tvl1", "argument --method: invalid choice: 'tvl1'"),
         ("-o flow.onnx --weights absent.pth", "--weights: absent.pth: no such file"),
         ("-o flow.onnx --weights random --updates 0", "--updates: expected an integer >= 1"),

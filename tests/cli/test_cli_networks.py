@@ -61,7 +61,7 @@ def test_auto_by_name(cli: Any) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--method", "auto", "--json")
     assert ran.code == 0, ran.err
     report = ran.json
-    assert (report["asked_method"], report["refined"]) == ("auto", True)
+    assert (report["requested_method"], report["refined"]) == ("auto", True)
     assert report["method"] == "fullfield-s"
     assert torch.equal(read_flow("out.flo").flow, estimate("a.png", "b.png", "auto").flow)
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fullfield.models.lookups as lookups
 from fullfield import InputError, estimate
 from fullfield.estimators import (
     CascadedEstimator,
@@ -28,13 +27,14 @@ from fullfield.estimators import (
     as_frame,
 )
 from fullfield.estimators.estimation import _kept
-from fullfield.estimators.network import AutoEstimator
+from fullfield.estimators.network import AutoEstimator, PairSize, _lookup_request
 from fullfield.estimators.network_config import PRECISIONS
 from fullfield.io import read_flow
 from fullfield.metrics import epe
-from fullfield.models import RAFT, RAFTConfig
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import FlowWithScale, cascade_sizes, more_confident, resample_flow
 from fullfield.models.downloads import DownloadError
+from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.nn import CorrelationPyramid
 from fullfield.testing import textured_scene
@@ -451,18 +451,8 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = automatic(*PAIR)
     assert torch.allclose(dense(*PAIR), expected, atol=1e-3)
     assert dense.backend == "dense"
-    preferring = make("prefer-dense", updates=2)
-    preferring(*PAIR)
-    assert preferring.backend == "dense"
-    assert used == [automatic.backend, "dense", "dense"]
-    monkeypatch.setattr(lookups, "_CPU_BYTES", 48 * 64 * 4 // 64 * 20)
-    preferring = make("prefer-dense", updates=2)
-    assert torch.equal(preferring(*PAIR), expected)
-    assert preferring.backend == used[-1] == automatic.backend
-    preferring(*[torch.rand(1, 3, 16, 16)] * 2)
-    assert preferring.backend == "dense"
-    refuses(r"backend: expected one of cuda, cpu, dense, reference, prefer-dense, got 'gpu'$", make, "gpu")
-    refuses("backend: expected another one than prefer-dense", make, "prefer-dense", precision="fast")
+    assert used == [automatic.backend, "dense"]
+    refuses(r"backend: expected one of cuda, cpu, dense, reference, got 'gpu'$", make, "gpu")
     if not torch.cuda.is_available():
         refuses("backend: 'cuda' cannot serve this request", make("cuda"), *PAIR)
 
@@ -495,7 +485,7 @@ def test_automatic_precision_is_half_on_a_gpu_with_kernels(
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     used = {
         (backend, place): make(backend)._is_exact(place)
-        for backend in (None, "cuda", "dense", "reference", "prefer-dense")
+        for backend in (None, "cuda", "dense", "reference")
         for place in (gpu, cpu)
     }
     assert [key for key, exact in used.items() if not exact] == [(None, gpu), ("cuda", gpu)]
@@ -531,18 +521,6 @@ def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) 
     assert [key[1:] for key in estimator._fast._kept] == sizes[1:]
 
 
-def test_old_names_warn(make: Made) -> None:
-    with pytest.warns(DeprecationWarning, match="backend 'mixed' is deprecated, use 'prefer-dense'"):
-        assert make("mixed").requested_backend == "prefer-dense"
-    with pytest.warns(DeprecationWarning, match="asked_backend is deprecated, use requested_backend"):
-        assert make("cpu").asked_backend == "cpu"
-    estimator = make(updates=1)
-    with pytest.warns(DeprecationWarning, match="both_ways is deprecated, use bidirectional"):
-        both = estimator.both_ways(*PAIR)
-    expected = estimator.bidirectional(*PAIR)
-    assert torch.equal(both.backward, expected.backward)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -558,9 +536,9 @@ def test_on_the_gpu(make: Made, precision: str) -> None:
         difference = (flow.cpu() - expected).norm(dim=1).mean() / expected.norm(dim=1).mean()
         assert difference < {"exact": 1e-4, "auto": 0.05, "fast": 0.05, "bfloat16": 0.2}[precision]
         if precision == "exact":
-            preferring = make("prefer-dense", updates=3)
-            assert torch.allclose(preferring(*frames).cpu(), expected, rtol=1e-3, atol=1e-2)
-            assert preferring.backend == "dense"
+            dense = make("dense", updates=3)
+            assert torch.allclose(dense(*frames).cpu(), expected, rtol=1e-3, atol=1e-2)
+            assert dense.backend == "dense"
 
 
 @pytest.mark.gpu
@@ -696,3 +674,15 @@ def test_a_network_of_weights_that_are_not_finite_is_refused(tmp_path: Path) -> 
     frame = torch.rand(3, 32, 40)
     with pytest.raises(InputError, match="the flow is NaN or infinite at 1280 pixels; raft-small has weights"):
         estimate(frame, frame, "raft-small", weights=str(tmp_path / "nan.pth"), updates=1)
+
+
+@pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
+def test_lookup_request_describes_the_network_s_features(model: RAFT | SEARAFT) -> None:
+    frame, padding = torch.rand(2, 3, 45, 83), padding_for(45, 83)
+    request = _lookup_request(model.config, PairSize.from_frame(frame))
+    with torch.no_grad():
+        encoded = model.eval().encode(*[model.prepare(frame, padding)] * 2)
+    assert (request.batch, request.channels, *request.size1) == encoded.fmap1.shape
+    assert (request.levels, request.radius) == (model.config.levels, model.config.radius)
+    assert request.sizes2[1] == (request.size1[0] // 2, request.size1[1] // 2)
+    assert request.device == frame.device

@@ -10,7 +10,7 @@ import torch
 from fullfield import estimate
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
 from fullfield.estimators.estimation import build
-from fullfield.estimators.registry import AUTO_NETWORK, DEFAULT_METHOD
+from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
 from fullfield.estimators.reliability import occlusion_and_confidence, reached
 from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
 from fullfield.testing import textured_scene
@@ -126,24 +126,25 @@ def test_noise_hides_nothing_and_contrast_says_less() -> None:
 
 
 SMALL_SCENE = textured_scene(64, 80, seed=3)
+_NETWORK = METHODS["auto"].network or ""
 QUICK = {"updates": 1, "weights": "random"}
 
 
 def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD == "auto"
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", double=False, **QUICK)
-    network = build(AUTO_NETWORK, **QUICK)
+    network = build(_NETWORK, **QUICK)
     thrice = RefinedEstimator(network, RefinementConfig(passes=3, rounds=1))
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)
     assert torch.equal(found.flow, expected.flow)
-    assert found.method == AUTO_NETWORK
+    assert found.method == _NETWORK
     assert (found.parameters["refinement"]["passes"], found.parameters["refinement"]["rounds"]) == (3, 1)
     assert found.stages.keys() == {"bidirectional", "refinement"}
 
 
 def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", **QUICK)
-    alone = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, AUTO_NETWORK, preset="fast", **QUICK)
+    alone = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, preset="fast", **QUICK)
     assert torch.equal(found.flow, alone.flow)
     assert found.parameters["refinement"] is None
     estimator = build("auto", "fast")
@@ -156,6 +157,6 @@ def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
 def test_who_asks_for_refinement_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
-    expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, AUTO_NETWORK, refine=True, **QUICK)
+    expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, refine=True, **QUICK)
     torch.testing.assert_close(found.flow, expected.flow, atol=1e-3, rtol=0)
     assert found.parameters["refinement"] is not None

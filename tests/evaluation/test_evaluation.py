@@ -416,13 +416,6 @@ def test_runs_of_two_backends_do_not_mix(pairs: FlowDataset, tmp_path: Path) -> 
     for estimator in (other, AtScale(other, 1)):
         refuses("backend was 'automatic', is 'dense'", evaluate, estimator, pairs, tmp_path / "run")
     assert TVL1Estimator(backend="reference").requested_backend == "reference"
-    old = Counting()
-    old.asked_backend = "dense"  # type: ignore[attr-defined]
-    with (
-        pytest.warns(DeprecationWarning, match="asked_backend is deprecated"),
-        pytest.raises(InputError, match="backend was 'automatic', is 'dense'"),
-    ):
-        evaluate(old, pairs, tmp_path / "run")
 
 
 def test_a_run_is_not_scored_on_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:

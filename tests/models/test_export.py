@@ -1,4 +1,4 @@
-"""Exported networks: torch.export's program and the ONNX file compute what the network does."""
+"""Exported networks: the ONNX file computes what the network does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, export
-from fullfield.models.export import export_onnx, export_program
+from fullfield.models.export import export_onnx
 from fullfield.models.framing import STRIDE
 from fullfield.ops.correlation.traceable import FORMS
 from refusals import refuses
@@ -161,38 +161,6 @@ def test_the_file_states_the_sizes_of_its_frames(
     export_onnx(network(SMALL), path, 128, 136, updates=5)
     assert counts == [SMALL.updates, 5]
     assert asked == [("linear", dynamic), ("linear", False)]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [pytest.param(SEA_RAFT, id="sea-raft"), pytest.param(LARGE, id="raft", marks=pytest.mark.long)],
-)
-def test_torch_export(config: Any) -> None:
-    model = network(config)
-    program = export_program(model, 65, 86, batch=2, updates=2)
-    pictures = frames(65, 86, batch=2)
-    with torch.no_grad():
-        torch.testing.assert_close(program.module()(*pictures), model(*pictures, 2))
-    lookups = [n for n in program.graph.nodes if "fullfield.correlation_lookup" in str(n.target)]
-    assert len(lookups) == 2
-
-
-@pytest.mark.parametrize(
-    ("config", "encoders"),
-    [
-        pytest.param(SMALL, ("fnet", "cnet"), id="raft-small"),
-        pytest.param(SEA_RAFT, (), id="sea-raft", marks=pytest.mark.long),
-    ],
-)
-def test_torch_export_of_any_size(config: Any, encoders: tuple[str, ...], tmp_path: Path) -> None:
-    model = plainly_encoded(config.replace(levels=2, radius=1), *encoders)
-    program = export_program(model, 64, 80, dynamic=True, updates=1)
-    torch.export.save(program, tmp_path / "flow.pt2")
-    loaded = torch.export.load(tmp_path / "flow.pt2").module()
-    for size in ((64, 80), (32, 32), (40, 120)):
-        pictures = frames(*size)
-        with torch.no_grad():
-            torch.testing.assert_close(loaded(*pictures), model(*pictures, 1))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from torch.nn import functional
 from fullfield import InputError
 from fullfield.nn import (
     DroidCorrBlock,
-    MMFlowCorrelationPyramid,
-    MMFlowCorrLookup,
     RAFTCorrBlock,
     SEARAFTCorrBlock,
     StereoCorrBlock,
@@ -34,12 +32,10 @@ def definition(
     coords: Tensor,  # [B, 2, H, W]
     levels: int,
     radius: int,
-    dilation: Tensor | None = None,  # [B, 1, H, W]
 ) -> Tensor:  # [B, levels·(2r+1)², H, W] float64
     """The volume of all pairs in float64, pooled, and read through hat functions."""
-    batch, channels, height, width = fmap1.shape
+    batch, channels, height, _ = fmap1.shape
     volume = torch.einsum("bchw,bcyx->bhwyx", fmap1.double(), fmap2.double()) / channels**0.5
-    steps = torch.ones(batch, height, width) if dilation is None else dilation[:, 0]
     taps = torch.arange(-radius, radius + 1).double()
     out = []
     for level in range(levels):
@@ -48,7 +44,7 @@ def definition(
         where = []
         for axis, extent in ((1, volume.shape[3]), (0, volume.shape[4])):
             at = coords[:, axis].double() / 2**level
-            at = at[..., None] + steps.double()[..., None] * taps
+            at = at[..., None] + taps
             where.append((1 - (at[..., None] - torch.arange(extent)).abs()).clamp(min=0))
         rows, columns = where  # [B, H, W, 2r+1, extent]
         out.append(torch.einsum("bhwyx,bhwjy,bhwix->bijhw", volume, rows, columns).flatten(1, 2))
@@ -149,85 +145,32 @@ def test_maps_of_other_sizes_and_small_ones() -> None:
 # ---- dilation
 
 
-def test_dilation_scales_the_offsets() -> None:
-    fmap1, fmap2 = maps((11, 9))
-    coords = positions(fmap1).requires_grad_()
-    dilation = (0.3 + 2 * torch.rand(2, 1, 11, 9, generator=torch.Generator().manual_seed(3))).requires_grad_()
-
-    def dilated(a: Tensor, b: Tensor) -> Tensor:
-        return SEARAFTCorrBlock(a, b, arguments(3, 2))(coords, dilation)
-
-    def defined(a: Tensor, b: Tensor) -> Tensor:
-        return definition(a, b, coords, 3, 2, dilation)
-
-    same(gradients(dilated, fmap1, fmap2), gradients(defined, fmap1, fmap2))
-    for name, leaf in (("coords", coords), ("dilation", dilation)):
-        got, wanted = (torch.autograd.grad(f(fmap1, fmap2).square().sum(), leaf)[0] for f in (dilated, defined))
-        assert_within(got, wanted, 1e-4 * float(wanted.abs().max()), name)
-
-
-def test_dilation_of_ones_that_wants_its_gradient() -> None:
-    fmap1, fmap2 = maps((5, 6))
-    coords = positions(fmap1) + 0.25
-    dilation = torch.ones(2, 1, 5, 6, requires_grad=True)
-    out = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 2))(coords, dilation)
-    exact = definition(fmap1, fmap2, coords, 2, 2, dilation)
-    got, wanted = (torch.autograd.grad(value.square().sum(), dilation)[0] for value in (out, exact))
-    assert_within(got, wanted, 1e-4 * float(wanted.abs().max()), "dilation")
-
-
 @pytest.mark.parametrize("inference", [False, True])
-def test_dilation_is_looked_at_again_when_it_changes(inference: bool) -> None:
+def test_sea_raft_block_refuses_a_dilation_that_changes_from_ones(inference: bool) -> None:
     fmap1, fmap2 = maps((7, 6))
     coords = positions(fmap1)
     block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 2))
     with torch.inference_mode(inference):
         dilation = torch.ones(2, 1, 7, 6)
-        plain = block(coords, dilation)
+        result = block(coords, dilation)
         dilation[:, :, 2] = 1.75
-        changed = block(coords, dilation)
-        other = block(coords, torch.full_like(dilation, 0.5))
-        again = block(coords, torch.ones_like(dilation))
-    assert torch.equal(plain, block(coords))
-    assert torch.equal(again, plain)
-    assert_within(changed, definition(fmap1, fmap2, coords, 2, 2, dilation), 1e-5, "changed in place")
-    assert_within(other, definition(fmap1, fmap2, coords, 2, 2, torch.full((2, 1, 7, 6), 0.5)), 1e-5, "another")
+        for changed in (dilation, torch.full_like(dilation, 0.5), torch.full_like(dilation, float("nan"))):
+            with pytest.raises(InputError, match="dilation: expected None or ones without gradient, got other values"):
+                block(coords, changed)
+        repeated = block(coords, torch.ones_like(dilation))
+    assert torch.equal(result, block(coords))
+    assert torch.equal(repeated, result)
 
 
-def test_dilated_pixels_that_are_not_finite_give_zeros() -> None:
-    fmap1, fmap2 = maps((5, 4))
-    coords, dilation = positions(fmap1), torch.full((2, 1, 5, 4), 1.5)
-    coords[0, 0, 1, 2], coords[1, 1, 0, 0], dilation[0, 0, 3, 3] = float("nan"), float("inf"), float("nan")
-    coords[1, :, 4, 3] = 1e30
-    leaves = [fmap1.clone().requires_grad_(), fmap2.clone().requires_grad_()]
-    out = SEARAFTCorrBlock(leaves[0], leaves[1], arguments(2, 1))(coords, dilation)
-    for b, y, x in ((0, 1, 2), (1, 0, 0), (0, 3, 3), (1, 4, 3)):
-        assert not out[b, :, y, x].any()
-    assert out.isfinite().all()
-    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))
-
-
-def test_dilated_lookup_works_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.ops.correlation import dilated
-
-    fmap1, fmap2 = maps((7, 6))
-    coords, dilation = positions(fmap1), torch.full((2, 1, 7, 6), 1.3)
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        return SEARAFTCorrBlock(a, b, arguments(2, 2))(coords, dilation)
-
-    whole = gradients(run, fmap1, fmap2)
-    monkeypatch.setattr(dilated, "CHUNK_BYTES", 25 * 12 * 4 * 5)
-    same(gradients(run, fmap1, fmap2), whole, 1e-6)
-
-
-def test_wrong_dilations_are_named() -> None:
+def test_sea_raft_block_names_a_wrong_dilation() -> None:
     fmap1, fmap2 = maps((5, 4))
     block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 1))
     with pytest.raises(InputError, match=r"dilation: expected shape \[2, 1, 5, 4\]"):
         block(positions(fmap1), torch.ones(2, 2, 5, 4))
+    with pytest.raises(InputError, match="dilation: expected None or ones without gradient, got a tensor"):
+        block(positions(fmap1), torch.ones(2, 1, 5, 4, requires_grad=True))
     with pytest.raises(InputError, match="coords: expected"):
-        block(positions(fmap1)[..., :3], torch.full((2, 1, 5, 4), 2.0))
+        block(positions(fmap1)[..., :3], torch.ones(2, 1, 5, 4))
     with pytest.raises(InputError, match="coords: expected a tensor"):
         block(None)  # type: ignore[arg-type]
 
@@ -243,7 +186,6 @@ Block = Callable[[Tensor, Tensor, Tensor], Tensor]
 BLOCKS: dict[str, Block] = {
     "raft": lambda a, b, xy: RAFTCorrBlock(a, b)(xy),
     "sea-raft": lambda a, b, xy: SEARAFTCorrBlock(a, b, arguments(4, 4))(xy, torch.ones_like(xy[:, :1])),
-    "dilated": lambda a, b, xy: SEARAFTCorrBlock(a, b, arguments(3, 3))(xy, torch.full_like(xy[:, :1], 1.5)),
     "torchvision": torchvision_block,
     "droid": lambda a, b, xy: DroidCorrBlock(a[None], b[None])(xy.permute(0, 2, 3, 1)[None])[0],
     "unimatch": lambda a, b, xy: local_correlation_with_flow(a, b, xy % 5, 4),
@@ -251,7 +193,7 @@ BLOCKS: dict[str, Block] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ("dilated", "stereo")])
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "stereo"])
 def test_compiled_in_one_graph(name: str) -> None:
     fmap1, fmap2 = maps((9, 11))
     coords = positions(fmap1).contiguous()
@@ -276,11 +218,6 @@ def torchvision_peer(module: Any, a: Tensor, b: Tensor, xy: Tensor) -> Tensor:
 PEERS: dict[str, tuple[str, str, Callable[..., Tensor]]] = {
     "raft": ("ptlflow", "models.raft.corr", lambda m, a, b, xy: m.CorrBlock(a, b)(xy)),
     "sea-raft": ("ptlflow", "models.sea_raft.corr", lambda m, a, b, xy: m.CorrBlock(a, b)(xy)),
-    "dilated": (
-        "ptlflow",
-        "models.flowseek.corr",
-        lambda m, a, b, xy: m.CorrBlock(a, b, 3, 3)(xy, torch.full_like(xy[:, :1], 1.5)),
-    ),
     "torchvision": ("torchvision", "models.optical_flow.raft", torchvision_peer),
     "unimatch": (
         "ptlflow",
@@ -413,24 +350,22 @@ def test_droid_s_result_has_the_dtype_of_a_product() -> None:
 # ---- unimatch
 
 
-def unimatch_definition(fmap1: Tensor, fmap2: Tensor, flow: Tensor, radius: int, dilation: float = 1) -> Tensor:
-    batch, _, height, width = fmap1.shape
+def unimatch_definition(fmap1: Tensor, fmap2: Tensor, flow: Tensor, radius: int) -> Tensor:
+    height, width = fmap1.shape[2:]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    steps = torch.full((batch, 1, height, width), dilation)
-    found = definition(fmap1, fmap2, torch.stack((x, y)) + flow, 1, radius, steps)
+    found = definition(fmap1, fmap2, torch.stack((x, y)) + flow, 1, radius)
     return torch.cat([found[:, tap :: 2 * radius + 1] for tap in range(2 * radius + 1)], 1)
 
 
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_unimatch(dilation: int) -> None:
+def test_unimatch() -> None:
     fmap1, fmap2 = maps((9, 11))
     flow = 2.5 * torch.randn(2, 2, 9, 11, generator=torch.Generator().manual_seed(2))
 
     def ours(a: Tensor, b: Tensor) -> Tensor:
-        return local_correlation_with_flow(a, b, flow, 3, dilation=dilation)
+        return local_correlation_with_flow(a, b, flow, 3)
 
     got = gradients(ours, fmap1, fmap2)
-    same(got, gradients(lambda a, b: unimatch_definition(a, b, flow, 3, dilation), fmap1, fmap2))
+    same(got, gradients(lambda a, b: unimatch_definition(a, b, flow, 3), fmap1, fmap2))
     assert got[0].is_contiguous()
     still = local_correlation_with_flow(fmap1, fmap2, 0.0, local_radius=2)
     assert_within(still, unimatch_definition(fmap1, fmap2, torch.zeros_like(flow), 2), 1e-5, "no flow")
@@ -441,39 +376,12 @@ def test_wrong_arguments_of_unimatch_are_named() -> None:
     flow = torch.zeros(2, 2, 5, 4)
     for options, message in (
         ({"padding_mode": "border"}, "padding_mode: expected one of zeros"),
-        ({"dilation": 0}, "dilation: expected an integer >= 1"),
+        ({"dilation": 2}, "dilation: expected one of 1, got int 2"),
         ({"local_radius": 0}, "radius: expected an integer >= 1"),
         ({"flow": 1.0}, "flow: expected a tensor"),
         ({"flow": flow[:1]}, r"flow: expected shape \[2, 2, 5, 4\]"),
         ({"backend": "cude"}, "backend: expected one of"),
-        ({"backend": "cpu", "dilation": 2}, "backend: expected None with a dilation above one, got 'cpu'"),
     ):
         arguments: dict[str, Any] = {"flow": flow, "local_radius": 2, **options}
         with pytest.raises(InputError, match=message):
             local_correlation_with_flow(fmap1, fmap2, **arguments)
-
-
-# ---- mmflow
-
-
-def test_mmflow() -> None:
-    fmap1, fmap2 = maps((9, 11))
-    coords = positions(fmap1)
-    y, x = torch.meshgrid(torch.arange(9), torch.arange(11), indexing="ij")
-    flow = coords - torch.stack((x, y))
-    pyramid, lookup = MMFlowCorrelationPyramid(num_levels=2), MMFlowCorrLookup(radius=3)
-
-    def ours(a: Tensor, b: Tensor) -> Tensor:
-        pair = pyramid(a, b)
-        first: Tensor = lookup(pair, flow)
-        assert torch.equal(lookup(pair, flow), first)
-        return first
-
-    same(gradients(ours, fmap1, fmap2), gradients(lambda a, b: definition(a, b, coords, 2, 3), fmap1, fmap2))
-    assert ours(fmap1.half(), fmap2.half()).dtype == torch.float32
-    with pytest.raises(InputError, match="mode: expected one of bilinear, got 'nearest'"):
-        MMFlowCorrLookup(mode="nearest")
-    with pytest.raises(InputError, match="align_corners: expected one of True"):
-        MMFlowCorrLookup(align_corners=False)
-    with pytest.raises(InputError, match="corr_pyramid: expected what MMFlowCorrelationPyramid returns, got list"):
-        lookup([fmap1], flow)

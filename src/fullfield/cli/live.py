@@ -372,7 +372,7 @@ def _report(
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
         text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, there was no flow'}"
     requested = "source" if args.rate is None else args.rate
-    rates = {"source": source.rate, "requested": requested, "asked": requested}  # asked: the key of earlier versions
+    rates = {"source": source.rate, "requested": requested}
     facts = {
         "source": args.source,
         "size": report.picked(source, "width", "height"),

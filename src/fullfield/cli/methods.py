@@ -52,9 +52,8 @@ class Chosen:
     def facts(self, made: Any = None) -> dict[str, Any]:
         """Return the method and its settings for a report, as the flow ``made`` has them, else the estimator."""
         made = made or self.estimator
-        requested = {"requested_method": self.method, "asked_method": self.method}  # the second is of earlier versions
         found = {"method": made.method, "parameters": dict(made.parameters), "backend": made.backend}
-        return {**found, **requested, "preset": self.preset}
+        return {**found, "requested_method": self.method, "preset": self.preset}
 
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -13,21 +12,20 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._lazy import renamed
 from fullfield._switch import Switch
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import AUTO_NETWORK, canonical, method_of
+from fullfield.estimators.registry import METHODS, canonical, method_of
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged_size, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
-from fullfield.models.lookups import PairSize, dense_fits, lookup_request
+from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
 from fullfield.ops.correlation import BACKENDS
-from fullfield.ops.correlation.protocol import LOOKUPS
+from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 from fullfield.ops.tvl1 import RefinementConfig
 
 if TYPE_CHECKING:
@@ -35,10 +33,7 @@ if TYPE_CHECKING:
 
     from fullfield.models.network import FlowNetwork
     from fullfield.models.prepared import PreparedFlow, PreparedSizes
-
-PREFER_DENSE = "prefer-dense"
-"""Backend: the dense volume up to the largest size that fits, the best other backend above."""
-_RENAMED = {"mixed": PREFER_DENSE}
+    from fullfield.models.shape import NetworkShape
 
 logger = logging.getLogger("fullfield")
 
@@ -49,6 +44,42 @@ _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
 # few sizes, and recording takes longer than estimating.
 _SIZES_KEPT, _SMALL_PIXELS = 4, 1 << 20
+
+
+class PairSize(NamedTuple):
+    """Number, size and device of pairs of frames."""
+
+    batch: int
+    height: int
+    width: int
+    device: torch.device
+
+    @classmethod
+    def from_frame(cls, frame: Tensor) -> PairSize:
+        """Return the size of frames [B, C, H, W]."""
+        batch, _, height, width = frame.shape
+        return cls(batch, height, width, frame.device)
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels of one frame."""
+        return self.height * self.width
+
+
+def _lookup_request(shape: NetworkShape, size: PairSize) -> Request:
+    """Return what a network in float32 requests of the correlation lookup for frames of this size."""
+    rows, columns = padding_for(size.height, size.width).cells(size.height, size.width)
+    return Request(
+        batch=size.batch,
+        channels=shape.matched_channels,
+        size1=(rows, columns),
+        sizes2=level_sizes(rows, columns, shape.levels),
+        radius=shape.radius,
+        dtype=torch.float32,
+        device=size.device,
+        pooled=True,
+        precision=torch.get_float32_matmul_precision(),
+    )
 
 
 class _Found(NamedTuple):
@@ -69,15 +100,12 @@ class NetworkEstimator(LoadingEstimator):
         method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
         config: a :class:`RAFTEstimatorConfig` for RAFT, a :class:`NetworkConfig` for SEA-RAFT; by default the method's
             own weights and number of updates, in half precision on a GPU; ``"fullfield-s"`` cascades.
-        backend: backend of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or
-            ``"prefer-dense"``, for exact precision: dense at sizes whose volume takes up to 40 % of the GPU's free
-            memory (2 GiB on the CPU), the best other one above.
+        backend: backend of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`.
         enlarge_small: True estimates frames of at most 500,000 pixels also at one and a half times their size, where
             ``config.double`` is None.
     """
 
     config: NetworkConfig
-    _enlarges_small = False  # in pickles of earlier versions
 
     def __init__(
         self,
@@ -100,14 +128,8 @@ class NetworkEstimator(LoadingEstimator):
         fits = not enlarge_small or NETWORKS[self.method].has_mixture
         _check.require(fits, "enlarge_small", "False for RAFT, which does not estimate its uncertainty", enlarge_small)
         self._enlarges_small = enlarge_small and config.double is None
-        if isinstance(backend, str) and backend in _RENAMED:
-            warnings.warn(f"backend {backend!r} is deprecated, use {_RENAMED[backend]!r}", DeprecationWarning, 2)
-            backend = _RENAMED[backend]
         if backend is not None:
-            _check.choice(backend, "backend", (*BACKENDS, PREFER_DENSE))
-            fits = backend != PREFER_DENSE or self.config.precision in ("auto", "exact")
-            expected = f"another one than {PREFER_DENSE}, which is for exact precision"
-            _check.require(fits, "backend", expected, backend)
+            _check.choice(backend, "backend", BACKENDS)
         self._requested = backend
         self._forget()
 
@@ -121,7 +143,6 @@ class NetworkEstimator(LoadingEstimator):
         self._stamp: tuple[object, ...] = ()
         self._used: str | None = None
         self._precision: str = self.config.precision
-        self._dense: dict[PairSize, bool] = {}
         self._fast: PreparedSizes | None = None
 
     @property
@@ -139,8 +160,6 @@ class NetworkEstimator(LoadingEstimator):
         parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
         if self._enlarges_small:
             parameters["double"] = f"{_ENLARGED_FACTOR} times up to {_ENLARGED_PIXELS} pixels"
-        elif not self.config.double:
-            del parameters["double"]  # absent from the notes of shots that older versions began
         return parameters
 
     @property
@@ -167,7 +186,7 @@ class NetworkEstimator(LoadingEstimator):
             exact = self._is_exact(place)
             if exact or (place.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
-                tiny = PairSize.of(blank)
+                tiny = PairSize.from_frame(blank)
                 run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)
                 run(blank, blank, updates=2)  # the second lookup's kernels too
             if not exact and size is not None:
@@ -198,8 +217,6 @@ class NetworkEstimator(LoadingEstimator):
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
         return Bidirectional(forward.flow, backward.flow, scales)
 
-    both_ways = renamed("both_ways", "bidirectional")
-
     def _estimated(
         self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
     ) -> list[_Found]:
@@ -211,12 +228,14 @@ class NetworkEstimator(LoadingEstimator):
         fine_given, coarse_given = self._given_updates()
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network = self._ready(frame1.device)
-            pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
+            pairs = cascade_pairs(
+                *pair, [(size.height, size.width) for size in self._levels(PairSize.from_frame(frame1))]
+            )
             height, width = pair[0].shape[-2:]
             factor = self._factor(height, width)
             larger = factor > 1
-            own = fine * PairSize.of(pair[0]).pixels
-            smaller = sum(coarse * PairSize.of(one).pixels for one, _ in pairs[1:])
+            own = fine * PairSize.from_frame(pair[0]).pixels
+            smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
             enlarged = round(own * factor**2) if larger else 0
             report = _Report(progress, len(starts) * (smaller + own + enlarged))
             at = partial(self._at, network, report=report, sizes=len(pairs) + larger, with_scale=larger)
@@ -248,7 +267,7 @@ class NetworkEstimator(LoadingEstimator):
         with_scale: bool,
     ) -> list[_Found]:
         """Estimate at one size for :meth:`_estimated`; the fast form keeps ``sizes`` of them."""
-        size, arguments = PairSize.of(frames[0]), (*frames, updates, *starts)
+        size, arguments = PairSize.from_frame(frames[0]), (*frames, updates, *starts)
         exact, both = self._is_exact(size.device), len(starts) > 1
         block: Any = network.update_block
         count = network.config.updates if updates is None else updates  # or more, where the flow still moves
@@ -309,18 +328,12 @@ class NetworkEstimator(LoadingEstimator):
 
     def _exact(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
         """Return the network with the backend of its correlation lookup chosen for one size."""
-        request = lookup_request(network.config, size)
-        backend = self._requested
-        if backend == PREFER_DENSE:
-            if size not in self._dense:
-                self._dense[size] = dense_fits(request)
-            backend = "dense" if self._dense[size] else None
-        chosen = LOOKUPS.choose(backend, request)
-        if chosen != self._used:
+        backend = LOOKUPS.choose(self._requested, _lookup_request(network.config, size))
+        if backend != self._used:
             logger.debug(
-                "%s at %dx%d on %s: lookup %s, float32", self.method, size.width, size.height, size.device, chosen
+                "%s at %dx%d on %s: lookup %s, float32", self.method, size.width, size.height, size.device, backend
             )
-        self._used = network.correlation = chosen
+        self._used = network.correlation = backend
         return network
 
     def _prepared(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
@@ -341,7 +354,7 @@ class NetworkEstimator(LoadingEstimator):
         stamp = (*origin.stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
-            self._fast, self._dense = None, {}
+            self._fast = None
             shape = self.config.shaped(NETWORKS[self.method])
             network = load_weights(shape, origin, correlation=self._requested).to(device)
             if device.type == "cpu":
@@ -426,7 +439,9 @@ class AutoEstimator(RefinedEstimator):
     def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
         self._is_fast = config is not None and config.precision not in ("auto", "exact")
         refinement = RefinementConfig() if self._is_fast else RefinementConfig(passes=3, rounds=1)
-        network = NetworkEstimator(AUTO_NETWORK, config, backend=backend, enlarge_small=not self._is_fast)
+        network = NetworkEstimator(
+            METHODS["auto"].network or "", config, backend=backend, enlarge_small=not self._is_fast
+        )
         super().__init__(network, refinement)
 
     def refines(self, device: torch.device) -> bool:

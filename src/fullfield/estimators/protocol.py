@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._lazy import renamed_property
 
 Progress: TypeAlias = Callable[[float, str], None]
 """Callback that receives the fraction done and the current step."""
@@ -77,10 +75,6 @@ def bidirectional_of(estimator: Estimator) -> Callable[..., Bidirectional | None
 
 def requested_backend_of(estimator: Estimator) -> str | None:
     """Return the backend that was requested of the estimator; None if it chooses or cannot be requested."""
-    if not hasattr(estimator, "requested_backend") and hasattr(estimator, "asked_backend"):
-        warnings.warn("asked_backend is deprecated, use requested_backend", DeprecationWarning, stacklevel=2)
-        old: str | None = estimator.asked_backend
-        return old
     found: str | None = getattr(estimator, "requested_backend", None)
     return found
 
@@ -106,8 +100,6 @@ class BackendRequest:
     def requested_backend(self) -> str | None:
         """Backend that was requested; None if it is chosen."""
         return self._requested
-
-    asked_backend = renamed_property("asked_backend", "requested_backend")
 
 
 class LoadingEstimator(BackendRequest):

@@ -93,8 +93,9 @@ METHODS = {
         "auto",
         _CONFIGS,
         "NetworkConfig",
-        estimator="fullfield.estimators.network:AutoEstimator",
+        # The network that it refines.
         network="fullfield-s",
+        estimator="fullfield.estimators.network:AutoEstimator",
         cascades=True,
     ),
     "fullfield-s": _network("fullfield-s", "fullfield-s", cascades=True),
@@ -115,9 +116,6 @@ METHODS = {
 
 DEFAULT_METHOD = "auto"
 """At least as accurate as TV-L1 on every shared pair: ``benchmarks/experiments/score_methods.py``."""
-
-AUTO_NETWORK = "fullfield-s"
-"""Network that ``auto`` refines."""
 
 ALIASES = {"sea-raft": "sea-raft-m"}
 

@@ -1,4 +1,4 @@
-"""Export of networks as graphs: torch.export, and ONNX for other runtimes."""
+"""Export of networks as ONNX files for other runtimes."""
 
 from __future__ import annotations
 
@@ -29,38 +29,6 @@ OPSET = 18
 _CARRIED = ("net", "coords")
 
 
-def export_program(
-    model: FlowNetwork,
-    height: int,
-    width: int,
-    *,
-    batch: int = 1,
-    updates: int | None = None,
-    dynamic: bool = False,
-) -> ExportedProgram:
-    """Export a network with ``torch.export``: frame1, frame2 [B, 3, H, W] float32 0 … 1 to flow [B, 2, H, W] float32.
-
-    The updates are unrolled. The lookup stays two operators of this package (``fullfield::correlation_prepare`` and
-    ``_lookup``), on the backend that the model names or that is best on the tracing machine, so the program needs
-    ``fullfield.nn`` to be imported.
-
-    Args:
-        model: network in eval mode, with float32 parameters; it is not changed.
-        height: rows of the frames; with ``dynamic``, of those to trace with.
-        width: columns of the frames.
-        batch: pairs at a time.
-        updates: number of updates, by default the configuration's.
-        dynamic: the program takes any height and width that are multiples of 8 and have two cells on every level:
-            128 pixels at least for four levels.
-
-    Raises:
-        InputError: naming the argument that does not fit.
-    """
-    frames = _frames(model, height, width, batch, dynamic)
-    network = _PairNetwork(model, updates).eval()
-    return _program(network, frames, [_frame_sides(model)] * 2 if dynamic else None)
-
-
 def export_onnx(
     model: FlowNetwork,
     path: str | os.PathLike[str],
@@ -78,15 +46,17 @@ def export_onnx(
     complete. Needs ``fullfield[export]``.
 
     Args:
-        model: as for :func:`export_program`, and so are the values of the frames.
+        model: network in eval mode, with float32 parameters; it is not changed. Frames are [B, 3, H, W] float32
+            0 … 1.
         path: file to write.
-        height: rows of the frames.
+        height: rows of the frames; with ``dynamic``, of those to trace with.
         width: columns of the frames.
         batch: pairs at a time.
         updates: number of updates, by default the configuration's.
         lookup: ``"linear"`` gathers features in every update: (2r + 2)·C floats per cell and level at a time.
             ``"dense"`` keeps the volume of all pairs, quadratic in the number of cells, and gathers from it.
-        dynamic: as for :func:`export_program`.
+        dynamic: the graph takes any height and width that are multiples of 8 and have two cells on every level:
+            128 pixels at least for four levels.
 
     Raises:
         InputError: naming the argument that does not fit, or the package that is missing.
@@ -123,18 +93,6 @@ def require_onnx() -> None:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
-
-
-class _PairNetwork(nn.Module):
-    """Network as a function of two frames."""
-
-    def __init__(self, network: FlowNetwork, updates: int | None) -> None:
-        super().__init__()
-        self.network, self.updates = network, updates
-
-    def forward(self, frame1: Tensor, frame2: Tensor) -> Tensor:
-        flow: Tensor = self.network(frame1, frame2, self.updates)
-        return flow
 
 
 class _Part(nn.Module):

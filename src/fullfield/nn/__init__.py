@@ -2,8 +2,6 @@
 
 from fullfield.nn.corr_blocks import (
     DroidCorrBlock,
-    MMFlowCorrelationPyramid,
-    MMFlowCorrLookup,
     RAFTCorrBlock,
     SEARAFTCorrBlock,
     StereoCorrBlock,
@@ -20,8 +18,6 @@ __all__ = [
     "CorrelationPyramid",
     "DroidCorrBlock",
     "FlowPropagation",
-    "MMFlowCorrLookup",
-    "MMFlowCorrelationPyramid",
     "PointConv",
     "PointNorm",
     "PointPool",

@@ -7,7 +7,6 @@ differentiable in features and coordinates. Coordinates of other dtypes are conv
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +15,6 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
-from fullfield.ops.correlation.dilated import dilated_lookup
-from fullfield.ops.correlation.prepared import pool
 from fullfield.ops.correlation.protocol import check_features, check_window
 from fullfield.ops.positions import positions
 
@@ -75,12 +72,11 @@ class SEARAFTArguments(Protocol):
 
 
 class SEARAFTCorrBlock(RAFTCorrBlock):
-    """SEA-RAFT's ``CorrBlock``: RAFT's, and a dilation that scales the offsets of every pixel's taps.
+    """SEA-RAFT's ``CorrBlock``: RAFT's, and a dilation, which must be ones as SEA-RAFT passes them.
 
-    SEA-RAFT itself always passes ones. The block checks the tensor for ones, again only if it changes (a tensor made
-    under ``torch.inference_mode``: in every lookup). On a GPU the check waits for the device, and while a CUDA graph is
-    captured it is impossible: pass None there. Any other dilation is computed by
-    :mod:`fullfield.ops.correlation.dilated`: exact and linear in memory, but many times slower.
+    The block reads the dilation's values at the first lookup and when the tensor changes (a tensor created under
+    ``torch.inference_mode``: in every lookup). On a GPU reading waits for the device, and while a CUDA graph is
+    captured it is impossible: pass None there.
 
     Args:
         fmap1: [B, C, H1, W1].
@@ -103,41 +99,36 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
         out_dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(fmap1, fmap2, args.corr_levels, args.corr_radius, backend=backend, out_dtype=out_dtype)
-        self._out_dtype = out_dtype
-        self._fmap1, self._fmap2 = fmap1, fmap2
-        self._ones: tuple[weakref.ref[Tensor], int] | None = None
+        self._dilation_shape = (fmap1.shape[0], 1, *fmap1.shape[2:])
+        self._device = fmap1.device
+        self._checked_dilation: tuple[Tensor, int] | None = None
 
     def __call__(
         self,
         coords: Tensor,  # [B, 2, H1, W1]
-        dilation: Tensor | None = None,  # [B, 1, H1, W1]
+        dilation: Tensor | None = None,  # [B, 1, H1, W1], ones
     ) -> Tensor:  # [B, corr_levels·(2·corr_radius+1)², H1, W1] float32
-        """Look up around ``coords``; tap (dx, dy) of a level lies dilation · (dx, dy) of its pixels away."""
-        if dilation is None:
-            return super().__call__(coords)
-        batch, _, height, width = self._fmap1.shape
-        _check.tensor(dilation, "dilation", (batch, 1, height, width), device=self._fmap1.device)
-        if self._is_one(dilation):
-            return super().__call__(coords)
-        at = _positions(coords, self._dtype)
-        _check.tensor(at, "coords", (batch, 2, height, width), device=self._fmap1.device)
-        maps = pool(self._fmap2, self.num_levels)
-        return dilated_lookup(self._fmap1, maps, at, dilation, self.radius).to(self._out_dtype)
+        """Look up around ``coords``."""
+        if dilation is not None:
+            self._check_dilation(dilation)
+        return super().__call__(coords)
 
-    def _is_one(self, dilation: Tensor) -> bool:
-        if dilation.requires_grad:
-            return False
-        if torch.compiler.is_compiling():
-            return bool((dilation == 1).all())
-        counted = not dilation.is_inference()  # changes of inference tensors are not
-        if counted and self._ones is not None and self._ones[0]() is dilation and self._ones[1] == dilation._version:
-            return True
+    def _check_dilation(self, dilation: Tensor) -> None:
+        """Refuse a dilation other than ones without gradient."""
+        _check.tensor(dilation, "dilation", self._dilation_shape, device=self._device)
+        expected = "None or ones without gradient"
+        _check.require(not dilation.requires_grad, "dilation", expected, "a tensor with gradient")
+        # Changes of inference tensors are not counted, and compiled code has no counter.
+        is_counted = not torch.compiler.is_compiling() and not dilation.is_inference()
+        if is_counted and self._checked_dilation is not None:
+            tensor, version = self._checked_dilation
+            if tensor is dilation and version == dilation._version:
+                return
         if dilation.is_cuda and torch.cuda.is_current_stream_capturing():
             raise _check.InputError("dilation: expected None while a CUDA graph is captured, got a tensor")
-        one = bool((dilation == 1).all())
-        if counted:
-            self._ones = (weakref.ref(dilation), dilation._version) if one else None
-        return one
+        _check.require(bool((dilation == 1).all()), "dilation", expected, "other values")
+        if is_counted:
+            self._checked_dilation = dilation, dilation._version
 
 
 class TorchvisionCorrBlock(nn.Module):
@@ -273,15 +264,13 @@ def local_correlation_with_flow(
 ) -> Tensor:  # [B, (2·local_radius+1)², H, W]; dy slow, dx fast; of the dtype of the features' product
     """Correlate each pixel with a window of one level around where ``flow`` sends it: unimatch's function.
 
-    It prepares the pair in every call; :mod:`fullfield.ops.correlation.dilated` computes a dilation above one.
-    ``backend`` is as for :class:`fullfield.nn.CorrelationPyramid`, None with a dilation above one.
+    It prepares the pair in every call. ``backend`` is as for :class:`fullfield.nn.CorrelationPyramid`.
 
     Raises:
-        InputError: naming the argument that does not fit; ``padding_mode`` can only be "zeros".
+        InputError: naming the argument that does not fit; ``padding_mode`` can only be "zeros" and ``dilation`` 1.
     """
     _check.choice(padding_mode, "padding_mode", ("zeros",))
-    _check.number(dilation, "dilation", integer=True, low=1)
-    _check.require(dilation == 1 or backend is None, "backend", "None with a dilation above one", repr(backend))
+    _check.choice(dilation, "dilation", (1,))
     check_window(1, local_radius)
     check_features(feature0, [feature1], ["feature1"])
     coords = positions(feature0.shape[2:], feature0.device).expand(feature0.shape[0], -1, -1, -1)
@@ -291,72 +280,9 @@ def local_correlation_with_flow(
     else:
         _check.require(flow == 0, "flow", "a tensor [B, 2, H, W] or 0.0", flow)
     dtype = _product_dtype(feature0)
-    if dilation == 1:
-        found = CorrelationPyramid(feature0, feature1, 1, local_radius, backend=backend, out_dtype=dtype)(coords)
-    else:
-        steps = torch.full_like(coords[:, :1], dilation)
-        found = dilated_lookup(feature0, [feature1], coords, steps, local_radius).to(dtype)
+    windows = CorrelationPyramid(feature0, feature1, 1, local_radius, backend=backend, out_dtype=dtype)(coords)
     side = 2 * local_radius + 1
-    return torch.unflatten(found, 1, (side, side)).transpose(1, 2).flatten(1, 2)
-
-
-class FeaturePair:
-    """Two maps, as :class:`MMFlowCorrelationPyramid` returns them; the lookup that reads them prepares them."""
-
-    def __init__(self, feat1: Tensor, feat2: Tensor, num_levels: int) -> None:
-        self.maps = (feat1, feat2)
-        self.num_levels = num_levels
-        self._pyramids: dict[int, CorrelationPyramid] = {}
-
-    def prepared(self, radius: int) -> CorrelationPyramid:
-        """Return the pair prepared for lookups of this radius."""
-        if radius not in self._pyramids:
-            self._pyramids[radius] = CorrelationPyramid(*self.maps, self.num_levels, radius, out_dtype=torch.float32)
-        return self._pyramids[radius]
-
-
-class MMFlowCorrelationPyramid(nn.Module):
-    """mmflow's ``CorrelationPyramid``, a decoder's ``corr_block``, without volumes: for :class:`MMFlowCorrLookup`."""
-
-    def __init__(self, num_levels: int = 4) -> None:
-        super().__init__()
-        self.num_levels = num_levels
-
-    def forward(self, feat1: Tensor, feat2: Tensor) -> FeaturePair:
-        """Hold two maps [B, C, H, W]."""
-        return FeaturePair(feat1, feat2, self.num_levels)
-
-
-class MMFlowCorrLookup(nn.Module):
-    """mmflow's ``CorrLookup``, a decoder's ``corr_lookup``; it refuses other modes of interpolation.
-
-    Raises:
-        InputError: naming the option that it does not support.
-    """
-
-    def __init__(
-        self, radius: int = 4, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool = True
-    ) -> None:
-        super().__init__()
-        _check.choice(mode, "mode", ("bilinear",))
-        _check.choice(padding_mode, "padding_mode", ("zeros",))
-        _check.choice(align_corners, "align_corners", (True,))
-        self.r = radius
-
-    def forward(
-        self,
-        corr_pyramid: FeaturePair,
-        flow: Tensor,  # [B, 2, H, W] pixels
-    ) -> Tensor:  # [B, num_levels·(2·radius+1)², H, W] float32
-        """Look up where ``flow`` sends each pixel."""
-        _check.require(
-            isinstance(corr_pyramid, FeaturePair),
-            "corr_pyramid",
-            "what MMFlowCorrelationPyramid returns",
-            type(corr_pyramid).__name__,
-        )
-        at = positions(flow.shape[2:], flow.device) + _positions(flow, corr_pyramid.maps[0].dtype)
-        return corr_pyramid.prepared(self.r)(at)
+    return torch.unflatten(windows, 1, (side, side)).transpose(1, 2).flatten(1, 2)
 
 
 class StereoCorrBlock:

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield._lazy import renamed
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
@@ -141,9 +140,6 @@ class PreparedFlow:
         """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
         forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward), informed=True)
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
-
-    both_ways = renamed("both_ways", "bidirectional")
-    both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
 
     def _checked(self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool) -> tuple[int, int]:
         """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""

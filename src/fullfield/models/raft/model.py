@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield._lazy import renamed
 from fullfield.models import framing
 from fullfield.models.network import Encoded, FlowNetwork
 from fullfield.models.raft.config import RAFTConfig
@@ -306,8 +305,6 @@ class RAFT(FlowNetwork):
             *_, last = self._flows(encoded, start, number, padding, every=False)
             flows.append(last)
         return flows[0], flows[1]
-
-    both_ways = renamed("both_ways", "bidirectional")
 
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None

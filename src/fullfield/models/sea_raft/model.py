@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield._lazy import renamed
 from fullfield.models import framing
 from fullfield.models.network import Encoded, FlowNetwork
 from fullfield.models.raft.model import MotionEncoder, ResidualBlock, two_convolutions
@@ -250,8 +249,6 @@ class SEARAFT(FlowNetwork):
             for encoded, start in directions
         )
         return forward, backward
-
-    both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
 
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
