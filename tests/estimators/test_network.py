@@ -98,6 +98,7 @@ def test_the_flow_is_the_model_s(make: Made, model: RAFT, weights: Path) -> None
         "updates": 3,
         "cascade": False,
         "coarse_updates": None,
+        "double": None,
         "precision": "exact",
         "padding": "sintel",
     }
