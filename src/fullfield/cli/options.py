@@ -142,7 +142,8 @@ def read_frames(
     With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
     same position in all frames. Otherwise the window is None unless the first frame is an EXR.
     """
-    from fullfield.estimators.frames import warn_of_range
+    from fullfield.estimators.frames import fill_unknown, warn_of_range
+    from fullfield.io.image import FrameReader
     from fullfield.io.oiio import sniff
 
     reading = reading_arguments(args)
@@ -156,7 +157,11 @@ def read_frames(
     elif sniff(Path(frames[0]))[0] == "openexr":
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
-    read = [io.read_frame(frame, **reading) for frame in frames]
+    results = [FrameReader(**reading).read(frame) for frame in frames]
+    for result in results:
+        if result.note:
+            warnings.warn(result.note, stacklevel=2)
+    read = [fill_unknown(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):

@@ -96,6 +96,17 @@ def as_batches(
     return first, second
 
 
+def fill_unknown(frame: Tensor, valid: Tensor | None, name: str) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
+    """Return the frame with unknown pixels filled from their surroundings; InputError where no pixel is known."""
+    if valid is None:
+        return frame
+    _check.require(bool(valid.any()), name, "a frame with a known pixel", "none")
+    from fullfield.ops.splatting import fill_holes
+
+    pairs = [frame[[first, min(first + 1, len(frame) - 1)]] for first in range(0, len(frame), 2)]
+    return torch.cat([fill_holes(pair, valid) for pair in pairs])[: len(frame)]
+
+
 def label(frame: object, name: str) -> str:
     """Return the name of a frame in messages: its path, or ``name``."""
     return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
@@ -143,9 +154,12 @@ class _Source(NamedTuple):
         """Read a file as float32 [C, H, W] on the CPU; return None if the frame is no file."""
         if not self.is_file:
             return None
-        from fullfield.io import read_frame
+        from fullfield.io.image import FrameReader
 
-        return read_frame(self.frame, transfer=self.transfer, **self.reading)
+        result = FrameReader(self.transfer, **self.reading).read(self.frame)
+        if result.note:
+            warnings.warn(result.note, stacklevel=2)
+        return fill_unknown(result.frame, result.valid, self.name)
 
     def tensor(self, device: torch.device, read: Tensor | None) -> Tensor:
         """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``read`` from :meth:`read`."""

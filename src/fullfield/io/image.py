@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
+from fullfield.io.channels import check_integers, find_colour
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.flow_formats import plain
+from fullfield.io.flow_formats import Mask, plain
+from fullfield.io.masks import read_mask
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import (
     Attribute,
@@ -23,23 +26,22 @@ from fullfield.io.oiio import (
     Part,
     Source,
     check_name,
-    describe_parts,
     layers,
     metadata_of,
     opened,
     sniff,
     write_picture,
 )
+from fullfield.io.orientation import SIDEWAYS, turn_upright
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
+_Value = TypeVar("_Value", bound=np.generic)
 
-_COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _ALPHAS = ("a", "alpha")
 _LOOKED_UP = 1 << 17  # pixels
 _LAB = (8, 9, 10)
-_SIDEWAYS = (5, 6, 7, 8)
 _DPX_TRANSFERS = {"Printing density": "cineon", "Logarithmic": "cineon", "Linear": "linear"}
 
 
@@ -62,7 +64,8 @@ def read_frame(
         transfer: what the stored values are: ``auto`` (by format: EXR, HDR, PFM and floating-point TIFF are
             linear, DPX says so itself, the rest is ``srgb``), ``srgb`` (as stored),
             ``linear``, a camera's curve (:data:`fullfield.io.TRANSFERS`) or an OpenColorIO colour space.
-        part: part of an EXR or page of a TIFF, by index or name; by default the first with those channels.
+        part: part of an EXR or page of a TIFF, by index or name. By default the finished picture by its name (``C``,
+            ``rgba``, ``beauty``), else the first with those channels.
         layer: prefix of the channels to take, ``diffuse`` for ``diffuse.R``, ``diffuse.G``, ``diffuse.B``.
         alpha: ``ignore`` takes the colour as stored; ``apply`` composites it over black (which changes only
             files whose colour is not yet multiplied by alpha: PNG, BMP, TGA, some TIFF).
@@ -72,11 +75,17 @@ def read_frame(
             picture is black. Other formats are one window, at (0, 0).
 
     Raises:
-        InputError: an unreadable, truncated or implausible file, NaN or infinite values, an unknown part,
-            layer or transfer; one line that names the file.
+        InputError: an unreadable, truncated or implausible file, an unknown part, layer or transfer; one line that
+            names the file.
         OSError: a missing file, a folder, or no permission.
+
+    Warns:
+        UserWarning: values are NaN or infinite; they become black.
     """
-    return FrameReader(transfer, part, layer, alpha, window).read(path).frame
+    result = FrameReader(transfer, part, layer, alpha, window).read(path)
+    if result.note:
+        warnings.warn(result.note, stacklevel=2)
+    return result.frame
 
 
 class ReadFrame(NamedTuple):
@@ -88,6 +97,11 @@ class ReadFrame(NamedTuple):
     """Of an EXR: its windows."""
     metadata: tuple[Attribute, ...] = ()
     """As :func:`fullfield.io.read_metadata` returns them."""
+    valid: Tensor | None = None
+    """bool [H, W]: where the picture is known; None: everywhere. It is not known outside the data window, where values
+    are NaN or infinite, and where the mask is black. The frame is 0 there, but under the mask."""
+    note: str = ""
+    """Message on values that are NaN or infinite; empty where there are none."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,8 @@ class FrameReader:
     layer: str | None = None
     alpha: Alpha = "ignore"
     window: Window = "display"
+    mask: str | None = None
+    """What says where the frame is known: a picture, a channel of an EXR, or ``FILE:CHANNEL``."""
     pinned: bool = False
     """True reads frames into pinned memory, where their format and orientation allow."""
 
@@ -110,18 +126,39 @@ class FrameReader:
         kind, _ = sniff(where)
         if kind == "pfm":
             _check_pfm(where, self.part, self.layer)
-            planes = plain.read_pfm_planes(where)
-            if not np.isfinite(planes).all():
-                raise _not_finite(where, planes)
-            _display(where, curve(self.transfer, "linear"), planes)
-            return ReadFrame(torch.from_numpy(_placed(planes, self.window)))
+            pixels = _clean(plain.read_pfm_planes(where))
+            _display(where, curve(self.transfer, "linear"), pixels.planes)
+            return self._read_frame(where, pixels, None, None, ())
         with opened(where) as source:
-            chosen, colour = _find_colour(source, self.part, self.layer)
-            metadata = metadata_of(source, self.part)
+            part, colour = find_colour(source, self.part, self.layer)
+            metadata = metadata_of(source, part.index)
             if kind == "openexr":
-                return ReadFrame(torch.from_numpy(_read_planes(source, chosen, colour, self)), chosen.window, metadata)
-            whole = _read_planes(source, chosen, colour, replace(self, window="data"))
-            return ReadFrame(torch.from_numpy(_placed(whole, self.window)), None, metadata)
+                pixels = _read_planes(source, part, colour, self)
+                return self._read_frame(where, pixels, source, part.window, metadata)
+            pixels = _read_planes(source, part, colour, replace(self, window="data"))
+            return self._read_frame(where, pixels, None, None, metadata)
+
+    def _read_frame(
+        self,
+        path: Path,
+        pixels: _Pixels,
+        source: Source | None,
+        window: FrameWindow | None,
+        metadata: tuple[Attribute, ...],
+    ) -> ReadFrame:
+        """Return the frame on the window, with what is known of it; ``source`` and ``window`` are an EXR's."""
+        planes, known, dead = pixels
+        full = (0, 0, planes.shape[2], planes.shape[1])
+        box = select(self.window, *((full, full) if window is None else (window.data, window.display)))
+        if window is None and box != full:
+            known = _place(np.ones(planes.shape[1:], np.bool_) if known is None else known, box)
+            planes = _place(planes, box)
+        if self.mask is not None:
+            mask = read_mask(self.mask, source, box, full if window is None else window.display)
+            known = mask if known is None else known & mask
+        valid = None if known is None or known.all() else torch.from_numpy(known)
+        note = "" if dead is None else _describe_dead(path, dead)
+        return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
 
 
 def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
@@ -140,25 +177,22 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
         whole = (0, 0, *plain.read_pfm_size(where))
         return FrameWindow(whole, whole)
     with opened(where) as source:
-        chosen, _ = _find_colour(source, part, layer)
+        chosen, _ = find_colour(source, part, layer)
         if kind == "openexr":
             return chosen.window
         width, height = chosen.spec.width, chosen.spec.height
-        if chosen.spec.get_int_attribute("Orientation", 1) in _SIDEWAYS:
+        if chosen.spec.get_int_attribute("Orientation", 1) in SIDEWAYS:
             width, height = height, width
         return FrameWindow((0, 0, width, height), (0, 0, width, height), chosen.window.pixel_aspect)
 
 
-def _placed(planes: Planes, window: Window) -> Planes:
-    """Cut the box out of a picture at (0, 0); it is black beyond the picture."""
-    _, height, width = planes.shape
-    x, y, wide, high = select(window, (0, 0, width, height), (0, 0, width, height))
-    if (x, y, wide, high) == (0, 0, width, height):
-        return planes
-    placed = np.zeros((len(planes), high, wide), np.float32)
-    inside = planes[:, max(y, 0) : max(y + high, 0), max(x, 0) : max(x + wide, 0)]
+def _place(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
+    """Cut the box out of a picture ``[..., H, W]`` at (0, 0); it is 0 beyond the picture."""
+    x, y, width, height = box
+    placed = np.zeros((*planes.shape[:-2], height, width), planes.dtype)
+    inside = planes[..., max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
     top, left = max(-y, 0), max(-x, 0)
-    placed[:, top : top + inside.shape[1], left : left + inside.shape[2]] = inside
+    placed[..., top : top + inside.shape[-2], left : left + inside.shape[-1]] = inside
     return placed
 
 
@@ -168,32 +202,17 @@ def _check_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
             raise InputError(f"{path}: a PFM file has no {name}s, got {name}={value!r}")
 
 
-def _find_colour(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
-    """Return the part to read and its colour channels: three, or one if it is grey."""
-    seen: list[Part] = []
-    for candidate in [source.part(part)] if part is not None else source.parts():
-        seen.append(candidate)
-        found = layers(candidate.channels).get(layer or "", {})
-        names = next((names for names in _COLOURS if all(name in found for name in names)), None)
-        if names == ("y",) and "x" in found:
-            names = None  # a vector, not luminance
-        if names is None:
-            if source.kind != "openexr" and not layer and len(candidate.channels) <= 2:
-                return candidate, [0]
-            continue
-        if names == ("y",) and ("ry" in found or "by" in found):
-            raise InputError(
-                f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
-                "supported; convert it to R, G, B"
-            )
-        return candidate, [found[name] for name in names]
-    if not seen:
-        raise source.unreadable("it holds no image")
-    wanted = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
-    raise InputError(f"{source.path}: no {wanted}; the file has {describe_parts(seen)}")
+class _Pixels(NamedTuple):
+    """Picture, and what is known of it."""
+
+    planes: Planes
+    known: Mask | None = None
+    """[H, W]; None: everywhere."""
+    dead: Mask | None = None
+    """[H, W]: stored values that are NaN or infinite; None: nowhere."""
 
 
-def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader) -> Planes:
+def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader) -> _Pixels:
     path, spec, window = source.path, part.spec, how.window
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
@@ -202,6 +221,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
+    check_integers(path, forms)
     form = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(form, 1)
     to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
@@ -213,35 +233,56 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
-    wanted = colour if opacity is None else [*colour, opacity]
+    channels = colour if opacity is None else [*colour, opacity]
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
     form = form if table is None else "half"
     planes: Planes | None = None
-    bad = False
-    for area, pixels in source.inside(part, wanted, frame, form):
+    known = None if covered else np.zeros(shape[1:], np.bool_)
+    dead: Mask | None = None
+    for area, pixels in source.inside(part, channels, frame, form):
         if planes is None:  # only now is the size known to be plausible
             new = torch.empty(shape if covered else 0, dtype=torch.float32, device="cpu", pin_memory=how.pinned)
             planes = new.numpy() if covered else np.zeros(shape, np.float32)
         slab = planes[:, area[0], area[1]]
+        if known is not None:
+            known[area] = True
         if table is not None:
             _look_up(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
                 continue
-        for channel, plane in enumerate(slab):  # of half floats too, for the complaint
+        for channel, plane in enumerate(slab):  # of half floats too, where some are not finite
             if full == 1:
                 plane[:] = pixels[..., channel]
             else:
                 np.divide(pixels[..., channel], np.float32(full), out=plane, dtype=np.float32)
         if opacity is not None:
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
-        bad = bad or (full == 1 and not np.isfinite(slab).all())
-        if not bad:
-            _display(path, to_display, slab)
+        if full == 1 and not np.isfinite(slab).all():
+            dead = np.zeros(shape[1:], np.bool_) if dead is None else dead
+            dead[area] = _clear_dead(slab)
+        _display(path, to_display, slab)
     if planes is None:  # nothing of the picture is in the box
-        return np.zeros(shape, np.float32)
-    if bad:
-        raise _not_finite(path, planes)
-    return _upright(planes, spec.get_int_attribute("Orientation", 1))
+        planes = np.zeros(shape, np.float32)
+    if dead is not None:
+        known = ~dead if known is None else known & ~dead
+    orientation = spec.get_int_attribute("Orientation", 1)
+    masks = (None if mask is None else turn_upright(mask, orientation) for mask in (known, dead))
+    return _Pixels(turn_upright(planes, orientation), *masks)
+
+
+def _clean(planes: Planes) -> _Pixels:
+    """Set values that are not finite to 0, and mark them."""
+    if np.isfinite(planes).all():
+        return _Pixels(planes)
+    dead = _clear_dead(planes)
+    return _Pixels(planes, ~dead, dead)
+
+
+def _clear_dead(planes: Planes) -> Mask:  # [C, H, W] -> [H, W]
+    """Set pixels with NaN or infinity to 0, in place, and return where they are."""
+    dead = ~np.isfinite(planes).all(axis=0)
+    planes[:, dead] = 0
+    return np.asarray(dead)
 
 
 def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
@@ -274,12 +315,11 @@ def _straight_alpha(part: Part, colour: list[int]) -> int | None:
     return None
 
 
-def _not_finite(path: Path, planes: Planes) -> InputError:
-    wrong = ~np.isfinite(planes).all(axis=0)
-    count = int(wrong.sum())
-    y, x = divmod(int(wrong.argmax()), wrong.shape[1])
+def _describe_dead(path: Path, dead: Mask) -> str:
+    count = int(dead.sum())
+    y, x = divmod(int(dead.argmax()), dead.shape[1])
     pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
-    return InputError(f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}")
+    return f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}; nothing is known there"
 
 
 def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:
@@ -288,19 +328,6 @@ def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:
     to_display(planes)
     if not np.isfinite(planes).all():
         raise InputError(f"{path}: values too large for this transfer; they become infinite")
-
-
-def _upright(planes: Planes, orientation: int) -> Planes:
-    """Turn a frame by its EXIF orientation, 1 to 8; other values count as 1."""
-    if orientation not in range(2, 9):
-        return planes
-    if orientation in _SIDEWAYS:
-        planes = planes.transpose(0, 2, 1)
-    if orientation in (2, 3, 6, 7):
-        planes = planes[:, :, ::-1]
-    if orientation in (3, 4, 7, 8):
-        planes = planes[:, ::-1]
-    return np.array(planes, order="C")
 
 
 def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:

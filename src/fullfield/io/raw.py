@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.io.channels import check_integers, find_colour
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats.plain import read_pfm_planes
-from fullfield.io.oiio import Attribute, Header, carried, check_name, opened, sniff, write_picture
+from fullfield.io.oiio import Attribute, Header, Part, Source, carried, check_name, opened, sniff, write_picture
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import FrameWindow
 
@@ -41,17 +42,18 @@ class Raw(NamedTuple):
 
 
 def read_raw(path: PathLike) -> Raw:
-    """Read all channels of a frame's first part. Errors are those of :func:`fullfield.io.read_frame`."""
+    """Read all channels of the part that :func:`fullfield.io.read_frame` reads, else of the first, with its errors."""
     where = Path(path)
     if sniff(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         return Raw(torch.from_numpy(planes), ("R", "G", "B") if len(planes) == 3 else ("Y",), "float")
     with opened(where) as source:
-        part = source.first_part()
+        part = _choose_part(source)
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
         forms = {str(form) for form in spec.channelformats} or {str(spec.format)}
+        check_integers(where, forms)
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
         planes = source.planes(part, list(range(len(part.channels))), box)
@@ -64,6 +66,15 @@ def read_raw(path: PathLike) -> Raw:
         others = [index for index in range(len(raw.channels)) if index != raw.alpha]
         raw.pixels[others] *= raw.pixels[raw.alpha]
     return raw
+
+
+def _choose_part(source: Source) -> Part:
+    """Return the part in colour, or the first one where none is (depth, masks)."""
+    first = source.first_part()
+    try:
+        return find_colour(source, None, None).part
+    except InputError:
+        return first
 
 
 def write_raw(path: PathLike, raw: Raw) -> None:

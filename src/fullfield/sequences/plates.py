@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.estimators.frames import Frame, as_frame, label
+from fullfield.estimators.frames import Frame, as_frame, fill_unknown, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Attribute
@@ -34,6 +35,8 @@ class Plate(NamedTuple):
     metadata: tuple[Attribute, ...] = ()
     identity: Identity | None = None
     """The version of the file that was read."""
+    valid: Tensor | None = None
+    """bool [H, W]: where the frame is known; elsewhere it is filled from its surroundings. None: known everywhere."""
 
 
 class Plates(Protocol):
@@ -108,6 +111,7 @@ class FilePlates(Plates):
         self._reading = {name: value for name, value in reading.items() if value is not None}
         self.by_data = self._reading.get("window") == "data"
         self.readers = max(2, min(16, (os.cpu_count() or 1) - 1))
+        self._is_noted = False
         every = [*found.files, *self.numbers]
         self._ends = min(every), max(every)
 
@@ -127,8 +131,8 @@ class FilePlates(Plates):
         for again in (True, False):
             before = self.stamp(number)
             try:
-                found = reader.read(path)
-                window = found.window
+                read = reader.read(path)
+                window = read.window
                 if self.by_data:
                     channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
                     window = window or frame_window(path, **channels)
@@ -140,8 +144,16 @@ class FilePlates(Plates):
                     continue
                 raise
             if before is not None and self.stamp(number) == before:
-                return Plate(found.frame, window, found.metadata, Identity(before, checksum))
+                frame = fill_unknown(read.frame, read.valid, path)
+                self._note(read.note)
+                return Plate(frame, window, read.metadata, Identity(before, checksum), read.valid)
         raise InputError(f"{path}: is being written while it is read")
+
+    def _note(self, text: str) -> None:
+        """Warn of pixels that are not finite, for the first such frame of the shot."""
+        if text and not self._is_noted:
+            self._is_noted = True
+            warnings.warn(f"{text}, nor at such pixels of further frames", stacklevel=2)
 
 
 class ListedPlates(Plates):

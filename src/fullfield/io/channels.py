@@ -1,0 +1,150 @@
+"""Choice of the part and the channels of a file that hold its picture."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from fullfield._check import InputError
+from fullfield.io.files import one_line
+from fullfield.io.oiio import Part, Source, describe_parts, layers
+
+_COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
+_PICTURES = {"c", "ci", "rgba", "rgb", "beauty", "combined"}
+"""Names of renderers for the finished picture: Houdini, RenderMan, Nuke, Arnold and Redshift, Blender."""
+_DATA = re.compile(
+    r"n|p|z|st|uv|id|depth|albedo|normals?|position|motion|velocity|vectors?|pref|mask|matte|crypto.*|.*(normal|albedo"
+    r"|depth|position|vector|motion|velocity)s?"
+)
+"""Names of layers that may have three channels and are no picture."""
+_EYES = {"left": "left", "right": "right", "l": "left", "r": "right"}
+
+
+class ColourChannels(NamedTuple):
+    """Part of a file, and its colour channels: three, or one if it is grey."""
+
+    part: Part
+    indices: list[int]
+
+
+class _Candidate(NamedTuple):
+    part: Part
+    layer: str
+    indices: list[int]
+
+    @property
+    def name(self) -> str:
+        """Name that says what the channels hold: the layer's, or without one the part's."""
+        return self.layer or self.part.name
+
+    @property
+    def eye(self) -> str:
+        """Eye of a stereo picture; empty where none is named."""
+        words = [*_split_name(self.name), *_split_name(self.part.spec.get_string_attribute("view"))]
+        return next((_EYES[word] for word in reversed(words) if word in _EYES and len(word) > 1), "")
+
+    @property
+    def rank(self) -> int:
+        """Preference: 0 is the best, from 3 on only a name asks for the channels."""
+        words = [word for word in _split_name(self.name) if word not in _EYES]
+        if not words or words[-1] in _PICTURES:
+            return 1 if self.layer else 0
+        if self.layer:
+            return 4
+        return 3 if _DATA.fullmatch(words[-1]) else 2
+
+
+def _split_name(name: str) -> list[str]:
+    return [word for word in re.split(r"[._\-/: ]+", name.lower()) if word]
+
+
+def find_colour(source: Source, part: int | str | None, layer: str | None) -> ColourChannels:
+    """Return the part to read and its colour channels.
+
+    A part or layer that is not named is chosen by its name: ``C``, ``rgba``, ``beauty`` and others that renderers give
+    to the finished picture come before the first part in colour, and normals, albedo and other data come last. Where
+    several qualify, a warning says which was taken.
+    """
+    seen: list[Part] = []
+    candidates: list[_Candidate] = []
+    for listed in [source.part(part)] if part is not None else source.parts():
+        seen.append(listed)
+        candidates += _candidates_in(source, listed, layer)
+        if candidates and source.kind != "openexr":
+            break
+    best = min((candidate.rank for candidate in candidates), default=4)
+    if not candidates or (best > 3 and layer is None):
+        if not seen:
+            raise source.unreadable("it holds no image")
+        expected = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
+        raise InputError(f"{source.path}: no {expected}; the file has {describe_parts(seen)}")
+    equals = [candidate for candidate in candidates if candidate.rank == best]
+    chosen = equals[0]
+    if part is None and len(equals) > 1:
+        _warn_of_choice(chosen, equals, layer)
+    if part is None and layer is None and len(equals) == 1:
+        _warn_of_eye(chosen, candidates)
+    if len(chosen.indices) == 1 and {"ry", "by"} & layers(chosen.part.channels).get(chosen.layer, {}).keys():
+        raise InputError(
+            f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
+            "supported; convert it to R, G, B"
+        )
+    return ColourChannels(chosen.part, chosen.indices)
+
+
+def _candidates_in(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
+    """Return the layers of a part that hold colour; only ``layer`` where it is given."""
+    grouped = layers(part.channels)
+    candidates = []
+    for name in grouped if layer is None else [layer]:
+        channels = grouped.get(name, {})
+        colour = next((names for names in _COLOURS if all(c in channels for c in names)), None)
+        if colour == ("y",) and ("x" in channels or (name and layer is None)):
+            continue  # a vector, or some plane, not luminance
+        if colour is not None:
+            candidates.append(_Candidate(part, name, [channels[c] for c in colour]))
+    if not candidates and source.kind != "openexr" and not layer and len(part.channels) <= 2:
+        return [_Candidate(part, "", [0])]
+    return candidates
+
+
+def _warn_of_choice(chosen: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
+    """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
+    shown = [one_line(candidate.name, 40) for candidate in equals[:12]]
+    eye = f", the {chosen.eye} eye" if chosen.eye else ""
+    option = "layer" if chosen.layer and layer is None else "part"
+    warnings.warn(
+        f"OpenEXR: took {option} {shown[0]!r}{eye}, the first of {', '.join(map(repr, shown))}; name another with "
+        f"{option}= (--{option})",
+        stacklevel=2,
+    )
+
+
+def _warn_of_eye(chosen: _Candidate, candidates: list[_Candidate]) -> None:
+    """Say which eye was taken from a stereo file whose default view has no name in its channels."""
+    others = [candidate.layer for candidate in candidates if candidate.layer.lower() in _EYES]
+    if not others or chosen.layer:
+        return
+    views = chosen.part.spec.getattribute("multiView")
+    eye = chosen.eye or (one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
+    listed = ", ".join(repr(one_line(name, 40)) for name in others[:12])
+    warnings.warn(
+        f"OpenEXR: took R, G, B, {f'the {eye} eye' if eye else 'one eye'} and the default view; name another with "
+        f"layer= (--layer): {listed}",
+        stacklevel=2,
+    )
+
+
+def check_integers(path: Path, forms: Collection[str]) -> None:
+    """Refuse integers whose white is not known: only 8 and 16 bits without sign have one."""
+    integers = {form for form in forms if form.startswith(("int", "uint"))} - {"uint8", "uint16"}
+    if integers:
+        names = {"uint": "32-bit integers", "int": "32-bit integers with a sign"}
+        listed = ", ".join(names.get(form, form) for form in sorted(integers))
+        raise InputError(
+            f"{path}: expected 8 or 16 bits or floats, got {listed}, which may hold any range; "
+            "convert them to 16 bits or floats"
+        )

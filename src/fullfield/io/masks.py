@@ -1,0 +1,110 @@
+"""Masks that say where a frame is known: a channel of the frame's own OpenEXR, or a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io.files import one_line
+from fullfield.io.flow_formats import Mask
+from fullfield.io.flow_formats.plain import read_pfm_planes
+from fullfield.io.names import FRAME_SUFFIXES
+from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff
+from fullfield.io.orientation import turn_upright
+from fullfield.io.windows import Box
+
+_PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",))
+
+
+def is_mask_file(mask: str) -> bool:
+    """Return whether a mask is a file's name, with or without a channel, and not a channel of the frame."""
+    return _split(mask)[0] is not None
+
+
+def _split(mask: str) -> tuple[str | None, str | None]:
+    """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
+    file, colon, channel = mask.rpartition(":")
+    if colon and file.lower().endswith(FRAME_SUFFIXES):
+        return file, channel
+    is_file = mask.lower().endswith(FRAME_SUFFIXES) or len(Path(mask).parts) > 1
+    return (mask, None) if is_file else (None, mask)
+
+
+def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:  # [height, width] of the box
+    """Return where a mask is not black, on ``box``; what lies beyond the mask's pixels is black.
+
+    Args:
+        mask: the name of a channel of ``source``, or of a picture of the frame's size, or ``FILE:CHANNEL``.
+        source: the open frame, if it is an OpenEXR.
+        box: the pixels of the frame, in coordinates of its windows.
+        display: the frame's display window; a mask in another format than OpenEXR covers that.
+    """
+    name, channel = _split(mask)
+    if name is None:
+        if source is None:
+            raise InputError(f"mask: expected a picture or a channel of an OpenEXR frame, got {mask!r}")
+        return _read_channel(source, list(source.parts()), mask, box)
+    path = Path(name)
+    if sniff(path)[0] == "pfm":
+        return _cut(path, read_pfm_planes(path), box, display)
+    with opened(path) as file:
+        parts = list(file.parts())
+        if file.kind == "openexr":
+            if parts and parts[0].display_window != display:
+                raise _wrong_size(path, parts[0].display_window[2:], display)
+            return _read_channel(file, parts, channel, box)
+        part = file.first_part()
+        planes = file.planes(part, _default_channels(part) or [0], part.data_window)
+        planes = turn_upright(planes, part.spec.get_int_attribute("Orientation", 1))
+        return _cut(path, planes, box, display)
+
+
+def _read_channel(source: Source, parts: list[Part], channel: str | None, box: Box) -> Mask:
+    """Return where a channel is not black; without a name the colours, else the alpha, else the only channel."""
+    for part in parts:
+        names = [name.lower() for name in part.channels]
+        if channel is None:
+            indices = _default_channels(part) or ([0] if len(names) == 1 else [])
+        elif channel.lower() in names:
+            indices = [names.index(channel.lower())]
+        else:
+            named = {layer.lower(): found for layer, found in layers(part.channels).items()}.get(channel.lower(), {})
+            alpha = next((named[name] for name in ("a", "alpha") if name in named), None)
+            indices = [alpha] if alpha is not None else list(named.values()) if len(named) == 1 else []
+            if not indices and part.name.lower() == channel.lower() and len(names) == 1:
+                indices = [0]
+        if indices:
+            return _not_black(source.planes(part, indices, box))
+    wanted = "one channel, R, G, B or A" if channel is None else f"a channel {one_line(channel, 40)!r}"
+    raise InputError(f"mask: {source.path}: expected {wanted}; the file has {describe_parts(parts)}")
+
+
+def _default_channels(part: Part) -> list[int]:
+    channels = layers(part.channels).get("", {})
+    names = next((names for names in _PLANES if all(name in channels for name in names)), ())
+    return [channels[name] for name in names]
+
+
+def _cut(path: Path, planes: NDArray[np.float32], box: Box, display: Box) -> Mask:
+    """Return a mask that covers the display window on a box."""
+    height, width = planes.shape[-2:]
+    if (width, height) != display[2:]:
+        raise _wrong_size(path, (width, height), display)
+    mask = _not_black(planes)
+    result = np.zeros((box[3], box[2]), np.bool_)
+    left, top = box[0] - display[0], box[1] - display[1]
+    inside = mask[max(top, 0) : max(top + box[3], 0), max(left, 0) : max(left + box[2], 0)]
+    y, x = max(-top, 0), max(-left, 0)
+    result[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
+    return result
+
+
+def _not_black(planes: NDArray[np.float32]) -> Mask:
+    return np.asarray((planes > 0).any(axis=0))
+
+
+def _wrong_size(path: Path, size: tuple[int, ...], display: Box) -> InputError:
+    return InputError(f"mask: {path}: expected the frame's size, {display[2]}x{display[3]}, got {size[0]}x{size[1]}")

@@ -1,0 +1,80 @@
+"""FilePlates: what is not known of a frame is filled from its surroundings, and said once."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import OpenImageIO as oiio
+import pytest
+import torch
+
+from fullfield import InputError, estimate
+from fullfield.sequences import open_plates
+
+
+def write_plate(path: Path, pixels: np.ndarray, origin: tuple[int, int] = (0, 0)) -> None:
+    """Write a data window with its corner at ``origin`` in a display window of 32×24."""
+    height, width, _ = pixels.shape
+    spec = oiio.ImageSpec(width, height, 3, "float")
+    spec.x, spec.y = origin
+    spec.full_width, spec.full_height = 32, 24
+    output = oiio.ImageOutput.create("openexr")
+    assert output.open(str(path), spec)
+    assert output.write_image(np.ascontiguousarray(pixels, np.float32))
+    assert output.close()
+
+
+def texture(shift: int = 0) -> np.ndarray:
+    y, x = np.mgrid[0:24, 0:32]
+    x = x - shift
+    return np.stack([0.5 + 0.3 * np.sin(x * 0.7 + y * 0.3), 0.5 + 0.2 * np.cos(y * 0.6), 0.4 + 0 * x], -1)
+
+
+def test_open_plates_fills_what_lies_outside_the_data_window(tmp_path: Path) -> None:
+    write_plate(tmp_path / "p.1.exr", texture())
+    write_plate(tmp_path / "p.2.exr", texture()[5:20, 4:25], (4, 5))
+    plates = open_plates(str(tmp_path / "p.%d.exr"))
+    whole, cropped = plates.read(1), plates.read(2)
+    assert whole.valid is None
+    assert cropped.valid is not None
+    assert int(cropped.valid.sum()) == 15 * 21
+    assert torch.equal(cropped.frame[:, 5:20, 4:25], whole.frame[:, 5:20, 4:25])
+    outside = cropped.frame[:, ~cropped.valid]
+    assert outside.min() >= whole.frame.min()
+    assert outside.max() <= whole.frame.max()
+    assert torch.allclose(cropped.frame[:, 10, 3], cropped.frame[:, 9:12, 4].mean(1))
+
+
+def test_open_plates_says_once_that_pixels_are_dead(tmp_path: Path) -> None:
+    for number in (1, 2):
+        pixels = texture()
+        pixels[3, 4], pixels[number, 1] = np.nan, np.inf
+        write_plate(tmp_path / f"p.{number}.exr", pixels)
+    plates = open_plates(str(tmp_path / "p.%d.exr"))
+    with pytest.warns(UserWarning, match=r"p\.1\.exr: 2 pixels are NaN .*, nor at such pixels of further frames"):
+        first = plates.read(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = plates.read(2)
+    for plate in (first, second):
+        assert plate.valid is not None
+        assert int((~plate.valid).sum()) == 2
+        assert plate.frame.isfinite().all()
+        assert plate.frame.min() > 0.1
+
+
+def test_open_plates_refuses_a_frame_without_a_known_pixel(tmp_path: Path) -> None:
+    write_plate(tmp_path / "p.1.exr", np.full((24, 32, 3), np.nan))
+    with pytest.raises(InputError, match=r"p\.1\.exr: expected a frame with a known pixel, got none"):
+        open_plates(str(tmp_path / "p.%d.exr")).read(1)
+
+
+def test_estimate_does_not_match_the_outside_of_a_data_window(tmp_path: Path) -> None:
+    write_plate(tmp_path / "a.exr", texture())
+    write_plate(tmp_path / "b.exr", texture(1)[:, 6:26], (6, 0))
+    flow = estimate(tmp_path / "a.exr", tmp_path / "b.exr", "tvl1").flow
+    inside = flow[:, 2:-2, 8:22]
+    assert (inside[0] - 1).abs().mean() < 0.15
+    assert flow.abs().max() < 4
