@@ -27,6 +27,7 @@ def test_processes_evaluate_one_folder_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
 def test_hostile_frames(tmp_path: Path) -> None:
     codes = [frames.play(random.Random(f"0 {number}"), tmp_path / f"{number}")[0] for number in range(12)]
     assert set(codes) == {0, 2}
