@@ -9,7 +9,6 @@ from benchmarks.stored import RESULTS, stored_result
 
 BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
-BEGIN_CPU_KEPT = "<!-- table of what the CPU keeps: begin -->\n"
 BEGIN_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
 BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
 BEGIN_LISTING = "<!-- table of the listing in Triton: begin -->\n"
@@ -61,20 +60,6 @@ def lookup_sizes() -> str:
     heads = [f"{width}×{height}" for width, height in found]
     cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
     return table_text([["feature map", *heads], ["forward", *cells]])
-
-
-def cpu_kept() -> str:
-    """Milliseconds of a pair's lookups on the CPU with and without products that are kept between them."""
-    stored = stored_result("correlation_cpu_reuse.json")
-    rows = [["feature map, motion", "kept", "nothing kept"]]
-    for case in stored["cases"]:
-        height, width = case["size"]
-        motion = {"easy": "calm", "medium": "medium"}[case["scene"].split("_")[1]]
-        times = [_milliseconds(_row(case, name), "eager") for name in ("cpu", "cpu, reuse off")]
-        rows.append([f"{width}×{height}, {motion}, {case['updates']} lookups", *times])
-    about = stored["environment"]
-    machine = f"{about['threads']} threads of an {about['cpu']}, shared with other work: the ratios count"
-    return f"{table_text(rows)}\n{machine}; commit {about['commit'][:7]}, {about['date']}.\n"
 
 
 def lookup_forms() -> str:
@@ -185,7 +170,7 @@ def neighbors() -> str:
 
 PAGES = {
     "src/fullfield/ops/neighbors/README.md": ((BEGIN_NEIGHBORS, neighbors),),
-    "src/fullfield/ops/correlation/README.md": ((BEGIN_CPU_KEPT, cpu_kept), (BEGIN_LOOKUP_PEERS, lookup_peers)),
+    "src/fullfield/ops/correlation/README.md": ((BEGIN_LOOKUP_PEERS, lookup_peers),),
     "src/fullfield/ops/correlation/cuda/README.md": (
         (BEGIN_LOOKUP_SIZES, lookup_sizes),
         (BEGIN_LOOKUP_FORMS, lookup_forms),

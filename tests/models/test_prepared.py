@@ -14,7 +14,6 @@ from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
 from fullfield.models.prepared.shared import Form
-from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
 from refusals import refuses
 
@@ -235,23 +234,3 @@ def test_in_a_cascade() -> None:
     with torch.no_grad():
         right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
         close(Cascade(PreparedSizes(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right)
-
-
-@pytest.mark.parametrize("name", ["raft", "sea-raft"])
-def test_updates_keep_products_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the second lookup of a pair on, and to the same bits."""
-    pytest.importorskip("numba")
-    made: list[tuple[int, ...]] = []
-
-    class Noted(cpu.Patches):
-        def __init__(self, request: Any, tiles: int) -> None:
-            made.append(request.size1)
-            super().__init__(request, tiles)
-
-    monkeypatch.setattr(cpu, "Patches", Noted)
-    fast = PreparedFlow(network(name), *SIZE, precision="exact")
-    one, several = fast(*frames(), 1), fast(*frames(), 4)
-    assert made == [(9, 12)]
-    monkeypatch.setattr(cpu.Cpu, "_kept", lambda _: None)
-    assert torch.equal(one, fast(*frames(), 1))
-    assert torch.equal(several, fast(*frames(), 4))

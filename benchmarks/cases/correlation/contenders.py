@@ -82,13 +82,8 @@ class Contender:
 
 
 def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
-    """Return the backends of the correlation lookup; one that keeps products between lookups also without."""
-    found = []
-    for name in names:
-        found.append(Contender(name, _pyramid(name), _admission(name), True))
-        if getattr(LOOKUPS.load(name), "REUSES", False):
-            found.append(Contender(f"{name}, reuse off", _pyramid(name, reuse=False), _admission(name), True))
-    return found
+    """Return the backends of the correlation lookup."""
+    return [Contender(name, _pyramid(name), _admission(name), ours=True) for name in names]
 
 
 def blocks() -> Contender:
@@ -108,7 +103,7 @@ def _prepare_blocks(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
     return lambda coords: prepared.lookup(coords, problem.out_dtype, problem.channels_last)
 
 
-def _pyramid(backend: str, reuse: bool | None = None) -> Callable[[Problem, Tensor, Tensor], Lookup]:
+def _pyramid(backend: str) -> Callable[[Problem, Tensor, Tensor], Lookup]:
     def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
         return CorrelationPyramid(
             fmap1,
@@ -118,7 +113,6 @@ def _pyramid(backend: str, reuse: bool | None = None) -> Callable[[Problem, Tens
             backend=backend,
             out_dtype=problem.out_dtype,
             memory_format=problem.memory_format,
-            reuse=reuse,
         )
 
     return prepare

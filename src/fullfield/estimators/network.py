@@ -188,7 +188,7 @@ class NetworkEstimator(LoadingEstimator):
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
                 run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)
-                run(blank, blank, updates=2)  # the second lookup's kernels too
+                run(blank, blank, updates=1)
             if not exact and size is not None:
                 levels = self._levels(PairSize(1, *size, place))
                 if (factor := self._factor(*size)) > 1:

@@ -9,7 +9,6 @@ from fullfield.ops.correlation.prepared import Lookups
 from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
-    check_reuse,
     check_window,
     is_channels_last,
     output_dtype,
@@ -30,19 +29,11 @@ class CorrelationPyramid:
     must require their gradient when the pair is prepared. See :func:`fullfield.ops.correlation.correlation_lookup`
     for the operator, its order of channels and its options.
 
-    Between two updates of a network the windows hardly move. On the CPU a pair therefore keeps the products that its
-    lookups computed, and later lookups compute only those that a window newly reaches. Results have the same bits as
-    without. Later lookups take a quarter to a third of the time, and at radius 4 with four levels the pair holds 4.2 kB
-    more per pixel of ``fmap1``. GPUs keep no products: there the saving was not worth its memory.
-
     Args:
         fmap1: [B, C, H1, W1] float32, float16, bfloat16 or float64.
         fmap2: [B, C, H2, W2] of the same dtype, any size.
         levels: 1 to 8; each halves the one before.
         radius: 1 to 8.
-        reuse: whether to keep products between lookups. None keeps them from the second lookup on if the backend can,
-            True from the first on, False never. True raises for GPUs, for traced code and for backends other than
-            "cpu".
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -58,7 +49,6 @@ class CorrelationPyramid:
         backend: str | None = None,
         out_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
-        reuse: bool | None = None,
     ) -> None:
         check_window(levels, radius)
         check_features(fmap1, [fmap2], ["fmap2"])
@@ -70,8 +60,7 @@ class CorrelationPyramid:
         self._size = (fmap1.shape[0], 2, fmap1.shape[2], fmap1.shape[3])
         self._out_dtype = output_dtype(out_dtype, fmap1.dtype)
         self._channels_last = is_channels_last(memory_format)
-        check_reuse(reuse, fmap1.device)
-        self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend, reuse)
+        self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend)
 
     @property
     def backend(self) -> str | None:

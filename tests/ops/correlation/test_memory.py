@@ -22,7 +22,7 @@ def work(height, width, grad):
     maps = [torch.randn(1, channels, height, width, requires_grad=grad) for _ in range(2)]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     coords = torch.stack((x, y))[None].float() + torch.rand(1, 2, height, width)
-    look = CorrelationPyramid(*maps, 4, 4, backend=backend, reuse={"on": None, "off": False}[sys.argv[4]])
+    look = CorrelationPyramid(*maps, 4, 4, backend=backend)
     outs = [look(coords + i) for i in range(2)]
     if grad:
         sum(out.sum() for out in outs).backward()
@@ -42,14 +42,14 @@ Peaks = Callable[..., list[float]]
 
 @pytest.fixture(scope="module")
 def peaks(forked: Callable[..., str]) -> Peaks:
-    """``peaks(backend, size, reuse="off")``: without and with gradients."""
+    """``peaks(backend, size)``: without and with gradients."""
     known: dict[object, list[float]] = {}
 
-    def asked(backend: str, size: tuple[int, int], reuse: str = "off") -> list[float]:
-        if (backend, size, reuse) not in known:
-            lines = forked(SCRIPT, backend, *size, reuse).splitlines()
-            known[backend, size, reuse] = [float(line) for line in lines[-2:]]
-        return known[backend, size, reuse]
+    def asked(backend: str, size: tuple[int, int]) -> list[float]:
+        if (backend, size) not in known:
+            lines = forked(SCRIPT, backend, *size).splitlines()
+            known[backend, size] = [float(line) for line in lines[-2:]]
+        return known[backend, size]
 
     return asked
 
@@ -62,9 +62,6 @@ def linear_bytes(size: tuple[int, int], grad: bool) -> int:
     return features * 6 + results * 2 if grad else features * 3 + results
 
 
-# What the cpu backend keeps between lookups, of every pixel.
-KEPT = 4200 + 66
-
 # Chunks, notes of 128 tiles, and what the allocator keeps.
 WORKING = 112 << 20
 
@@ -75,15 +72,6 @@ def test_peak_is_linear(backend: str, peaks: Peaks) -> None:
     size = (48, 128) if backend == "reference" else (192, 224)
     for found, grad in zip(peaks(backend, size), (False, True), strict=True):
         assert found < linear_bytes(size, grad) + WORKING
-
-
-def test_what_lookups_keep_is_counted(peaks: Peaks) -> None:
-    size = (192, 224)
-    kept = KEPT * size[0] * size[1]
-    with_, without = peaks("cpu", size, "on"), peaks("cpu", size)
-    for found, grad in zip(with_, (False, True), strict=True):
-        assert found < linear_bytes(size, grad) + kept + WORKING
-    assert with_[0] > without[0] + kept / 4  # not all of it is used
 
 
 def test_the_measure_tells_a_volume(peaks: Peaks) -> None:

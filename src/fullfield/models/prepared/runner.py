@@ -19,7 +19,6 @@ from fullfield._check import InputError
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
-from fullfield.ops.correlation.protocol import check_reuse
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
 from fullfield.ops.recording import InOrder
@@ -53,8 +52,6 @@ class PreparedFlow:
         batch: pairs at a time; with 0 the flow is empty.
         precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 if it has instructions for it (AVX-512 BF16), else
             float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
-        reuse: whether lookups keep products between updates, as for :class:`fullfield.nn.CorrelationPyramid`; GPUs
-            keep none.
 
     Raises:
         InputError: naming the argument that does not fit, or the reason why this device has no fast form.
@@ -67,9 +64,8 @@ class PreparedFlow:
         width: int,
         batch: int = 1,
         precision: str = "fast",
-        reuse: bool | None = None,
     ) -> None:
-        self._set_up(_kit(model, precision, reuse), height, width, batch)
+        self._set_up(_kit(model, precision), height, width, batch)
 
     def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
@@ -313,12 +309,11 @@ class PreparedSizes:
         model: as for :class:`PreparedFlow`. The weights are copied once, here.
         precision: as for :class:`PreparedFlow`.
         sizes: number of sizes to keep; the least recently used one is dropped.
-        reuse: as for :class:`PreparedFlow`.
     """
 
-    def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4, reuse: bool | None = None) -> None:
+    def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4) -> None:
         _check.number(sizes, "sizes", integer=True, low=1)
-        self._kit = _kit(model, precision, reuse)
+        self._kit = _kit(model, precision)
         self.model = model
         self.sizes = int(sizes)
         self._kept: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
@@ -354,15 +349,14 @@ class _Kit(NamedTuple):
     network: PreparedPairs
 
 
-def _kit(model: FlowNetwork, precision: str, reuse: bool | None) -> _Kit:
+def _kit(model: FlowNetwork, precision: str) -> _Kit:
     _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
-    check_reuse(reuse, device)
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     form = Form(device, dtype, _passes(device, dtype, precision))
     with _undisturbed(device):
-        network: PreparedPairs = model.config.part("prepared")(model, form, reuse)
+        network: PreparedPairs = model.config.part("prepared")(model, form)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")

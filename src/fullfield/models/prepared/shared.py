@@ -348,7 +348,6 @@ class PreparedPairs:
         model: the network whose weights are copied.
         form: form of the parameters.
         reads: frames that the context encoder reads in the forward and in the backward direction.
-        reuse: whether the lookup keeps products; see :class:`fullfield.nn.CorrelationPyramid`.
     """
 
     flow_head: FlowHead
@@ -363,9 +362,8 @@ class PreparedPairs:
         model: FlowNetwork,
         form: Form,
         reads: tuple[tuple[int, ...], tuple[int, ...]],
-        reuse: bool | None,
     ) -> None:
-        self.passes, self.form, self.backend, self.reuse = form.passes, form, model.correlation, reuse
+        self.passes, self.form, self.backend = form.passes, form, model.correlation
         self.features = PreparedEncoder(form, model.fnet, ((0,), (1,)))
         self.context = PreparedEncoder(form, model.cnet, reads)
         update: Any = model.update_block
@@ -389,7 +387,7 @@ class PreparedPairs:
         """
         first, second = (self.matched_features(cells) if features is None else features)[:: 1 - 2 * direction]
         lookup = CorrelationPyramid(
-            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype, reuse=self.reuse
+            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype
         )
         return lookup, nan_guard(cells, first, second)
 

@@ -85,8 +85,8 @@ class _Half:
 class PreparedRAFT(PreparedPairs):
     """RAFT, large or small, in its fast form."""
 
-    def __init__(self, model: RAFT, form: Form, reuse: bool | None) -> None:
-        super().__init__(model, form, ((0,), (1,)), reuse)
+    def __init__(self, model: RAFT, form: Form) -> None:
+        super().__init__(model, form, ((0,), (1,)))
         config, update = model.config, model.update_block
         self.hidden = config.hidden_channels
         gru: Any = update.gru

@@ -54,8 +54,8 @@ class _Refinement:
 class PreparedSEARAFT(PreparedPairs):
     """SEA-RAFT of any configuration in its fast form."""
 
-    def __init__(self, model: SEARAFT, form: Form, reuse: bool | None) -> None:
-        super().__init__(model, form, ((0, 1), (1, 0)), reuse)
+    def __init__(self, model: SEARAFT, form: Form) -> None:
+        super().__init__(model, form, ((0, 1), (1, 0)))
         weight, bias = folded(model.init_conv, None)
         self.initial = form.filters(weight), form.small(bias)
         update: Any = model.update_block

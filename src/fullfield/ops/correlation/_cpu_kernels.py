@@ -204,14 +204,14 @@ def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, 
 
 
 @_jit
-def _blend(cells, at, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
-    """Blend taps[dx, dy][lane] from the lanes' windows in the cells from ``at`` on: along x, then between rows."""
+def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
+    """Blend taps[dx, dy][lane] from the lanes' windows in the cells: along x, then between rows."""
     side = window - 1
     left, right, above, below = shares(fx, fy)
     for row in range(window):
-        before = gather(cells, offsets, at + row * pitch * LANES)
+        before = gather(cells, offsets, row * pitch * LANES)
         for dx in range(side):
-            here = gather(cells, offsets, at + (row * pitch + dx + 1) * LANES)
+            here = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
             value = left * before + right * here
             if row > 0:
                 store(taps, (dx * side + row - 1) * LANES, above * load(line, dx * LANES) + below * value)
@@ -305,7 +305,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
                     lane_x, lane_y, pixel, line, offsets, cells,
                 )  # fmt: skip
                 if grad.size == 0:
-                    _blend(cells, 0, offsets, pitch, window, fx, fy, line, taps)
+                    _blend(cells, offsets, pitch, window, fx, fy, line, taps)
                 else:
                     _read(taps, grad, b, channel, side * side, tile)
                     _slopes(cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :])

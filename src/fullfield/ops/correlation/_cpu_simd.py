@@ -42,7 +42,6 @@ WIDE = has_instructions("avx512f")
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 UNROLL = 4
-_NEARNESS = 2  # prefetch into the second cache
 
 
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -173,21 +172,6 @@ def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -
         return context.get_dummy_value()
 
     return types.void(array, types.intp, values, types.intp), codegen
-
-
-@intrinsic
-def fetch(typingctx: Any, array: Any, index: Any) -> Any:
-    """Prefetch the cache line of ``array[index]``."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        line = builder.bitcast(place(context, builder, sig, args, 0), _BYTES)
-        builder.call(function, [line, *(ir.Constant(flag, value) for value in (0, _NEARNESS, 1))])
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp), codegen
 
 
 @intrinsic

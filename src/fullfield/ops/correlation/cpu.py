@@ -6,7 +6,6 @@ not depend on the number of threads. The kernels release the GIL.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,16 +17,13 @@ from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, LARGEST_UNION, TILE
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
-REUSES = True
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
 # Tiles whose windows' gradients are held at a time.
 _CHUNK = 128
-# Columns and rows that a coarser level's slot has beyond the windows of a tile whose pixels move alike.
-_ROOM = 3
 
 
 def supports(request: Request) -> str | None:
@@ -97,7 +93,6 @@ def _level_views(request: Request, target: Tensor) -> list[Tensor]:
 
 
 _kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
-_patch_kernels = Kernels(f"{__package__}._cpu_patch_kernels", "correlation kernels that keep products")
 _NOTHING = np.zeros((0, 0, 0, 0), np.float32)  # in place of a gradient
 
 
@@ -106,38 +101,11 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
     return array
 
 
-def slot_cells(radius: int, level: int) -> int:
-    """Return the number of cells in a tile's slot on a level."""
-    window = 2 * radius + 2
-    if level == 0:  # where windows differ most: any rectangle around them that is one product
-        return int(LARGEST_UNION * window**2)
-    columns = window + -(-(TILE[1] - 1) // (1 << level)) + _ROOM
-    rows = window + -(-(TILE[0] - 1) // (1 << level)) + _ROOM
-    return (columns + 2) // 2 * 2 * rows
-
-
-class Patches:
-    """Products that the lookups of one pair keep; empty at first.
-
-    The lookup that uses them holds ``lock``. A second one at the same time computes everything, with the same result.
-    """
-
-    def __init__(self, request: Request, tiles: int) -> None:
-        from fullfield.ops.correlation._cpu_patch_kernels import NOTES
-
-        sizes = [slot_cells(request.radius, level) for level in range(request.levels)]
-        starts = [sum(sizes[:level]) for level in range(request.levels + 1)]
-        self.slots: NDArray[np.int64] = np.array(list(zip(starts, [*sizes, 0], strict=True)), np.int64)
-        self.cells: NDArray[np.float32] = np.empty(tiles * sum(sizes) * LANES, np.float32)
-        self.notes: NDArray[np.int32] = np.zeros((tiles, request.levels, NOTES), np.int32)
-        self.lock = threading.Lock()
-
-
 class Cpu(Prepared):
-    """Pair in the kernels' layout, and the products that its lookups keep.
+    """Pair in the kernels' layout.
 
     The state is fmap1 / √C as [B, tile, channel, 16 pixels] and all levels as [B, C // 16, H, W, 16], both flat
-    float32. Products are kept from the second lookup on, so that a single lookup does not pay for others.
+    float32.
     """
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
@@ -151,8 +119,6 @@ class Cpu(Prepared):
         self._scales = np.array([0.5**level for level in range(request.levels)], np.float32)
         self._window = 2 * request.radius + 2
         self._tiles = _tiles(request)[0] * _tiles(request)[1]
-        self._patches: Patches | None = None
-        self._looked_up = False
 
     def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
         r = self.request
@@ -160,29 +126,11 @@ class Cpu(Prepared):
         task = partial(kernel, *given, self._window, _blocks(r), *extra, out.numpy())
         run_parts(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
-    def _kept(self) -> Patches | None:
-        """Return the kept products if this lookup uses them; with ``reuse=True`` the first one does too."""
-        if self._patches is None and (self.request.reuse or (self.request.reuse is None and self._looked_up)):
-            self._patches = Patches(self.request, self.request.batch * self._tiles)
-        self._looked_up = True
-        return self._patches
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_patches": None}
-
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        """Look up with the kept products, or without them if another lookup holds them."""
+        """Look up as :class:`Prepared` describes."""
         out = empty_out(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            kept = self._kept()
-            if kept is None or not kept.lock.acquire(blocking=False):
-                self._run(_kernels().lookup_tiles, coords, out, _NOTHING)
-            else:
-                try:
-                    kernel = _patch_kernels().lookup_tiles_with_patches
-                    self._run(kernel, coords, out, kept.slots, kept.cells, kept.notes)
-                finally:
-                    kept.lock.release()
+            self._run(_kernels().lookup_tiles, coords, out, _NOTHING)
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:

@@ -9,7 +9,6 @@ so that a retained graph, several losses, or a pass that never reaches the featu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield import _check
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
     Gradients,
@@ -208,7 +206,7 @@ class Lookups:
     """Prepared pair for eager and traced code. The caller checks the arguments.
 
     ``maps`` are all levels, or the finest alone, which is then pooled. ``backend`` is the backend's name; in traced
-    code None where it was left open. ``reuse`` as for :class:`fullfield.nn.CorrelationPyramid`.
+    code None where it was left open.
     """
 
     def __init__(
@@ -218,7 +216,6 @@ class Lookups:
         levels: int,
         radius: int,
         backend: str | None,
-        reuse: bool | None = False,
     ) -> None:
         wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
         grad = torch.is_grad_enabled() and any(wanted)
@@ -229,7 +226,6 @@ class Lookups:
         self._pair: Pair | None = None
         self._preparation: Tensor | None = None
         if is_traced(fmap1, *maps):
-            _check.require(not reuse, "reuse", "None or False in traced code, whose lookups share no memory", "True")
             detached = [m.detach() for m in maps]
             self._state = torch.ops.fullfield.correlation_prepare(
                 fmap1.detach(), detached, levels, radius, backend, precision, grad
@@ -239,7 +235,6 @@ class Lookups:
         else:
             pooled = len(maps) == 1
             request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
-            request = replace(request, reuse=reuse)
             backend = LOOKUPS.choose(backend, request)
             self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
             self._state = list(self._pair.prepared.state)

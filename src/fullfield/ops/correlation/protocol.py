@@ -14,8 +14,6 @@ A backend is a module with
     Return uninitialised tensors with the shapes, dtypes and strides of that state, made by ``like.new_empty``; only
     arithmetic on sizes, which may be symbolic.
 
-A backend whose pairs keep products between lookups where ``request.reuse`` is not False sets ``REUSES = True``.
-
 A state shares no memory with the maps it was made from. Autocast may be on around any of these calls. Backends never
 import each other. Levels of size zero and empty batches reach them and must give zeros.
 """
@@ -64,8 +62,6 @@ class Request:
     pooled: bool = False
     """Whether the levels are the repeated 2×2 average pooling of the finest."""
     precision: Precision = "highest"
-    reuse: bool | None = False
-    """Whether lookups keep products for the next ones of the pair; None: if the backend can."""
 
     @property
     def levels(self) -> int:
@@ -164,13 +160,6 @@ def check_window(levels: int, radius: int) -> None:
     """Check the number of levels and the radius."""
     _check.number(levels, "levels", integer=True, low=1, high=MOST_LEVELS)
     _check.number(radius, "radius", integer=True, low=1, high=MOST_RADIUS)
-
-
-def check_reuse(reuse: bool | None, device: torch.device) -> None:
-    """Check ``reuse`` of a pair whose features are on ``device``."""
-    _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
-    if reuse and device.type == "cuda":
-        _check.require(False, "reuse", "None or False on a GPU, products are kept on the CPU only", f"True on {device}")
 
 
 def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -277,12 +266,6 @@ class _Lookups(Backends):
         if name != "dense":
             return True
         return request[0].device.type != "cpu" and not _too_large(request[0])
-
-    def why_not(self, name: str, *request: Request) -> str | None:
-        reason = super().why_not(name, *request)
-        if reason is None and request[0].reuse and not getattr(self.load(name), "REUSES", False):
-            return "keeps no products between lookups (reuse=True)"
-        return reason
 
 
 LOOKUPS = _Lookups("correlation_lookup", f"{__package__}.", BACKENDS)
