@@ -19,9 +19,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "clamp": {"borders": "clamp"},
     "no blend": {"gradient_blend": 0.0},
-    "dual reset at warps": {"dual_reset": "warp"},
-    "dual never reset": {"dual_reset": "never"},
-    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
     "median 3": {"median": 3},
     "no median": {"median": 0},
 }
@@ -61,7 +58,7 @@ def _sample(image: Array, y: float, x: float) -> float:
 def tvl1_by_loops(frame1: NDArray[Any], frame2: NDArray[Any], config: TVL1Config) -> Array:
     """Flow [2, H, W] between grey frames [H, W] of intensities 0 ... 255, on the finest scale only.
 
-    Starts from zero. Written from the scheme, with none of the backends' code; ``epsilon`` is not honoured.
+    Starts from zero. Written from the scheme, with none of the backends' code.
     """
     one, two = frame1.astype(np.float64), frame2.astype(np.float64)
     h, w = one.shape
@@ -72,8 +69,6 @@ def tvl1_by_loops(frame1: NDArray[Any], frame2: NDArray[Any], config: TVL1Config
     u = np.zeros((2, h, w))
     p = np.zeros((2, 2, h, w))  # component, direction
     for _ in range(config.warps):
-        if config.dual_reset == "warp":
-            p[:] = 0
         data = _linearised(one, two, slopes, u, config.gradient_blend)
         for _ in range(config.iterations):
             u, p = _iterate(u, p, data, config)

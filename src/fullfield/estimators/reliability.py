@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
-from fullfield.ops.consistency import forward_backward_distance, sample
+from fullfield.ops.consistency import forward_backward_distance
+from fullfield.ops.warping import warp
 
 # Pixels, and values of 0 ... 255.
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
@@ -61,7 +62,7 @@ class Evidence(NamedTuple):
 def evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> Evidence:
     """Compute the evidence; arguments as for :func:`occlusion_and_confidence`."""
     distance = forward_backward_distance(flow, backward)
-    warped, inside = sample(frame2, flow)
+    warped, inside = warp(frame2, flow)
     across, down = ((after - before) / 2 for before, after in _neighbours(frame1))
     contrast = torch.sqrt(across * across + down * down).mean(1)
     residual = (frame1 - warped).abs().mean(1)

@@ -78,7 +78,7 @@ class TVL1Estimator(BackendRequest):
 
     def persistent_solver(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:
         """Return a solver for video that keeps frames and flow on the GPU; None if one cannot run with this setting."""
-        if self.config.epsilon > 0 or self._requested not in (None, "cuda"):
+        if self._requested not in (None, "cuda"):
             return None
         if dict(backends(device, config=self.config))["cuda"] is not None:
             return None

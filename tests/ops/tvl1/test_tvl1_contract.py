@@ -40,10 +40,9 @@ def frames(batch: int = 1, channels: int = 1, height: int = 40, width: int = 56,
         ({"median": 4}, "median: expected one of 0, 3, 5"),
         ({"borders": "wrap"}, "borders: expected one of adjoint, clamp, got 'wrap'"),
         ({"scale_factor": 1.0}, "scale_factor: expected a number"),
-        ({"epsilon": float("nan")}, "epsilon: expected a number"),
+        ({"theta": float("nan")}, "theta: expected a number"),
         ({"scales": 0}, "scales: expected an integer >= 1"),
         ({"gradient_blend": True}, "gradient_blend: expected a number"),
-        ({"dual_reset": None}, "dual_reset: expected one of"),
         ({"precision": "half"}, "precision: expected one of float32, float16, got 'half'"),
     ],
 )
@@ -166,7 +165,7 @@ def test_a_solver_remembers_nothing_of_the_last_pair() -> None:
     first, second = frames()
     others = frames(seed=5)
     for backend in ("cpu", "reference"):
-        solver = TVL1Solver(40, 56, QUICK.replace(dual_reset="never"), backend=backend)
+        solver = TVL1Solver(40, 56, QUICK, backend=backend)
         fresh = solver(first, second)
         kept = fresh.clone()
         solver(*others)
@@ -319,9 +318,9 @@ def test_extreme_values_are_refused_not_returned() -> None:
 
 
 def test_numpy_scalars_are_numbers() -> None:
-    config = TVL1Config(lambda_=np.float32(0.5), warps=np.int64(3), epsilon=0)
-    assert (config.lambda_, config.warps, config.epsilon) == (0.5, 3, 0.0)
-    assert [type(v) for v in (config.lambda_, config.warps, config.epsilon)] == [float, int, float]
+    config = TVL1Config(lambda_=np.float32(0.5), warps=np.int64(3), gradient_blend=0)
+    assert (config.lambda_, config.warps, config.gradient_blend) == (0.5, 3, 0.0)
+    assert [type(v) for v in (config.lambda_, config.warps, config.gradient_blend)] == [float, int, float]
     with pytest.raises(InputError, match=r"tau: expected a number .* got float32 0\.5"):
         TVL1Config(tau=np.float32(0.5))
 
@@ -339,7 +338,7 @@ def test_wrong_calls_name_the_argument() -> None:
 def test_the_reference_is_the_same_with_any_threads_and_under_autocast() -> None:
     """Its products of matrices were summed in an order of MKL's choice, and under autocast in bfloat16."""
     pair = frames(height=260, width=270)
-    config = QUICK.replace(scale_factor=0.9, warps=1, iterations=10, epsilon=1e-3, scales=3)
+    config = QUICK.replace(scale_factor=0.9, warps=1, iterations=10, scales=3)
     threads, found = torch.get_num_threads(), []
     start = torch.ones(1, 2, 260, 270) / 3
     try:

@@ -209,19 +209,6 @@ def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
 
 
 @_jit
-def squared_change(s, size, pitch, width, top, bottom, before, rows):
-    """Set rows[y] to the row's sum of |u - before|^2; ``before`` holds the two planes of an earlier flow."""
-    for y in range(top, bottom):
-        row = (y + 1) * pitch + LEFT
-        total = 0.0
-        for x in range(row, row + width):
-            du = np.float64(s[x + U * size]) - np.float64(before[x])
-            dv = np.float64(s[x + V * size]) - np.float64(before[x + size])
-            total += du * du + dv * dv
-        rows[y] = total
-
-
-@_jit
 def _gradient(image, height, width, y, x):
     """Return central differences, borders replicated."""
     half = np.float32(0.5)
@@ -478,7 +465,6 @@ _table = types.Tuple((types.int32[:, ::1], types.float32[:, ::1]))
 ENTRY_POINTS = {
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 8, types.UniTuple(_f, 3))),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 7, types.UniTuple(_f, 3))),
-    "squared_change": (squared_change, (_flat, *[_i] * 5, _flat, types.float64[::1])),
     "first_rows": (first_rows, (_flat, *[_i] * 6, _image)),
     "second_rows": (second_rows, (_image, _flat, *[_i] * 4)),
     "warp_rows": (warp_rows, (_flat, *[_i] * 6, _flat, _f, _flat, types.int32[::1])),

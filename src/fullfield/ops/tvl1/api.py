@@ -109,7 +109,7 @@ class TVL1Solver:
 _SCHEMA = (
     "(Tensor frame1, Tensor frame2, Tensor? initial_flow, str? backend, *, float lambda_, float theta, float tau, "
     "int? scales, float scale_factor, int warps, int iterations, int median, float gradient_blend, str borders, "
-    "str dual_reset, float epsilon, str precision) -> Tensor"
+    "str precision) -> Tensor"
 )
 
 

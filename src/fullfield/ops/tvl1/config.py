@@ -8,11 +8,8 @@ from fullfield._check import choice, number
 from fullfield._config import Config, parameter
 
 BORDERS = ("adjoint", "clamp")
-DUAL_RESETS = ("warp", "scale", "never")
 MEDIANS = (0, 3, 5)
 PRECISIONS = ("float32", "float16")
-# The stopping rule looks at the flow once per so many iterations.
-STOP_INTERVAL = 10
 # Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
 GRADIENT_FLOOR = 1e-6
 
@@ -21,8 +18,8 @@ GRADIENT_FLOOR = 1e-6
 class TVL1Config(Config):
     """Parameters of TV-L1 optical flow (Zach, Pock and Bischof 2007). The defaults are the preset ``default``.
 
-    Units: ``lambda_`` weighs the data term for intensities from 0 to 255 (frames in [0, 1] are scaled by 255 inside);
-    ``epsilon`` is in pixels of the pyramid level at hand. Presets: see :meth:`preset`.
+    ``lambda_`` weighs the data term for intensities from 0 to 255; frames in [0, 1] are scaled by 255 inside. Presets:
+    see :meth:`preset`.
     """
 
     lambda_: float = parameter(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
@@ -41,15 +38,6 @@ class TVL1Config(Config):
         "adjoint: divergence is the negative adjoint of the gradient; clamp: every index is clamped to the frame",
         BORDERS,
     )
-    dual_reset: str = parameter(
-        "scale",
-        "when the dual variable starts from zero again; never: it is carried up the pyramid",
-        DUAL_RESETS,
-    )
-    epsilon: float = parameter(
-        0.0,
-        f"end a warp once the RMS change per iteration, over the last {STOP_INTERVAL}, is below this; 0: never",
-    )
     precision: str = parameter(
         "float32", "arithmetic and storage of the inner iterations; float16: on the CUDA backend alone", PRECISIONS
     )
@@ -67,10 +55,8 @@ class TVL1Config(Config):
         choice(self.median, "median", MEDIANS)
         number(self.gradient_blend, "gradient_blend", low=0, high=1)
         choice(self.borders, "borders", BORDERS)
-        choice(self.dual_reset, "dual_reset", DUAL_RESETS)
-        number(self.epsilon, "epsilon", low=0)
         choice(self.precision, "precision", PRECISIONS)
-        for name in ("lambda_", "theta", "tau", "scale_factor", "gradient_blend", "epsilon"):
+        for name in ("lambda_", "theta", "tau", "scale_factor", "gradient_blend"):
             object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("scales", "warps", "iterations", "median"):
             value = getattr(self, name)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import rows, run
-from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import (
     Float32Table,
     gaussian_table,
@@ -73,11 +73,6 @@ class _Level:
         padded = state[start : start + (self.height + 2) * self.pitch].reshape(self.height + 2, self.pitch)
         return padded[1 : self.height + 1, self._left : self._left + self.width]
 
-    def left_border(self, state: Plane, plane: int) -> Plane:
-        """Return the column before the first pixel, [height]."""
-        start = self.origin(plane) - 1
-        return state[start : start + self.height * self.pitch : self.pitch]
-
 
 def _aligned(size: int) -> Plane:
     """Return zeros that begin on a cache line: a vector that straddles two lines costs two loads."""
@@ -130,10 +125,7 @@ class Solver:
                 if progress is not None:
                     progress(*progress_after(self._sizes, number, (warp + 1) / self._config.warps))
             flow = self._scratch if self._config.median else self._k.U
-            planes = [flow, flow + 1]
-            if self._config.dual_reset == "never" and number > 0:
-                planes += [self._k.P11, self._k.P12, self._k.P21, self._k.P22]
-            carried = [level.view(self._state, plane).copy() for plane in planes]
+            carried = [level.view(self._state, plane).copy() for plane in (flow, flow + 1)]
         self._pyramid1[0] = self._pyramid2[0] = np.empty((0, 0), np.float32)
         assert carried is not None  # there is at least one level
         return torch.from_numpy(np.stack(carried))
@@ -167,27 +159,12 @@ class Solver:
         self._over_rows(height, kernel)
 
     def _load(self, level: _Level, carried: list[Plane], kind: str) -> None:
-        """Bring flow (and dual variable) of another size into the state of this level."""
+        """Bring a flow of another size into the state of this level."""
         height, width = carried[0].shape
-        ratios = (level.width / width, level.height / height, 1.0, 1.0, 1.0, 1.0)
-        for plane, (source, ratio) in enumerate(zip(carried, ratios[: len(carried)], strict=True)):
+        ratios = (level.width / width, level.height / height)
+        for plane, (source, ratio) in enumerate(zip(carried, ratios, strict=True)):
             target = self._state[level.origin(plane) :]
             self._resample(kind, source, target, (level.height, level.width), level.pitch, ratio)
-        if len(carried) > 2:
-            self._close_borders(level)
-
-    def _close_borders(self, level: _Level) -> None:
-        """Give a carried dual variable the border values its updates would have kept."""
-        k = self._k
-        across, down = (k.P11, k.P21), (k.P12, k.P22)
-        if self._config.borders == "adjoint":
-            for plane in across:
-                level.view(self._state, plane)[:, -1] = 0.0
-            for plane in down:
-                level.view(self._state, plane)[-1] = 0.0
-        else:
-            for plane in across:
-                level.left_border(self._state, plane)[:] = level.view(self._state, plane)[:, 0]
 
     def _prepare(self, number: int) -> None:
         """Bring the level's frames into the kernels' layouts."""
@@ -205,21 +182,9 @@ class Solver:
     def _warp(self, level: _Level, filtered: bool) -> None:
         """Linearise the data term and iterate on it; ``filtered``: the flow lies in the scratch."""
         config = self._config
-        if config.dual_reset == "warp":
-            self._state[self._k.P11 * level.size : (self._k.P22 + 1) * level.size] = 0.0
         linearise = partial(self._linearise, level, filtered)
-        if config.epsilon == 0:
-            for done in range(0, config.iterations, DEPTH):
-                self._sweep(level, min(DEPTH, config.iterations - done), linearise if done == 0 else None)
-            return
-        self._over_rows(level.height, linearise)
-        before = self._state[self._scratch * level.size : (self._scratch + 2) * level.size]
-        for done in range(0, config.iterations, STOP_INTERVAL):
-            depth = min(STOP_INTERVAL, config.iterations - done)
-            before[:] = self._state[: 2 * level.size]
-            self._sweep(level, depth)
-            if self._change(level, before) < config.epsilon * depth:
-                break
+        for start in range(0, config.iterations, DEPTH):
+            self._sweep(level, min(DEPTH, config.iterations - start), linearise if start == 0 else None)
 
     def _linearise(self, level: _Level, filtered: bool, top: int, bottom: int) -> None:
         k, state, size, pitch = self._k, self._state, level.size, level.pitch
@@ -259,14 +224,3 @@ class Solver:
             self._k.median_rows(self._state, *where, scratch, self._config.median, line)
 
         self._over_rows(level.height, kernel)
-
-    def _change(self, level: _Level, before: Plane) -> float:
-        """Return the root mean square of the flow's change since ``before``, over the pixels."""
-        sums = np.empty(level.height, np.float64)
-        self._over_rows(
-            level.height,
-            lambda top, bottom: self._k.squared_change(
-                self._state, level.size, level.pitch, level.width, top, bottom, before, sums
-            ),
-        )
-        return float(np.sqrt(sums.sum() / (level.height * level.width)))

@@ -65,7 +65,7 @@ class PersistentSolver:
 
     Args:
         shape: of the frames, (B, C, H, W), C = 1 or 3 (RGB); at least two pixels.
-        config: parameters, by default the preset ``default``. ``epsilon`` must be 0: a graph cannot stop early.
+        config: parameters, by default the preset ``default``.
         dtype: of the frames: uint8 of 0 ... 255, or float32, float16 or bfloat16, nominally 0 ... 1.
         device: an NVIDIA GPU.
         warm_start: whether ``step`` starts from the flow before, brought to the coarsest level like the
@@ -85,7 +85,6 @@ class PersistentSolver:
     ) -> None:
         self.config = TVL1Config() if config is None else config
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
-        _check.require(self.config.epsilon == 0, "epsilon", "0 in a PersistentSolver", f"{self.config.epsilon:g}")
         self.shape = _shape(shape)
         _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fullfield.ops.tvl1.config import GRADIENT_FLOOR, STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR, TVL1Config
 from fullfield.ops.tvl1.frames import Table, gaussian_table, level_sizes, linear_table, pair_by_pair, progress_after
 
 if TYPE_CHECKING:
@@ -41,18 +40,13 @@ def solve(
         first, second = pyramid[-1]
         pyramid.append((resample(first, size, gaussian_table), resample(second, size, gaussian_table)))
     last = len(sizes) - 1
-    flow, dual = initial_flow, None
+    flow = initial_flow
     for number in range(last, -1, -1):
         first, second = pyramid[number]
         kind = linear_table if number < last else gaussian_table
         flow = _resized_flow(flow, first, kind)
-        if config.dual_reset == "never" and dual is not None:
-            dual = _closed_borders(torch.stack([resample(p, sizes[number], kind) for p in dual]), config)
-        else:
-            dual = first.new_zeros(4, *sizes[number])
+        dual = first.new_zeros(4, *sizes[number])
         for warp in range(config.warps):
-            if config.dual_reset == "warp":
-                dual = torch.zeros_like(dual)
             flow, dual = _warp(first, second, flow, dual, config)
             if progress is not None:
                 progress(*progress_after(sizes, number, (warp + 1) / config.warps))
@@ -83,13 +77,6 @@ def _resized_flow(flow: Tensor | None, like: Tensor, make: Callable[[int, int], 
         return like.new_zeros(2, height, width)
     ratios = (width / flow.shape[2], height / flow.shape[1])
     return torch.stack([resample(c, (height, width), make) * r for c, r in zip(flow, ratios, strict=True)])
-
-
-def _closed_borders(dual: Tensor, config: TVL1Config) -> Tensor:
-    if config.borders == "adjoint":
-        dual[0::2, :, -1] = 0
-        dual[1::2, -1, :] = 0
-    return dual
 
 
 def image_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,24 +119,11 @@ def _warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL
     constant = torch.where(inside, value - first - (gx * flow[0] + gy * flow[1]), 0)
     squared = gx * gx + gy * gy
     inverse = torch.where(squared > GRADIENT_FLOOR, 1 / torch.where(squared > GRADIENT_FLOOR, squared, 1), 0)
-    left = config.iterations
-    while left > 0:
-        depth = min(STOP_INTERVAL, left)
-        left -= depth
-        before = flow
-        for _ in range(depth):
-            flow, dual = iterate(flow, dual, (gx, gy, constant, inverse), config)
-        if config.epsilon > 0 and _root_mean_square(flow - before) < config.epsilon * depth:
-            break
+    for _ in range(config.iterations):
+        flow, dual = iterate(flow, dual, (gx, gy, constant, inverse), config)
     if config.median:
         flow = median_filter(flow, config.median)
     return flow, dual
-
-
-def _root_mean_square(change: Tensor) -> float:
-    """Return the root mean square length of vectors [2, H, W]; it does not depend on the number of threads."""
-    rows = change.square().sum(0).sum(1)
-    return math.sqrt(math.fsum(rows.tolist()) / change[0].numel())
 
 
 def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:

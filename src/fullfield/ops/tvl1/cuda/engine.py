@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fullfield.ops import launching
 from fullfield.ops.launching import Launch, raw_stream
-from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
-from fullfield.ops.tvl1.cuda.passes import Passes, Planes, dual_of, planes_of
+from fullfield.ops.tvl1.cuda.passes import Passes, Planes, planes_of
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
 from fullfield.ops.tvl1.frames import level_sizes, progress_after
@@ -72,30 +72,24 @@ class Engine:
         ]
         self.start = self._new((batch, FLOW, sizes[-1][0], pitches[-1])).zero_()
         self._strip = self._new((batch, FLOW, sizes[-1][0], pitches[0]))
-        # The state of a level is of no use to the next finer one, unless the dual variable is carried.
-        kept = 2 if config.dual_reset == "never" else 1
-        self._states = [self._new((elements_of(batch, *size, dtype),), dtype) for size in sizes[:kept]]
-        self._levels = [Level(batch, *size, dtype, device, self._states[n % kept]) for n, size in enumerate(sizes)]
-        whole = schedule is None and config.epsilon == 0
-        self._cuts = [fused.best(batch, *size, config, self._about) if whole else None for size in sizes]
+        # The levels share one state, because that of a level is of no use to the next finer one.
+        self._state = self._new((elements_of(batch, *sizes[0], dtype),), dtype)
+        self._levels = [Level(batch, *size, dtype, device, self._state) for size in sizes]
+        self._cuts = [fused.best(batch, *size, config, self._about) if schedule is None else None for size in sizes]
         fused.load([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
         self.flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._flow_at = torch.zeros(1, dtype=torch.int64, device=device)
         self._launches: dict[Hashable, Launch] = {}
-        depth = min(config.iterations, STOP_INTERVAL) if config.epsilon > 0 else config.iterations
         for level, cut in zip(self._levels, self._cuts, strict=True):
-            if cut is not None:
-                continue
-            self._schedule.prepare(level, depth)
-            if config.epsilon > 0 and config.iterations % depth:
-                self._schedule.prepare(level, config.iterations % depth)
+            if cut is None:
+                self._schedule.prepare(level, config.iterations)
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors of this object on the device; the first start from a flow adds two tables."""
-        yield from (*self._images, *self._flows[:2], *self._states, self.start, self._strip)
+        yield from (*self._images, *self._flows[:2], self._state, self.start, self._strip)
         yield from (self.flags, self._flow_at)
         yield from self._passes.tables()
 
@@ -152,7 +146,6 @@ class Engine:
 
     def solve(self, first: int, *, flags: bool = False, progress: Progress | None = None) -> None:
         """Compute the flow from the frame at place ``first`` to the other; with ``flags`` note if it is not finite."""
-        reset = self.config.dual_reset
         last = len(self.sizes) - 1
         for number in range(last, -1, -1):
             level = self._levels[number]
@@ -161,15 +154,14 @@ class Engine:
                 self._enlarge(number)
             for warp in range(self.config.warps):
                 coarsest, ends = number == last and warp == 0, warp == self.config.warps - 1
-                zero = reset == "warp" or (warp == 0 and (reset == "scale" or number == last))
+                zero = warp == 0  # the dual variable
                 flow = self.start if coarsest else self._flow(number, warp)
                 final = number == 0 and ends
                 if self._cuts[number] is None:
                     self._warp(number, first, flow, zero)
                     self._clean(number, final=final, flags=flags)
                 else:
-                    keep = reset == "never" or (reset == "scale" and not ends)
-                    self._whole(number, first, flow, self._flow(number, warp + 1), (zero, keep, final, flags))
+                    self._whole(number, first, flow, self._flow(number, warp + 1), (zero, not ends, final, flags))
                 if progress is not None:
                     progress(*progress_after(self.sizes, number, (warp + 1) / self.config.warps))
 
@@ -186,21 +178,14 @@ class Engine:
         return unused.as_strided(flow.shape, (item, *flow.stride()[1:]), unused.storage_offset())
 
     def _enlarge(self, number: int) -> None:
-        """Enlarge the flow of the next coarser level, and its dual variable if it is kept, to level ``number``."""
+        """Enlarge the flow of the next coarser level to level ``number``."""
         (height, width), (h, w) = self.sizes[number], self.sizes[number + 1]
-        finer, coarser = self._levels[number], self._levels[number + 1]
 
         def flow() -> Launch:
             source, target = planes_of(self._flows[number + 1], w), planes_of(self._flow(number, 0), width)
             return self._passes.resample(source, target, "linear", scale=(width / w, height / h))
 
-        def dual() -> Launch:
-            closed = self.config.borders == "adjoint"
-            return self._passes.resample(dual_of(coarser), dual_of(finer), "linear", closed=closed)
-
         self._kept(("flow", number), flow)
-        if self.config.dual_reset == "never":
-            self._kept(("dual", number, coarser.front), dual)
 
     def _warp(self, number: int, first: int, flow: Tensor, zero_dual: bool) -> None:
         config, level = self.config, self._levels[number]
@@ -211,17 +196,7 @@ class Engine:
             return self._passes.linearise(*pair, flow, level, config.gradient_blend)
 
         self._kept(("warp", number, first, level.front, flow is self.start), linearise)
-        stream = raw_stream(self._about.index)
-        if config.epsilon == 0:
-            self._schedule.iterate(level, config.iterations, config, stream, zero_dual=zero_dual)
-            return
-        for done in range(0, config.iterations, STOP_INTERVAL):
-            depth = min(STOP_INTERVAL, config.iterations - done)
-            before = level.flow.to(torch.float32, copy=True)
-            self._schedule.iterate(level, depth, config, stream, zero_dual=zero_dual and done == 0)
-            change = ((level.flow.float() - before) ** 2).sum(1).mean().sqrt()
-            if float(change) < config.epsilon * depth:
-                break
+        self._schedule.iterate(level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual)
 
     def _whole(self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""

@@ -14,7 +14,7 @@ from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import CODES, FRAMES, HALVES, VALUES, Launch, address, read_source, structures
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
-from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
+from fullfield.ops.tvl1.cuda.state import FLOW, Level
 from fullfield.ops.tvl1.frames import BRIGHTEST, Window, gaussian_window, linear_window
 
 if TYPE_CHECKING:
@@ -75,13 +75,6 @@ def planes_of(tensor: Tensor, width: int | None = None) -> Planes:
     item_step, plane_step, row, _ = tensor.stride()
     width = pitch if width is None else width
     return Planes(tensor.data_ptr(), items, planes, height, width, row, plane_step, item_step, tensor.dtype)
-
-
-def dual_of(level: Level) -> Planes:
-    """Return the dual variable of a level's current state."""
-    address = level.address(level.dual_plane(level.front))
-    size = (level.batch, DUAL, level.height, level.width)
-    return Planes(address, *size, level.pitch, level.plane_step, level.item_step, level.dtype)
 
 
 # ---- launches
@@ -170,7 +163,6 @@ class Passes:
         across: str | None = None,
         *,
         scale: tuple[float, float] = (1.0, 1.0),
-        closed: bool = False,
         source_at: Tensor | None = None,
     ) -> Launch:
         """Resample planes.
@@ -181,7 +173,6 @@ class Passes:
             down: filter along columns: gaussian, linear or none.
             across: filter along rows, by default the same.
             scale: factors of even and odd planes.
-            closed: whether the far borders are zero, as for a dual variable.
             source_at: holds the source's address, if that is not ``source``'s own.
         """
         vertical = self._table(down, source.height, target.height)
@@ -195,7 +186,7 @@ class Passes:
         params.source_plane, params.source_item = source.plane_step, source.item_step
         params.target_plane, params.target_item = target.plane_step, target.item_step
         params.scale[0], params.scale[1] = scale
-        params.planes, params.half, params.closed = target.planes, int(target.dtype == torch.float16), int(closed)
+        params.planes = target.planes
         params.source_height, params.source_width, params.source_pitch = source.height, source.width, source.pitch
         params.height, params.width, params.pitch = target.height, target.width, target.pitch
         params.rows, params.columns, params.span = _tile(horizontal)

@@ -44,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(256) grey(const __grid_constant__ G
 // ---- resampling by tables
 
 struct ResampleParams {
-    const void *source;
-    const void *const *source_at;      // null, or where the source's address lies
-    void *target;
+    const float *source;
+    const float *const *source_at;     // null, or where the source's address lies
+    float *target;
     const int *first_y, *first_x;      // [out]: the input of the first weight, may lie outside
     const float *weight_y, *weight_x;  // [out, taps]
     i64 source_plane, source_item;     // elements from one plane, one item to the next
@@ -58,15 +58,11 @@ struct ResampleParams {
     int height, width, pitch;
     int rows, columns, span;           // size of a block's tile; the most inputs that a row of it needs
     int tiles_y, tiles_x;
-    int half;                          // float16, not float32
-    int closed;                        // the last column of planes 0, 2 ... and the last row of planes 1, 3 ... are zero
 };
 
-template <bool F16> static __device__ __forceinline__ float value_at(const void *plane, i64 at) {
-    return F16 ? from_f16(((const u16 *)plane)[at]) : ((const float *)plane)[at];
-}
-
-template <bool F16> static __device__ __forceinline__ void resample_tile(const ResampleParams &p, float *line) {
+// Resample vertically into shared memory [rows, span], then horizontally. A block: rows × columns of one plane.
+extern "C" __global__ void __launch_bounds__(256) resample(const __grid_constant__ ResampleParams p) {
+    extern __shared__ float line[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 block = blockIdx.x;
     const int x0 = block % p.tiles_x * p.columns;
@@ -76,7 +72,7 @@ template <bool F16> static __device__ __forceinline__ void resample_tile(const R
     const int component = block % p.planes;
     const i64 item = block / p.planes;
     const i64 begin = item * p.source_item + component * p.source_plane;
-    const void *source = p.source_at ? *p.source_at : p.source;
+    const float *source = p.source_at ? *p.source_at : p.source;
     const int rows = min(p.rows, p.height - y0), columns = min(p.columns, p.width - x0);
     const int left = p.first_x[x0], span = p.first_x[x0 + columns - 1] + p.taps_x - left;
     for (int r = warp; r < rows; r += 8) {
@@ -88,7 +84,7 @@ template <bool F16> static __device__ __forceinline__ void resample_tile(const R
 #pragma unroll 8
             for (int t = 0; t < p.taps_y; t++) {
                 const int y = min(max(top + t, 0), p.source_height - 1);
-                sum += w[t] * value_at<F16>(source, begin + (i64)y * p.source_pitch + x);
+                sum += w[t] * source[begin + (i64)y * p.source_pitch + x];
             }
             line[r * p.span + c] = sum;
         }
@@ -108,16 +104,6 @@ template <bool F16> static __device__ __forceinline__ void resample_tile(const R
                 for (int mask = 16; mask; mask >>= 1) sum += __shfl_xor_sync(ALL, sum, mask);
                 if (lane) continue;
             }
-            if (p.closed && ((component & 1) ? y == p.height - 1 : x == p.width - 1)) sum = 0.f;
-            const i64 at = to + (i64)y * p.pitch + x;
-            if (F16) ((u16 *)p.target)[at] = to_f16(sum * scale);
-            else ((float *)p.target)[at] = sum * scale;
+            p.target[to + (i64)y * p.pitch + x] = sum * scale;
         }
-}
-
-// Resample vertically into shared memory [rows, span], then horizontally. A block: rows × columns of one plane.
-extern "C" __global__ void __launch_bounds__(256) resample(const __grid_constant__ ResampleParams p) {
-    extern __shared__ float line[];
-    if (p.half) resample_tile<true>(p, line);
-    else resample_tile<false>(p, line);
 }

@@ -12,7 +12,7 @@ from fullfield.ops.launching import FRAMES
 from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values, share
+from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.frames import Progress
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Solver:
     """TV-L1 solver for one size of frames, with the buffers of the last batch size.
 
-    From its second call on a CUDA graph runs the kernels. Exceptions are a stopping threshold, which needs the host and
-    considers the whole batch, ``progress``, and a graph that the caller records (call once before).
+    From its second call on a CUDA graph runs the kernels, but not with ``progress`` or while the caller records a graph
+    (call once before).
     """
 
     def __init__(self, height: int, width: int, config: TVL1Config, device: torch.device) -> None:
@@ -38,13 +38,6 @@ class Solver:
             return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
         if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
-        if self._config.epsilon > 0 and len(frame1) > 1:  # every pair stops by itself
-            flows = []
-            for item in range(len(frame1)):
-                part = slice(item, item + 1)
-                begin = None if start is None else start[part]
-                flows.append(self(frame1[part], frame2[part], begin, share(progress, item, len(frame1))))
-            return torch.cat(flows)
         flow, flags = self.queue(frame1, frame2, start, progress)
         if not torch.cuda.is_current_stream_capturing() and int(flags):
             check_values(frame1, "frame1")
@@ -93,8 +86,7 @@ class Solver:
             engine.pyramid(0, 2)
             engine.solve(0, flags=True, progress=progress)
 
-        by_host = self._config.epsilon > 0 or progress is not None
-        if by_host or not self._used or torch.cuda.is_current_stream_capturing():
+        if progress is not None or not self._used or torch.cuda.is_current_stream_capturing():
             work()
             self._used = True
             return
