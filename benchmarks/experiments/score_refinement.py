@@ -28,8 +28,9 @@ from fullfield.estimators.refined import Directions
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import atomic_path, read_flow, read_frame
 from fullfield.metrics import epe
-from fullfield.ops.consistency import forward_backward_distance, sample
+from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import RefinementConfig, refine_flow
+from fullfield.ops.warping import warp
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.pairs import PairGenerator
 
@@ -98,7 +99,7 @@ def scored(pair: Known, ways: Directions) -> dict[str, Any]:
         plane[0][pair.valid] for plane in occlusion_and_confidence(first, second, flow, back, ways.log_scale)
     )
     distance = forward_backward_distance(flow, back)[0]
-    backward, inside = sample(back, flow)
+    backward, inside = warp(back, flow)
     plain = (flow + backward).square().sum(1) / (0.01 * (flow.square() + backward.square()).sum(1) + 0.5)
     plain = torch.where(inside, plain, torch.inf)[0][pair.valid]
     error = (flow[0] - pair.flow).norm(dim=0)[pair.valid].double()
