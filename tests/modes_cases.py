@@ -41,7 +41,7 @@ from fullfield.registration import (
     register,
     register_by_ransac,
 )
-from fullfield.sequences import Setting, estimate_sequence
+from fullfield.sequences import ShotSettings, estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
@@ -620,7 +620,7 @@ def _() -> list[Tensor]:
     frames = [values(3, 40, 48, seed=seed) for seed in range(3)]
     estimator = TVL1Estimator(tvl1.TVL1Config(scales=2, warps=1, iterations=3))
     found = []
-    for flows in estimate_sequence(frames, estimator, setting=Setting("both", occlusion=True, confidence=True)):
+    for flows in estimate_sequence(frames, estimator, settings=ShotSettings("both", occlusion=True, confidence=True)):
         for part in (flows.forward, flows.backward):
             found += [] if part is None else [part.flow]
         found += [*flows.occlusion.values(), *flows.confidence.values()]

@@ -23,6 +23,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "_check": (set(), {"torch"}),
     "_config": ({"_check"}, set()),
     "_lazy": (set(), set()),
+    "_read_ahead": (set(), set()),
     "_switch": (set(), set()),
     "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),
     "ops": ({"_kernels", "_check", "numba", "llvmlite", *THIRD}, set()),
@@ -125,7 +126,11 @@ def violations(path: Path, source: str) -> list[str]:
     for module, deferred, line in imports(ast.parse(source)):
         target = room(module)
         own = module.split(".")[0] == "fullfield"
-        if target in (here, "_config", "_lazy", "_switch") or module == "fullfield" or (not own and target in STANDARD):
+        if (
+            target in (here, "_config", "_lazy", "_read_ahead", "_switch")
+            or module == "fullfield"
+            or (not own and target in STANDARD)
+        ):
             continue
         if here == "cli" and module in LIGHT:
             continue

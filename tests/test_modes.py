@@ -25,8 +25,9 @@ _DO_NOT = {
     "open_plates", "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates",
     "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "RecordedStep", "refinement_backends",
     "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
-    "run_on_devices", "ScanProtocol", "ScanRun", "SceneStyle", "score", "score_scans", "Setting", "Shot",
-    "Shown", "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
+    "run_on_devices", "run_shot", "find_frames", "ScanProtocol", "ScanRun", "SceneStyle", "score", "score_scans",
+    "Setting", "ShotJob", "ShotSettings", "Shot",
+    "Shown", "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package

@@ -16,8 +16,7 @@ from pathlib import Path
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_image
 from fullfield.ops.tvl1 import PRESETS
-from fullfield.sequences import Output, Setting, Work
-from fullfield.sequences.run import run
+from fullfield.sequences import Output, ShotJob, ShotSettings, find_frames, run_shot
 from fullfield.testing import textured_scene
 
 HEIGHT, WIDTH = 180, 320
@@ -38,7 +37,9 @@ def grown(folder: Path, frames: int, settled: int = 30) -> tuple[float, float]:
             write_image(path, texture[:, :, 2 * number : 2 * number + WIDTH].contiguous())
         else:
             os.link(folder / f"plate.{number % _DIFFERENT:05d}.png", path)
-    work = Work(str(folder / "plate.%05d.png"), Output(str(folder / "mv.%05d.exr")), setting=Setting("both"))
+    plates = find_frames(str(folder / "plate.%05d.png"))
+    output = Output(str(folder / "mv.%05d.exr"))
+    job = ShotJob(plates, tuple(plates.files), output, ShotSettings("both"))
     estimator = TVL1Estimator(PRESETS["fast"].replace(iterations=2, warps=1, scales=2))
     seen: list[float] = []
 
@@ -48,7 +49,8 @@ def grown(folder: Path, frames: int, settled: int = 30) -> tuple[float, float]:
             gc.collect()
         seen.append(resident())
 
-    outcome = run(work, range(frames), estimator=estimator, tell=tell)
+    job, _ = job.settle(estimator, job.open_plates())
+    outcome = run_shot(job, range(frames), estimator, job.open_plates(), report=tell)
     assert outcome.is_good, outcome
     assert len(outcome.written) == frames
     passing = (frames - settled) * HEIGHT * WIDTH * 4 * (3 + 2 * 2) / 2**20

@@ -17,7 +17,8 @@ from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import read_vectors
 from fullfield.ops.tvl1 import PRESETS
-from fullfield.sequences.engine import Engine, Estimated
+from fullfield.sequences.engine import Engine
+from fullfield.sequences.results import FrameResult
 from known_scenes import known_scene
 
 HEIGHT, WIDTH = 40, 56
@@ -36,7 +37,7 @@ def quick() -> TVL1Estimator:
 def forking() -> Any:
     """Context of processes that fork from one with PyTorch imported and no threads."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["sequence_shots", "fullfield.cli.sequence", "fullfield.sequences.run"])
+    context.set_forkserver_preload(["sequence_shots", "fullfield.cli.shot", "fullfield.sequences.run"])
     return context
 
 
@@ -50,13 +51,13 @@ def started(folder: Path, arguments: list[str]) -> Any:
 def slow_flow(folder: str, arguments: list[str]) -> None:
     """``fullfield flow`` in a folder, with a pause before every frame: time to be killed in, or to run alongside."""
     os.chdir(folder)
-    real = Engine._frame
+    real = Engine._estimate_frame
 
-    def slow(self: Engine, number: int) -> Estimated:
+    def slow(self: Engine, number: int) -> FrameResult:
         time.sleep(0.05)
         return real(self, number)
 
-    Engine._frame = slow  # type: ignore[method-assign]
+    Engine._estimate_frame = slow  # type: ignore[method-assign]
     sys.exit(main(["flow", *arguments]))
 
 

@@ -16,8 +16,8 @@ from fullfield.estimators import TVL1Estimator
 from fullfield.estimators.frames import as_frame
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import write_image
-from fullfield.sequences import Setting, open_plates
-from fullfield.sequences.changes import _blocks, is_cut, is_held, small
+from fullfield.sequences import ShotSettings, open_plates
+from fullfield.sequences.changes import _block_means, is_cut, is_duplicate, reduce_frame
 from fullfield.sequences.engine import Engine
 from fullfield.testing import textured_scene
 from refusals import refuses
@@ -70,7 +70,7 @@ def test_the_frame_that_is_too_bright_is_named(tmp_path: Path, estimator: TVL1Es
     for number, value in enumerate((0.5, 1e7, 0.5)):
         write_image(tmp_path / f"{number}.exr", torch.full((3, HEIGHT, WIDTH), value, dtype=torch.float32))
     plates = open_plates(tmp_path / "%d.exr")
-    found = list(Engine(plates, plates.numbers, estimator, Setting("both", refine=refine)))
+    found = list(Engine(plates, plates.numbers, estimator, ShotSettings("both", refine=refine)))
     ((path, text),) = {problem for done in found for problem in done.problems}
     assert path == str(tmp_path / "1.exr")
     assert text.startswith("expected values up to 1e+06")
@@ -87,8 +87,8 @@ def test_a_frame_is_read_once_and_few_are_held(estimator: TVL1Estimator, monkeyp
         return real(number)
 
     monkeypatch.setattr(plates, "read", counted)
-    setting = Setting("both", occlusion=True, warm_start=True)
-    for at, flows in enumerate(estimate_sequence(plates, estimator, setting=setting)):
+    settings = ShotSettings("both", occlusion=True, warm_start=True)
+    for at, flows in enumerate(estimate_sequence(plates, estimator, settings=settings)):
         assert len(read) <= at + 2 + 3, "this frame, the next one, and three ahead"
         assert flows.number == at + 1
     assert sorted(read) == list(range(1, 31))
@@ -135,7 +135,7 @@ def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) 
     from fullfield.ops.splatting import moved_forward
 
     frames = moving(4)
-    found = list(estimate_sequence(frames, estimator, setting=Setting("both", warm_start=True)))
+    found = list(estimate_sequence(frames, estimator, settings=ShotSettings("both", warm_start=True)))
     for name, sign in (("forward", 1), ("backward", -1)):
         at = 1 if sign > 0 else 2
         before = getattr(found[at - 1], name)
@@ -149,8 +149,8 @@ def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) 
 def test_cuts_and_held_frames_are_told(estimator: TVL1Estimator) -> None:
     first, second = moving(4, seed=4), moving(4, seed=9)
     frames = [*first, first[-1], *second]
-    found = list(estimate_sequence(frames, estimator, setting=Setting(warm_start=True)))
-    assert [pair for flows in found for pair in flows.held] == [(4, 5)]
+    found = list(estimate_sequence(frames, estimator, settings=ShotSettings(warm_start=True)))
+    assert [pair for flows in found for pair in flows.duplicates] == [(4, 5)]
     assert [pair for flows in found for pair in flows.cuts] == [(5, 6)]
     cold = estimate(frames[4], frames[5], estimator)
     across = found[4].forward
@@ -161,15 +161,15 @@ def test_cuts_and_held_frames_are_told(estimator: TVL1Estimator) -> None:
 def test_cuts_are_not_seen_in_motion(seed: int) -> None:
     scene = textured_scene(120, 160, seed=seed, max_motion=10)
     other = textured_scene(120, 160, seed=seed + 20)
-    a, b, c = (small(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
+    a, b, c = (reduce_frame(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
     assert not is_cut(a, b)
     assert is_cut(a, c)
     assert is_cut(a, np.zeros_like(a))
     assert not is_cut(np.zeros_like(a), np.zeros_like(a))
     assert not is_cut(a, a * 0.8), "a change of exposure"
-    assert is_held(scene.frame1, scene.frame1.clone(), compressed=False)
-    assert not is_held(scene.frame1, scene.frame1 + 1e-3, compressed=False)
-    assert is_held(scene.frame1, scene.frame1 + 1e-3, compressed=True)
+    assert is_duplicate(scene.frame1, scene.frame1.clone(), compressed=False)
+    assert not is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=False)
+    assert is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=True)
 
 
 def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatc
 
     monkeypatch.setattr(torch, "empty", empty)
     plates = open_plates(f"{shot}/plate.%04d.png")
-    Engine(plates, plates.numbers, quick(), Setting())
+    Engine(plates, plates.numbers, quick(), ShotSettings())
     plain = plates.read(11).frame
     assert not made, "the CPU wants no such memory"
     plates.pinned = True  # type: ignore[attr-defined]  # as an engine for a GPU says
@@ -194,13 +194,13 @@ def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatc
 def test_small_pictures_and_blocks_are_pytorch_s_averages() -> None:
     for shape in ((3, 120, 160), (1, 7, 5), (3, 37, 101), (1, 300, 2)):
         frame = torch.rand(shape, generator=torch.Generator().manual_seed(1))
-        found = small(frame)
+        found = reduce_frame(frame)
         rows, columns = found.shape
         lines = torch.stack([r.mean((0, 1)) for r in _bins(frame, rows)])[None]
         expected = torch.nn.functional.adaptive_avg_pool2d(lines, (rows, columns))[0]
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
         blocks = torch.nn.functional.avg_pool2d(torch.from_numpy(found)[None, None], 9, 1, 4, count_include_pad=False)
-        np.testing.assert_allclose(_blocks(found), blocks[0, 0].numpy(), atol=1e-9)
+        np.testing.assert_allclose(_block_means(found), blocks[0, 0].numpy(), atol=1e-9)
 
 
 def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
@@ -219,9 +219,9 @@ def test_a_look_for_cuts_takes_no_threads_of_pytorch(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.Tensor, "__sub__", forbidden)
     for name in ("adaptive_avg_pool2d", "avg_pool2d", "pad"):
         monkeypatch.setattr(torch.nn.functional, name, forbidden)
-    assert is_cut(*(small(frame) for frame in frames))
-    assert not is_held(*frames, compressed=True)
-    assert not is_held(*frames, compressed=False)
+    assert is_cut(*(reduce_frame(frame) for frame in frames))
+    assert not is_duplicate(*frames, compressed=True)
+    assert not is_duplicate(*frames, compressed=False)
 
 
 def test_a_held_frame_is_held_in_every_row() -> None:
@@ -229,14 +229,16 @@ def test_a_held_frame_is_held_in_every_row() -> None:
     for row in (0, 1, 59, 119):
         other = frame.clone()
         other[1, row, 7] += 0.1
-        assert not is_held(frame, other, compressed=False), row
-        assert not is_held(frame, other, compressed=True), row
+        assert not is_duplicate(frame, other, compressed=False), row
+        assert not is_duplicate(frame, other, compressed=True), row
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
 def test_frames_that_are_told_later_are_gone_on_with(estimator: TVL1Estimator, direction: str) -> None:
     frames = moving(20)
-    whole = {done.number: done for done in Engine(open_plates(frames), range(1, 21), estimator, Setting(direction))}
+    whole = {
+        done.number: done for done in Engine(open_plates(frames), range(1, 21), estimator, ShotSettings(direction))
+    }
     plates, read, asked = open_plates(frames), list[int](), list[tuple[int, ...]]()
     real = plates.read
     plates.read = lambda number: read.append(number) or real(number)  # type: ignore[method-assign,func-returns-value]
@@ -249,16 +251,16 @@ def test_frames_that_are_told_later_are_gone_on_with(estimator: TVL1Estimator, d
             asked.append((one.data_ptr(), two.data_ptr()))
             return estimator(one, two, **more)  # type: ignore[arg-type]
 
-    engine = Engine(plates, range(1, 5), Counting(), Setting(direction), more=lambda: next(further))
+    engine = Engine(plates, range(1, 5), Counting(), ShotSettings(direction), request_frames=lambda: next(further))
     numbers = []
     for done in engine:
         numbers.append(done.number)
-        for name, flow in whole[done.number].parts.items():
-            assert torch.equal(done.parts[name], flow), (done.number, name)
+        for name, flow in whole[done.number].tensors.items():
+            assert torch.equal(done.tensors[name], flow), (done.number, name)
     assert numbers == list(range(1, 21))
     assert sorted(read) == list(range(1, 21)), "each plate once"
     assert len(asked) == 19 * (2 if direction == "both" else 1), "each pair once"
-    assert engine.stages.spent["read"].times == 20
+    assert engine.stages.by_name["read"].calls == 20
 
 
 def test_a_flow_of_another_size_is_refused(estimator: TVL1Estimator) -> None:
@@ -275,7 +277,9 @@ def test_a_flow_of_another_size_is_refused(estimator: TVL1Estimator) -> None:
 def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:
     frames = moving(3)
     for direction in ("forward", "both"):
-        found = list(estimate_sequence(frames, estimator, setting=Setting(direction, occlusion=True, confidence=True)))
+        found = list(
+            estimate_sequence(frames, estimator, settings=ShotSettings(direction, occlusion=True, confidence=True))
+        )
         there = estimate(frames[1], frames[2], estimator).flow
         back = estimate(frames[2], frames[1], estimator).flow
         pair = (as_frame(frames[1])[None], as_frame(frames[2])[None])
@@ -289,7 +293,7 @@ def test_mistakes(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
     for arguments, word in (
         ({"direction": "sideways"}, "direction: expected one of forward, backward, both"),
         ({"step": 0}, "step: expected an integer >= 1"),
-        ({"setting": "both"}, "setting: expected a Setting"),
+        ({"settings": "both"}, "settings: expected a ShotSettings"),
         ({"preset": "fast"}, "preset: expected no parameters with an Estimator"),
     ):
         refuses(word, next, estimate_sequence("plate.%04d.png", estimator, **arguments))

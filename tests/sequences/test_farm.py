@@ -151,7 +151,7 @@ class Ray(ModuleType):
             return SimpleNamespace(remote=lambda *given: begin(kind(*given)))
 
         def begin(maker: Any) -> Any:
-            return SimpleNamespace(make=SimpleNamespace(remote=lambda chunk: partial(maker.make, chunk)))
+            return SimpleNamespace(write=SimpleNamespace(remote=lambda chunk: partial(maker.write, chunk)))
 
         return SimpleNamespace(options=options)
 
@@ -208,7 +208,7 @@ def makers() -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"ray::Maker" in (folder / "cmdline").read_bytes():
+            if b"ray::ShotActor" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue

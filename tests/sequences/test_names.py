@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullfield import InputError
-from fullfield.sequences.names import Pattern, choose, find_frames, format_frames, is_sequence, parse_frames
+from fullfield.sequences.names import Pattern, choose_frames, find_frames, format_frames, is_sequence, parse_frames
 from refusals import refuses
 
 
@@ -67,8 +67,8 @@ def test_spellings_of_one_shot(shot: Path, text: str) -> None:
     assert is_sequence(text)
     found = find_frames(text)
     assert list(found.files) == [998, 999, 1000, 1001]
-    assert choose(found, None) == [998, 999, 1000, 1001]
-    assert choose(found, "1000-1005") == [1000, 1001, 1002, 1003, 1004, 1005]
+    assert choose_frames(found, None) == [998, 999, 1000, 1001]
+    assert choose_frames(found, "1000-1005") == [1000, 1001, 1002, 1003, 1004, 1005]
     assert Path(found.path(998)).name == "plate.0998.exr"
     assert Path(found.path(2)).name == "plate.0002.exr"
     assert find_frames(str(shot / text)).files.keys() == found.files.keys()
@@ -80,8 +80,8 @@ def test_spellings_of_one_shot(shot: Path, text: str) -> None:
      "plate.####.exr 999,1000-1001", "plate.999-1001%04d.exr"],
 )  # fmt: skip
 def test_frames_in_the_name(shot: Path, text: str) -> None:  # noqa: ARG001
-    assert choose(find_frames(text), None) == [999, 1000, 1001]
-    assert choose(find_frames(text), "1001") == [1001]
+    assert choose_frames(find_frames(text), None) == [999, 1000, 1001]
+    assert choose_frames(find_frames(text), "1001") == [1001]
 
 
 def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_two_sequences_are_not_mixed(tmp_path: Path) -> None:
 
 def test_refusals(shot: Path) -> None:
     refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frames, "plate.1001.exr")
-    with pytest.raises(InputError, match=r"none of the frames 1-5 is there; plate\.%04d\.exr has 998-1001"):
-        choose(find_frames("plate.%04d.exr"), "1-5")
+    with pytest.raises(InputError, match=r"none of the frames 1-5 exists; plate\.%04d\.exr has 998-1001"):
+        choose_frames(find_frames("plate.%04d.exr"), "1-5")
     for text, words in (("no.%04d.exr", "no such file"), ("no/x.%04d.exr", "folder no does not exist"),
                         ("*.png", "found none"), ("none", "no such file or"), ("x.mp4", "no such file")):  # fmt: skip
         refuses(words, find_frames, text)

@@ -15,10 +15,11 @@ import pytest
 import torch
 from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, moving
 
+from fullfield import sequences
 from fullfield.cli.main import main
 from fullfield.io import atomic_path, files, read_vectors, write_image, write_vectors
 from fullfield.io.files import remove_abandoned
-from fullfield.sequences import Work, cluster, outputs
+from fullfield.sequences import ShotJob, cluster, find_frames, outputs
 from fullfield.sequences.records import Journal, Records
 
 pytestmark = pytest.mark.usefixtures("shot")
@@ -54,8 +55,8 @@ def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: CommandLine
     part = stamps()
     out, err = cli.done(*SHOT, *new, "--json")
     told = json.loads(out)
-    assert (told["written"], told["there_before"]) == ("14-18", 3)
-    assert told["made_again"] == {"made with other settings": "14-18"}
+    assert (told["written"], told["existing"]) == ("14-18", 3)
+    assert told["recomputed"] == {"made with other settings": "14-18"}
     assert "note: 5 of 8 frames are recomputed: 5 (made with other settings)" in err
     assert all(layers(number) == {"forward", "backward"} for number in range(11, 19))
     assert {name: stamps()[name] for name in part if name < "mv.0014"} == {
@@ -97,16 +98,16 @@ def test_another_version_or_other_weights_are_told(cli: CommandLine, monkeypatch
         assert "8 frames written, 0 kept" in out
     _, _, err = cli(*SHOT)
     assert "8 of 8 frames are recomputed: 8 (made by fullfield 99.0)" in err
-    real = Work.settings
+    real = ShotJob._recorded_settings
 
-    def other(self: Work, estimator: Any) -> dict[str, Any]:
+    def other(self: ShotJob, estimator: Any) -> dict[str, Any]:
         found = real(self, estimator)
         return {**found, "parameters": {**found["parameters"], "weights_sha256": "0123"}}
 
-    monkeypatch.setattr(Work, "settings", other)
+    monkeypatch.setattr(ShotJob, "_recorded_settings", other)
     _, out, err = cli(*SHOT)
     assert "8 of 8 frames are recomputed: 8 (made with other weights)" in err
-    assert Work("x", outputs.Output("x.%d.exr")).method == "auto"
+    assert ShotJob(find_frames("plate.%04d.png"), (11,), outputs.Output("x.%d.exr")).method == "auto"
 
 
 def test_a_file_of_another_program_is_not_replaced(cli: CommandLine) -> None:
@@ -251,11 +252,14 @@ def test_long_names_are_cut_by_bytes(cli: CommandLine) -> None:
 
 
 def test_many_missing_plates_are_one_line_at_the_start(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fullfield.sequences import run
-
     told: list[int] = []
-    real = run.run
-    monkeypatch.setattr(run, "run", lambda work, numbers, **more: told.extend(numbers) or real(work, numbers, **more))
+    real = sequences.run_shot
+
+    def watched(job: ShotJob, numbers: list[int], *arguments: Any, **named: Any) -> Any:
+        told.extend(numbers)
+        return real(job, numbers, *arguments, **named)
+
+    monkeypatch.setattr(sequences, "run_shot", watched)
     begin = time.perf_counter()
     code, out, err = cli(*SHOT, "--frames", "11-6000", "--json")
     assert code == 2
@@ -264,7 +268,7 @@ def test_many_missing_plates_are_one_line_at_the_start(cli: CommandLine, monkeyp
     assert "error: plate.%04d.png: 5982 plates are missing: 19-6000" in err.splitlines()[0]
     assert err.count("\n") == 1 + (len(err.splitlines()) - 1)
     assert sum("missing" in line or "no such file" in line for line in err.splitlines()) == 1
-    assert json.loads(out)["not_made"] == "18-6000"
+    assert json.loads(out)["not_written"] == "18-6000"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fullfield.cli.main import main
 from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator
 from fullfield.estimators.network_config import NetworkConfig
 from fullfield.io import read_flow
-from fullfield.sequences import Setting, open_plates
+from fullfield.sequences import ShotSettings, open_plates
 
 
 class Counting(TVL1Estimator):
@@ -36,8 +36,8 @@ class Counting(TVL1Estimator):
 def test_refined_as_single_pairs_are(wrap: Callable[[Any], Any], direction: str, calls: int) -> None:
     frames, counting = moving(4), Counting()
     estimator = wrap(counting)
-    setting = Setting(direction, occlusion=True, refine=estimator is counting)
-    found = list(estimate_sequence(frames, estimator, setting=setting))
+    settings = ShotSettings(direction, occlusion=True, refine=estimator is counting)
+    found = list(estimate_sequence(frames, estimator, settings=settings))
     assert counting.calls == calls, "every pair once each way"
     for index, flows in enumerate(found):
         for flow, other in ((flows.forward, index + 1), (flows.backward, index - 1)):
@@ -54,7 +54,7 @@ def test_refined_as_single_pairs_are(wrap: Callable[[Any], Any], direction: str,
 def test_a_bad_plate_costs_its_pairs_alone() -> None:
     frames = moving(5)
     frames[2] = torch.full_like(frames[2], torch.nan)
-    found = list(estimate_sequence(frames, quick(), setting=Setting("both", refine=True)))
+    found = list(estimate_sequence(frames, quick(), settings=ShotSettings("both", refine=True)))
     assert [flows.forward is not None for flows in found] == [True, False, False, True, False]
     assert [flows.backward is not None for flows in found] == [False, True, False, False, True]
 
@@ -99,15 +99,15 @@ def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pyte
     network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
     asked = counted_calls(monkeypatch)
     monkeypatch.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
-    setting = Setting(direction, refine=True, confidence=True)
-    found = list(estimate_sequence(frames, network, setting=setting))
+    settings = ShotSettings(direction, refine=True, confidence=True)
+    found = list(estimate_sequence(frames, network, settings=settings))
     assert len(asked) == 2
     monkeypatch.undo()
     alone = estimate(frames[1], frames[0], network, refine=True, reliability=True)
     assert alone.confidence is not None
     torch.testing.assert_close(found[1].backward.flow, alone.flow, atol=1e-3, rtol=0)
     torch.testing.assert_close(found[1].confidence["backward"], alone.confidence, atol=1e-2, rtol=0)
-    part = list(estimate_sequence(open_plates(frames, "2"), network, setting=setting))
+    part = list(estimate_sequence(open_plates(frames, "2"), network, settings=settings))
     assert torch.equal(part[0].backward.flow, found[1].backward.flow)
 
 

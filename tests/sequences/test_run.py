@@ -22,9 +22,10 @@ from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
 from fullfield.io.scanlines import HEAD
 from fullfield.sequences import outputs
-from fullfield.sequences.engine import Spent, Stages
-from fullfield.sequences.pool import _Chunks, chunks
-from fullfield.sequences.run import _most_waiting, _Rooms
+from fullfield.sequences.pool import _Chunks, split_into_chunks
+from fullfield.sequences.results import StageTime, StageTimes
+from fullfield.sequences.run import _LineBuffers
+from fullfield.sequences.writing import max_waiting
 
 oiio = pytest.importorskip("OpenImageIO")
 
@@ -322,7 +323,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 ) -> None:
     from fullfield.sequences import pool
 
-    real, killed, context = pool._hear, [], forking()
+    real, killed, context = pool._receive, [], forking()
 
     def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
@@ -330,7 +331,7 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
             worker.process.kill()
         return real(worker, outcome, left, tell)
 
-    monkeypatch.setattr(pool, "_hear", heard)
+    monkeypatch.setattr(pool, "_receive", heard)
     monkeypatch.setattr(pool.multiprocessing, "get_context", lambda _: context)
     options = ("--direction", "both", "--occlusion")
     assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
@@ -391,7 +392,7 @@ def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
         (("plate.%04d.png", "-o", "mv.%04d.flo", "--direction", "both"), "--direction both: expected an .exr output"),
         (("plate.%04d.png", "-o", "mv.%04d.flo", "--occlusion"), "--occlusion: expected an .exr output"),
         (("plate.%04d.png", "-o", "no/mv.%04d.exr"), "folder no does not exist"),
-        (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 is there"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 exists"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-"), "--frames: expected frames such as"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz: only for one pair"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: runs on"),
@@ -414,10 +415,10 @@ def test_mistakes_are_one_line(flow: CommandLine, arguments: tuple[str, ...], wo
 def test_large_results_wait_in_bounded_memory() -> None:
     for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
         size = 16 * height * width
-        waiting = _most_waiting(size, 12)
+        waiting = max_waiting(size, 12)
         assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
         assert waiting == 1 or (waiting + 1) * size <= 1 << 30
-    assert _most_waiting(16 * 2160 * 4096, 12) >= 4
+    assert max_waiting(16 * 2160 * 4096, 12) >= 4
 
 
 def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
@@ -452,26 +453,26 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
 
 
 def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
-    every = chunks(range(1, 201), 2, 12)
+    every = split_into_chunks(range(1, 201), 2, 12)
     assert [number for chunk in every for number in chunk] == list(range(1, 201))
     left = _Chunks(every)
-    one, first = left.first([])
-    two, second = left.first([one])
+    one, first = left.take_first([])
+    two, second = left.take_first([one])
     assert first == every[0]
     assert (one, two) == (0, (len(every) - 1) // 2 + 1)
     assert second == every[two]
     for place in range(1, two):
-        assert left.following(place - 1) == every[place]
-    assert left.following(two - 1) == [], "that is the other one's"
+        assert left.take_following(place - 1) == every[place]
+    assert left.take_following(two - 1) == [], "that is the other one's"
     count = len(left)
-    stolen, chunk = left.first([two])
+    stolen, chunk = left.take_first([two])
     assert stolen == two + 1 + count // 2, "the middle of what the other one has before it"
     assert chunk == every[stolen]
-    left.back([77])
-    taken = [left.first([two])[1] for _ in range(len(left))]
+    left.put_back([77])
+    taken = [left.take_first([two])[1] for _ in range(len(left))]
     assert sorted([*taken, chunk]) == sorted([*every[two + 1 :], [77]])
     assert not len(left)
-    assert left.following(0) == []
+    assert left.take_following(0) == []
 
 
 def test_rooms_are_used_again_by_one_at_a_time() -> None:
@@ -481,25 +482,25 @@ def test_rooms_are_used_again_by_one_at_a_time() -> None:
         def __bool__(self) -> bool:
             return True
 
-    rooms = _Rooms(pinned=False)
+    rooms = _LineBuffers(pinned=False)
     rooms._free = Taken()
     flow = {"forward": torch.zeros(2, 5, 7), "occlusion.forward": torch.zeros(5, 7)}
-    with rooms.room(flow, half=False) as one, rooms.room(flow, half=False) as two:
+    with rooms.lend(flow, half=False) as one, rooms.lend(flow, half=False) as two:
         assert one.shape == two.shape == (5, HEAD + 3 * 7 * 4)
         assert one.data_ptr() != two.data_ptr()
         kept = {one.data_ptr(), two.data_ptr()}
-    with rooms.room(flow, half=False) as again:
+    with rooms.lend(flow, half=False) as again:
         assert again.data_ptr() in kept
-    with rooms.room(flow, half=True) as other:
+    with rooms.lend(flow, half=True) as other:
         assert other.shape == (5, HEAD + 3 * 7 * 2)
 
 
 def test_stages_add_up_from_every_thread() -> None:
-    stages = Stages()
+    stages = StageTimes()
 
     def work() -> None:
         for _ in range(50):
-            with stages.stage("one"):
+            with stages.measure("one"):
                 pass
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -507,7 +508,7 @@ def test_stages_add_up_from_every_thread() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert stages.spent["one"].times == 200
-    stages.add({"one": Spent(1, 2.0, 1.0), "two": Spent(3, 1.0, 0.5)})
-    assert stages.spent["two"] == Spent(3, 1.0, 0.5)
-    assert 2.0 < stages.spent["one"].wall_s < 3.0
+    assert stages.by_name["one"].calls == 200
+    stages.add({"one": StageTime(1, 2.0, 1.0), "two": StageTime(3, 1.0, 0.5)})
+    assert stages.by_name["two"] == StageTime(3, 1.0, 0.5)
+    assert 2.0 < stages.by_name["one"].wall_s < 3.0

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,7 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import canonical, method_of
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_picture
-from fullfield.sequences import Outcome, Output, Setting, Work, run_on_devices
-from fullfield.sequences.run import run
+from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, find_frames, run_on_devices, run_shot
 from fullfield.testing import textured_scene
 
 ALONE, SHOT = "estimation alone", "files to files"
@@ -111,17 +110,20 @@ def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: Note) -> Result:
     method = canonical(plan.method)
-    work = Work(
-        str(folder / "plate.%04d.exr"),
+    frame_files = find_frames(str(folder / "plate.%04d.exr"))
+    job = ShotJob(
+        frame_files,
+        tuple(frame_files.files),
         Output(str(folder / "mv.%04d.exr"), plan.dtype, plan.compression),
+        ShotSettings(plan.direction, device=str(plan.device)),
         method,
         method_of(method).presets()[preset],
-        setting=Setting(plan.direction, device=str(plan.device)),
     )
-    estimator = build(work.method, config=work.config, backend=work.backend)
+    estimator = build(job.method, config=job.config, backend=job.backend)
     note(f"preparing {method} {preset}")
-    prepare_estimator(estimator, torch.device(work.setting.device), size)
-    plates = work.open(None)
+    prepare_estimator(estimator, torch.device(job.settings.device), size)
+    plates = job.open_plates()
+    job, _ = job.settle(estimator, plates)
     kept = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
     runs: list[Outcome] = []
     spans: list[tuple[float, float]] = []
@@ -143,16 +145,21 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
             if number * _TELLS // len(asked) > (number - 1) * _TELLS // len(asked):
                 note(f"{number} of {len(asked)} frames")
 
-        runs.append(good(run(work, asked, estimator=estimator, plates=work.open(asked), tell=tell), asked))
+        requested = replace(job, numbers=tuple(asked))
+        outcome = run_shot(requested, asked, estimator, requested.open_plates(), report=tell)
+        runs.append(good(outcome, asked))
         return runs[-1]
 
     def spread_out() -> Outcome:
         asked, begin, told = numbers(spans), time.perf_counter(), list[float]()
-        outcome = run_on_devices(work, asked, plan.devices, tell=lambda _: told.append(time.perf_counter() - begin))
+        requested = replace(job, numbers=tuple(asked))
+        outcome = run_on_devices(
+            requested, asked, plan.devices, report=lambda _: told.append(time.perf_counter() - begin)
+        )
         spans.append((told[0], told[-1]) if told else (0.0, 0.0))
         return good(outcome, asked)
 
-    right = partial(_wrong, work, estimator, kept)
+    right = partial(_wrong, job, estimator, kept)
     candidates = [
         Candidate(ALONE, partial(_alone, plan, estimator, kept), lambda _: None),
         Candidate(SHOT, shot, right),
@@ -183,7 +190,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
 
 def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
     """Return the pairs that are timed."""
-    ways = Setting(plan.direction).ways
+    ways = ShotSettings(plan.direction).offsets
     for number in range(plan.pairs):
         at = number % (len(kept) - 1)
         one_pair(estimator, kept[at], kept[at + 1], ways)
@@ -217,13 +224,13 @@ def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:
     return f"{len(outcome.written)} of {len(numbers)} files were written ({told})"
 
 
-def _wrong(work: Work, estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome) -> str | None:
+def _wrong(job: ShotJob, estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome) -> str | None:
     """Return what is wrong with a run: vectors in its second file that are not those of the pairs alone."""
-    for direction, way in work.setting.ways.items():
+    for direction, way in job.settings.offsets.items():
         at = min(1, 1 + way)
-        flow = one_pair(estimator, kept[at], kept[at + 1], work.setting.ways)[direction][0].cpu()
-        off = (read_vectors(work.output.path(outcome.written[1]))[direction] - flow).abs()
-        limit = _ALLOWED + (flow.abs() / 1024 if work.output.dtype == "half" else 0)
+        flow = one_pair(estimator, kept[at], kept[at + 1], job.settings.offsets)[direction][0].cpu()
+        off = (read_vectors(job.output.path(outcome.written[1]))[direction] - flow).abs()
+        limit = _ALLOWED + (flow.abs() / 1024 if job.output.dtype == "half" else 0)
         if not bool((off <= limit).all()):
             return f"{direction} vectors are off by {float(off.max()):.3g} px"
     return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import estimators, io, viz
 from fullfield._check import InputError
-from fullfield.cli import methods, paths, pictures, report, sequence
+from fullfield.cli import methods, paths, pictures, report, shot
 from fullfield.cli.options import (
     READING_WORDS,
     add_flow_choice,
@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     picture.add_argument("--viz-kind", choices=KINDS, help="kind of the picture [sheet]")
     pictures.add_max_motion(picture)
 
-    sequence.add_options(parser)
+    shot.add_options(parser)
     estimation = methods.add_method_options(parser)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
@@ -100,10 +100,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, estimate, write, report."""
     if args.frame2 is None:  # a whole shot
-        return sequence.run(args)
+        return shot.run(args)
     watch = report.Stopwatch()
     chosen = methods.chosen(args)
-    sequence.check_absent(args)
+    shot.check_absent(args)
     _check_files(args)
 
     from fullfield.cli.options import read_frames

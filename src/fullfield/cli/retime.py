@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
-from fullfield.sequences.names import choose, format_frames
+from fullfield.sequences.names import choose_frames, format_frames
 from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
     from fullfield.io.raw import Raw
-    from fullfield.sequences.changes import Small
+    from fullfield.sequences.changes import GreyPicture
 
 EPILOG = """\
 examples:
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, interpolate and write the frames, report."""
     shot = vectors.find_shot(args.plates)
-    sources = choose(shot, args.frames)
+    sources = choose_frames(shot, args.frames)
     flow = vectors.Vectors(args.flow)
     if not _FACTORS[0] <= args.factor <= _FACTORS[1]:
         raise InputError(f"--factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {args.factor:g}")
@@ -104,11 +104,13 @@ class _Reader:
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
         from fullfield.io.raw import read_raw
-        from fullfield.sequences.changes import small
+        from fullfield.sequences.changes import reduce_frame
 
         self._path, self._flow = path, flow
         self._plate: Callable[[int], Raw] = _cached(lambda number: read_raw(path(number)), path)
-        self._small: Callable[[int], Small] = _cached(lambda number: small(io.read_frame(path(number))), path)
+        self._small: Callable[[int], GreyPicture] = _cached(
+            lambda number: reduce_frame(io.read_frame(path(number))), path
+        )
         self._forward, self._backward = (
             _cached(flow.field(name), lambda number: flow.path(number) or "", most=1)
             for name in ("forward", "backward")

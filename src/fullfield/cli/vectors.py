@@ -13,7 +13,7 @@ from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
-from fullfield.sequences.names import Found, find_frames, format_frames, is_pattern
+from fullfield.sequences.names import FrameFiles, find_frames, format_frames, is_pattern
 from fullfield.sequences.records import Checksums, Journal, stamp_of
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def check_output(
     return Job(pattern.path, plan, output.made_by(settings), output.journal())
 
 
-def find_shot(text: str) -> Found:
+def find_shot(text: str) -> FrameFiles:
     """Return the frame files of a shot."""
     shot = find_frames(text)
     if shot.video is not None:
@@ -183,7 +183,7 @@ def write_all(
     The run ends when no further file can be written, such as on a full disk.
     """
     from fullfield.io.raw import write_raw
-    from fullfield.sequences.run import ends_writing
+    from fullfield.sequences.writing import ends_writing
 
     written: list[int] = []
     problems: dict[str, None] = {}

@@ -18,7 +18,7 @@ from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import size
 from fullfield.io.names import FLOW_SUFFIXES
-from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_pattern
+from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if not is_pattern(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     found = find_frames(args.flow)
-    numbers = [number for number in choose(found, args.frames) if number in found.files]
+    numbers = [number for number in choose_frames(found, args.frames) if number in found.files]
     paths.check_suffix(found.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = found.pattern.before.rstrip("._- ") if found.pattern is not None else "view"
     page = args.output or f"{stem or 'view'}.html"
@@ -93,7 +93,7 @@ def _plates(
         return None, str(error)
 
 
-def _scale(found: Found, numbers: Sequence[int]) -> float:
+def _scale(found: FrameFiles, numbers: Sequence[int]) -> float:
     """Return the length of the longest vector in about twenty frames."""
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // 20)]:
@@ -103,7 +103,11 @@ def _scale(found: Found, numbers: Sequence[int]) -> float:
 
 
 def _shown(
-    found: Found, numbers: Sequence[int], plates: sequences.Plates | None, problems: list[str], progress: ProgressBar
+    found: FrameFiles,
+    numbers: Sequence[int],
+    plates: sequences.Plates | None,
+    problems: list[str],
+    progress: ProgressBar,
 ) -> Iterator[viz.Shown]:
     """Yield the readable frames; append a message to ``problems`` for each file that is not."""
     for count, number in enumerate(numbers):

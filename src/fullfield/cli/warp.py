@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from fullfield import viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
-from fullfield.sequences.names import Found, choose, find_frames, format_frames, is_sequence
+from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_sequence
 from fullfield.sequences.records import Checksums, digest
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return vectors.finish(args, written, problems, there_before=len(numbers) - len(left), reference=args.reference)
 
 
-def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None) -> Inputs:
+def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: FrameFiles | None) -> Inputs:
     """Return a callback for the inputs of a frame: the picture, and the flow of every frame in between."""
     known: WeakKeyDictionary[Checksums, dict[int, str]] = WeakKeyDictionary()
 
@@ -108,7 +108,7 @@ def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
     if args.frames is None:
         every = flow.numbers
         return every if args.reference is None else sorted({*every, args.reference})
-    return choose(find_frames(args.flow), args.frames) if len(flow.numbers) > 1 else flow.numbers
+    return choose_frames(find_frames(args.flow), args.frames) if len(flow.numbers) > 1 else flow.numbers
 
 
 def _directions(args: argparse.Namespace, numbers: Sequence[int]) -> list[str]:
@@ -120,7 +120,7 @@ def _directions(args: argparse.Namespace, numbers: Sequence[int]) -> list[str]:
 
 
 def _fields(
-    args: argparse.Namespace, flow: vectors.Vectors, numbers: Sequence[int], shot: Found | None, ends: list[int]
+    args: argparse.Namespace, flow: vectors.Vectors, numbers: Sequence[int], shot: FrameFiles | None, ends: list[int]
 ) -> Iterator[tuple[int, str, Tensor | InputError | None]]:
     """Yield each frame, the picture to sample, and the flow to sample along; None copies the picture.
 

@@ -2,11 +2,13 @@
 
 - ``names``: frame ranges and file names (without PyTorch)
 - ``plates``: frames with their windows and metadata, from files, lists and videos
-- ``changes``: cuts and held frames
+- ``settings``, ``job``: what a run does, settled before it starts; ``results``: what it reports
+- ``changes``: cuts and duplicate frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
-- ``outputs``: the files of a shot; ``records``: what made each of them; ``run``: estimates and writes, in one process
+- ``outputs``: the files of a shot; ``records``: what each of them was made from
+- ``run``: estimates and writes, in one process; ``writing``: its threads that write
 - ``pool``: several devices of one machine; ``cluster``: many machines, through Ray
-- ``motion``: pictures pulled along stored flow, and frames in between
+- ``motion``: pictures warped along stored flow, and frames in between
 
 Names are loaded on first use.
 """
@@ -16,10 +18,10 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
-    from fullfield.sequences.engine import Problem as Problem
-    from fullfield.sequences.engine import Setting as Setting
     from fullfield.sequences.estimation import FrameFlows as FrameFlows
     from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
+    from fullfield.sequences.job import ShotJob as ShotJob
+    from fullfield.sequences.names import find_frames as find_frames
     from fullfield.sequences.names import format_frames as format_frames
     from fullfield.sequences.names import parse_frames as parse_frames
     from fullfield.sequences.outputs import Output as Output
@@ -27,18 +29,22 @@ if TYPE_CHECKING:
     from fullfield.sequences.plates import Plates as Plates
     from fullfield.sequences.plates import open_plates as open_plates
     from fullfield.sequences.pool import run_on_devices as run_on_devices
-    from fullfield.sequences.run import Outcome as Outcome
-    from fullfield.sequences.run import Work as Work
+    from fullfield.sequences.results import Outcome as Outcome
+    from fullfield.sequences.results import Problem as Problem
+    from fullfield.sequences.run import run_shot as run_shot
+    from fullfield.sequences.settings import ShotSettings as ShotSettings
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
-        "engine": "Problem Setting",
         "estimation": "FrameFlows estimate_sequence",
+        "job": "ShotJob",
+        "names": "find_frames format_frames parse_frames",
         "outputs": "Output",
-        "names": "format_frames parse_frames",
         "plates": "Plate Plates open_plates",
         "pool": "run_on_devices",
-        "run": "Outcome Work",
+        "results": "Outcome Problem",
+        "run": "run_shot",
+        "settings": "ShotSettings",
     },
 )

@@ -1,7 +1,7 @@
-"""Detection of cuts and of held frames.
+"""Detection of cuts and of duplicate frames.
 
-All of it in NumPy, in the thread that asks: these pictures are too small for PyTorch's threads, which take all cores
-and wait for each other.
+It uses NumPy in the calling thread: these pictures are too small for PyTorch's threads, which take all cores and wait
+for each other.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _COLUMNS = 48
-_SHIFT = 6  # pixels of the small pictures that anything may have moved by
+_MAX_SHIFT = 6  # pixels of the reduced pictures
 _BLOCK = 9
-_UNLIKE = 0.41  # frames of a shot are below 0.36 on Sintel's fastest scenes, two shots' above 0.42
-_LOOKS = 16  # rows that nearly always tell two frames apart
+_MAX_DIFFERENCE = 0.41  # frames of a shot are below 0.36 on Sintel's fastest scenes, two shots' above 0.42
+_SAMPLED_ROWS = 16  # rows that nearly always show a difference
 
-Small = NDArray[np.float64]
-"""[h, w]: a frame's grey."""
+GreyPicture = NDArray[np.float64]
+"""[h, w]: grey of a frame at a small size."""
 
 
-def small(frame: Tensor) -> Small:  # [C, H, W] -> [h, w]
+def reduce_frame(frame: Tensor) -> GreyPicture:  # [C, H, W] -> [h, w]
     """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`."""
     height, width = frame.shape[-2:]
     rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
     columns = min(_COLUMNS, width)
     planes = frame.numpy()
     lines = [planes[:, i * height // rows : -(-(i + 1) * height // rows)].mean((0, 1)) for i in range(rows)]
-    left = np.arange(columns) * width // columns
-    right = -(-np.arange(1, columns + 1) * width // columns)
+    first = np.arange(columns) * width // columns
+    end = -(-np.arange(1, columns + 1) * width // columns)
     summed = np.zeros((rows, width + 1))
     np.cumsum(lines, axis=1, out=summed[:, 1:])
-    means: Small = (summed[:, right] - summed[:, left]) / (right - left)
+    means: GreyPicture = (summed[:, end] - summed[:, first]) / (end - first)
     return means
 
 
-def is_cut(first: Small, second: Small) -> bool:
-    """Return whether two small pictures show different shots.
+def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
+    """Return whether two reduced pictures show different shots.
 
-    Every block of the first looks for its like in the second, an eighth of the width around it; both are brought to
-    the same mean and contrast before, so that a change of exposure is none of the shot.
+    Every block of the first is compared with the blocks of the second within an eighth of the width. Both pictures are
+    first normalised to the same mean and contrast, so that a change of exposure is no cut.
     """
     if first.shape != second.shape:
         return True
@@ -48,34 +48,36 @@ def is_cut(first: Small, second: Small) -> bool:
         return max(contrasts) > 2e-2 or float(np.abs(first - second).mean()) > 0.2
     first, second = ((p - p.mean()) / c for p, c in zip((first, second), contrasts, strict=True))
     height, width = first.shape
-    around = np.pad(second, _SHIFT, mode="edge")
+    padded = np.pad(second, _MAX_SHIFT, mode="edge")
     best = np.full_like(first, np.inf)
-    shifts = [(dy, dx) for dy in range(-_SHIFT, _SHIFT + 1) for dx in range(-_SHIFT, _SHIFT + 1)]
+    shifts = [(dy, dx) for dy in range(-_MAX_SHIFT, _MAX_SHIFT + 1) for dx in range(-_MAX_SHIFT, _MAX_SHIFT + 1)]
     for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
-        there = around[dy + _SHIFT : dy + _SHIFT + height, dx + _SHIFT : dx + _SHIFT + width]
-        np.minimum(best, _blocks(np.abs(first - there)), out=best)
-        if best.mean() <= _UNLIKE:
+        shifted = padded[dy + _MAX_SHIFT : dy + _MAX_SHIFT + height, dx + _MAX_SHIFT : dx + _MAX_SHIFT + width]
+        np.minimum(best, _block_means(np.abs(first - shifted)), out=best)
+        if best.mean() <= _MAX_DIFFERENCE:
             return False
     return True
 
 
-def _blocks(values: Small) -> Small:
+def _block_means(values: GreyPicture) -> GreyPicture:
     """Return the mean of the block around every pixel, cut at the borders."""
     for axis in (0, 1):
-        at = np.arange(values.shape[axis])
-        low, high = np.maximum(at - _BLOCK // 2, 0), np.minimum(at + _BLOCK // 2 + 1, len(at))
+        index = np.arange(values.shape[axis])
+        low, high = np.maximum(index - _BLOCK // 2, 0), np.minimum(index + _BLOCK // 2 + 1, len(index))
         summed = np.insert(np.cumsum(values, axis=axis), 0, 0.0, axis=axis)
         values = (summed.take(high, axis) - summed.take(low, axis)) / np.expand_dims(high - low, 1 - axis)
     return values
 
 
-def is_held(first: Tensor, second: Tensor, *, compressed: bool) -> bool:
+def is_duplicate(first: Tensor, second: Tensor, *, compressed: bool) -> bool:
     """Return whether two frames are the same picture; in a ``compressed`` video they may differ by two codes of 255."""
     if first.shape != second.shape:
         return False
-    for rows in (max(1, first.shape[-2] // _LOOKS), 1):
-        one, two = first.numpy()[:, ::rows], second.numpy()[:, ::rows]
-        alike = float(np.abs(one - two).max()) <= 2.01 / 255 if compressed else np.array_equal(one, two)
-        if not alike:
+    for rows in (max(1, first.shape[-2] // _SAMPLED_ROWS), 1):
+        pixels1, pixels2 = first.numpy()[:, ::rows], second.numpy()[:, ::rows]
+        is_same = (
+            float(np.abs(pixels1 - pixels2).max()) <= 2.01 / 255 if compressed else np.array_equal(pixels1, pixels2)
+        )
+        if not is_same:
             return False
     return True

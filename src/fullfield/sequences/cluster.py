@@ -9,35 +9,33 @@ from dataclasses import replace
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield.sequences.engine import Problem
+from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
-from fullfield.sequences.pool import chunks
-from fullfield.sequences.run import Outcome, Tell, Work, run
+from fullfield.sequences.pool import split_into_chunks
+from fullfield.sequences.results import FrameReport, Outcome, Problem
+from fullfield.sequences.run import run_shot
 
 _RETRIES = 2
 _ANSWER_S = 10
 
 
-class Maker:
-    """Actor that keeps an estimator and makes chunks of frames."""
+class ShotActor:
+    """Actor that keeps an estimator and writes chunks of frames."""
 
-    def __init__(self, work: Work, every: list[int]) -> None:
-        self._work, self._every = work, every
-        self._estimator = work.ready()
+    def __init__(self, job: ShotJob) -> None:
+        self._job = job
+        self._estimator = job.build_estimator()
 
-    def make(self, chunk: list[int]) -> tuple[str, Any]:
-        """Make a chunk; return its outcome, or why it was refused."""
+    def write(self, chunk: list[int]) -> tuple[str, Any]:
+        """Write a chunk; return its outcome, or why it was refused."""
         try:
-            plates = self._work.open(self._every)
-            return "chunk", run(self._work, chunk, estimator=self._estimator, plates=plates)
+            return "chunk", run_shot(self._job, chunk, self._estimator, self._job.open_plates())
         except InputError as error:
             return "refused", str(error)
 
 
-def run_on_cluster(
-    work: Work, numbers: Sequence[int], address: str, *, every: Sequence[int] | None = None, tell: Tell | None = None
-) -> Outcome:
-    """Make the files of ``numbers`` on the Ray cluster at ``address``; the files are those that one machine makes.
+def run_on_cluster(job: ShotJob, numbers: Sequence[int], address: str, *, report: FrameReport | None = None) -> Outcome:
+    """Write the files of ``numbers`` on the Ray cluster at ``address``; the files are those that one machine writes.
 
     With a device ``cuda`` there is an actor for every GPU of the cluster, with ``cpu`` one for every node. All of them
     reach plates and output by the same names. An actor that dies is started again, up to twice, and so
@@ -46,32 +44,32 @@ def run_on_cluster(
     import ray
 
     _check_answer(address)
-    begin = time.perf_counter()
-    theirs = ray.is_initialized()
+    start_s = time.perf_counter()
+    was_connected = ray.is_initialized()
     try:
-        if not theirs:
+        if not was_connected:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--ray {address}: no such cluster ({str(error).splitlines()[0]})") from error
     try:
-        makers = _makers(work, list(numbers if every is None else every))
+        actors = _start_actors(job)
         outcome = Outcome()
-        left = chunks(numbers, len(makers))
+        chunks = split_into_chunks(numbers, len(actors))
         busy: dict[Any, tuple[Any, list[int]]] = {}
-        for maker in makers[: len(left)]:
-            chunk = left.pop(0)
-            busy[maker.make.remote(chunk)] = (maker, chunk)
+        for actor in actors[: len(chunks)]:
+            chunk = chunks.pop(0)
+            busy[actor.write.remote(chunk)] = (actor, chunk)
         while busy:
-            (done,), _ = ray.wait(list(busy), num_returns=1)
-            maker, chunk = busy.pop(done)
-            _take(ray, done, chunk, outcome, tell)
-            if left and outcome.stopped is None:
-                following = left.pop(0)
-                busy[maker.make.remote(following)] = (maker, following)
+            (task,), _ = ray.wait(list(busy), num_returns=1)
+            actor, chunk = busy.pop(task)
+            _add_result(ray, task, chunk, outcome, report)
+            if chunks and outcome.stopped is None:
+                following = chunks.pop(0)
+                busy[actor.write.remote(following)] = (actor, following)
     finally:
-        if not theirs:
+        if not was_connected:
             ray.shutdown()
-    return outcome.end(begin)
+    return outcome.finish(start_s)
 
 
 def _check_answer(address: str) -> None:
@@ -86,42 +84,42 @@ def _check_answer(address: str) -> None:
         raise InputError(f"--ray {address}: no cluster answers there ({reason}); check the address") from error
 
 
-def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | None) -> None:
+def _add_result(ray: Any, task: Any, chunk: list[int], outcome: Outcome, report: FrameReport | None) -> None:
     try:
-        kind, what = ray.get(done)
+        kind, content = ray.get(task)
     except ray.exceptions.RayActorError as error:
-        reason = " ".join(str(error).split())[:120]
-        outcome.problems.append(Problem(f"frames {format_frames(chunk)}", f"the actor died again and again ({reason})"))
+        reason = f"the actor died again and again ({' '.join(str(error).split())[:120]})"
+        outcome.problems.append(Problem(f"frames {format_frames(chunk)}", reason))
         return
     if kind == "refused":
-        raise InputError(what)
-    outcome.add(what)
-    if tell is not None:
+        raise InputError(content)
+    outcome.add(content)
+    if report is not None:
         for number in chunk:
-            tell(number)
+            report(number)
 
 
-def _makers(work: Work, every: list[int]) -> list[Any]:
+def _start_actors(job: ShotJob) -> list[Any]:
     """Start the actors and return them."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    on_gpu = work.setting.device.startswith("cuda")
-    # Ray shows an actor its own GPU alone, which is the first that it sees.
-    mine = replace(work, setting=replace(work.setting, device="cuda:0" if on_gpu else work.setting.device))
-    wanted: list[dict[str, Any]] = []
+    on_gpu = job.settings.device.startswith("cuda")
+    requests: list[dict[str, Any]] = []
     for node in nodes:
         resources = node["Resources"]
         if on_gpu:
-            wanted += [{"num_gpus": 1, "num_cpus": 1}] * int(resources.get("GPU", 0))
+            requests += [{"num_gpus": 1, "num_cpus": 1}] * int(resources.get("GPU", 0))
         elif resources.get("CPU", 0) >= 1:
-            wanted.append({"num_cpus": int(resources["CPU"])})
-    if not wanted:
-        raise InputError(f"--ray: the cluster has no {'GPU' if on_gpu else 'CPU'} (--device {work.setting.device})")
-    kind = ray.remote(Maker)
-    made = []
-    for resources in wanted:
-        threads = work.threads if on_gpu or work.threads is not None else resources["num_cpus"]
-        chosen = kind.options(**resources, max_restarts=_RETRIES, max_task_retries=_RETRIES)
-        made.append(chosen.remote(replace(mine, threads=threads), every))
-    return made
+            requests.append({"num_cpus": int(resources["CPU"])})
+    if not requests:
+        raise InputError(f"--ray: the cluster has no {'GPU' if on_gpu else 'CPU'} (--device {job.settings.device})")
+    if on_gpu:  # Ray shows an actor only its own GPU, which is the first that it sees
+        job = replace(job, settings=replace(job.settings, device="cuda:0"))
+    remote_class = ray.remote(ShotActor)
+    actors = []
+    for request in requests:
+        threads = job.threads if on_gpu or job.threads is not None else request["num_cpus"]
+        options = remote_class.options(**request, max_restarts=_RETRIES, max_task_retries=_RETRIES)
+        actors.append(options.remote(replace(job, threads=threads)))
+    return actors

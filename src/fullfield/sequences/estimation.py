@@ -17,9 +17,11 @@ from fullfield.estimators.frames import Frame
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
 from fullfield.io.oiio import Attribute
-from fullfield.sequences.engine import Engine, Estimated, Problem, Setting
+from fullfield.sequences.engine import Engine
 from fullfield.sequences.outputs import to_cpu
 from fullfield.sequences.plates import Plates, open_plates
+from fullfield.sequences.results import FrameResult, Problem
+from fullfield.sequences.settings import ShotSettings
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class FrameFlows:
             or where ``problems`` say why there is none.
         occlusion, confidence: by direction, [H, W] float32 in [0, 1], where they were requested.
         problems: what could not be read or estimated, each with its path and reason.
-        cuts, held: pairs of frames (a, b) across which the shot changes, or whose pictures are the same.
+        cuts, duplicates: pairs of frames (a, b) across which the shot changes, or whose pictures are the same.
         window, metadata: of the frame's file, where it is an EXR (metadata of a DPX too).
     """
 
@@ -42,7 +44,7 @@ class FrameFlows:
     confidence: dict[str, Tensor] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     cuts: tuple[tuple[int, int], ...] = ()
-    held: tuple[tuple[int, int], ...] = ()
+    duplicates: tuple[tuple[int, int], ...] = ()
     window: FrameWindow | None = None
     metadata: tuple[Attribute, ...] = ()
 
@@ -53,7 +55,7 @@ def estimate_sequence(
     *,
     direction: str = "forward",
     step: int = 1,
-    setting: Setting | None = None,
+    settings: ShotSettings | None = None,
     **parameters: Any,
 ) -> Iterator[FrameFlows]:
     """Yield the flow of every frame of a shot, in order, in memory that does not grow.
@@ -65,8 +67,8 @@ def estimate_sequence(
             function returned: it chooses the frames and says how they are read.
         method: as for :func:`fullfield.estimate`.
         direction: ``forward``, ``backward`` or ``both``.
-        step: how many frames apart the frames of a pair are.
-        setting: the whole :class:`Setting` (warm start, refine, device, ...) in place of ``direction`` and ``step``.
+        step: distance between the two frames of a pair.
+        settings: all :class:`ShotSettings` (warm start, refine, device, ...) in place of ``direction`` and ``step``.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
 
     A frame that cannot be read costs its pairs alone: they are None, and ``problems`` says why. Raises InputError for
@@ -77,39 +79,40 @@ def estimate_sequence(
     ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
     """
     estimator = estimator_of(method, **parameters)
-    chosen = Setting(direction, step) if setting is None else setting
-    _check.require(isinstance(chosen, Setting), "setting", "a Setting", chosen)
-    listed = isinstance(frames, (str, os.PathLike, list, tuple))
-    plates: Plates = open_plates(frames) if listed else frames  # type: ignore[arg-type,assignment]
+    if settings is None:
+        settings = ShotSettings(direction, step)
+    _check.require(isinstance(settings, ShotSettings), "settings", "a ShotSettings", settings)
+    is_source = isinstance(frames, (str, os.PathLike, list, tuple))
+    plates: Plates = open_plates(frames) if is_source else frames  # type: ignore[arg-type,assignment]
     try:
-        engine = Engine(plates, plates.numbers, estimator, chosen)
-        for done in engine:
-            yield _frame_flows(done, engine.maker)
+        engine = Engine(plates, plates.numbers, estimator, settings)
+        for result in engine:
+            yield _frame_flows(result, engine.flow_estimator)
     finally:
         plates.close()
 
 
-def _frame_flows(done: Estimated, estimator: Estimator) -> FrameFlows:
-    parts = to_cpu(done.parts)
+def _frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
+    tensors = to_cpu(result.tensors)
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):
-        if name in parts and name not in done.ends and name not in done.missing:
-            known = torch.ones(parts[name].shape[1:], dtype=torch.bool)
-            facts = estimator.method, estimator.backend, dict(estimator.parameters)
-            flows[name] = Flow(parts[name], known, *facts, window=done.window)
+        if name in tensors and name not in result.shot_ends and name not in result.missing:
+            valid = torch.ones(tensors[name].shape[1:], dtype=torch.bool)
+            description = estimator.method, estimator.backend, dict(estimator.parameters)
+            flows[name] = Flow(tensors[name], valid, *description, window=result.window)
 
-    def planes(what: str) -> dict[str, Tensor]:
-        return {name: parts[f"{what}.{name}"] for name in flows if f"{what}.{name}" in parts}
+    def select(kind: str) -> dict[str, Tensor]:
+        return {name: tensors[f"{kind}.{name}"] for name in flows if f"{kind}.{name}" in tensors}
 
     return FrameFlows(
-        done.number,
+        result.number,
         flows.get("forward"),
         flows.get("backward"),
-        planes("occlusion"),
-        planes("confidence"),
-        tuple(done.problems),
-        tuple(done.cuts),
-        tuple(done.held),
-        done.window,
-        () if done.plate is None else done.plate.metadata,
+        select("occlusion"),
+        select("confidence"),
+        tuple(result.problems),
+        tuple(result.cuts),
+        tuple(result.duplicates),
+        result.window,
+        () if result.plate is None else result.plate.metadata,
     )

@@ -12,11 +12,11 @@ from pathlib import Path
 from fullfield._check import InputError
 from fullfield.io.names import FRAME_SUFFIXES
 
-MOST = 1_000_000
-"""Frames of one range; more is a slip of the keyboard."""
+MAX_FRAMES = 1_000_000
+"""Limit of one range; more is a slip of the keyboard."""
 
 _NUMBER = "-?[0-9]{1,18}"
-_PART = re.compile(f"({_NUMBER})(?:-({_NUMBER})(?:([xy:])({_NUMBER}))?)?")
+_RANGE_ITEM = re.compile(f"({_NUMBER})(?:-({_NUMBER})(?:([xy:])({_NUMBER}))?)?")
 
 
 def parse_frames(text: str, name: str = "frames") -> list[int]:
@@ -28,48 +28,48 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
 
     Raises InputError, which calls the range ``name``.
     """
-    found: set[int] = set()
-    for part in re.split(r"[,\s]+", text.strip()):
-        match = _PART.fullmatch(part)
+    frames: set[int] = set()
+    for item in re.split(r"[,\s]+", text.strip()):
+        match = _RANGE_ITEM.fullmatch(item)
         if match is None:
             raise InputError(f"{name}: expected frames such as 1001-1100, 1-10x2 or 1-10,20, got {text!r}")
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
         step = 1 if match[4] is None else abs(int(match[4]))
         if step == 0:
-            raise InputError(f"{name}: expected a step other than 0, got {part!r}")
-        if abs(last - first) // (step if match[3] == "x" else 1) >= MOST:
-            raise InputError(f"{name}: expected at most {MOST} frames, got {part!r}")
-        way = 1 if last >= first else -1
-        whole = range(first, last + way, way)
+            raise InputError(f"{name}: expected a step other than 0, got {item!r}")
+        if abs(last - first) // (step if match[3] == "x" else 1) >= MAX_FRAMES:
+            raise InputError(f"{name}: expected at most {MAX_FRAMES} frames, got {item!r}")
+        sign = 1 if last >= first else -1
+        span = range(first, last + sign, sign)
         if match[3] == "y":
-            found.update(set(whole).difference(whole[::step]))
+            frames.update(set(span).difference(span[::step]))
         else:
-            found.update(whole if match[3] == ":" else whole[::step])
-        if len(found) > MOST:
-            raise InputError(f"{name}: expected at most {MOST} frames, got more")
-    if not found:
+            frames.update(span if match[3] == ":" else span[::step])
+        if len(frames) > MAX_FRAMES:
+            raise InputError(f"{name}: expected at most {MAX_FRAMES} frames, got more")
+    if not frames:
         raise InputError(f"{name}: expected at least one frame, got {text!r}")
-    return sorted(found)
+    return sorted(frames)
 
 
 def format_frames(numbers: Iterable[int]) -> str:
     """Return the shortest plain spelling of frames: ``1-5,7,9-13x2``."""
-    every = sorted(set(numbers))
-    parts: list[str] = []
-    at = 0
-    while at < len(every):
-        step = every[at + 1] - every[at] if at + 1 < len(every) else 1
-        end = at + 1
-        while end < len(every) and every[end] - every[end - 1] == step:
+    frames = sorted(set(numbers))
+    items: list[str] = []
+    start = 0
+    while start < len(frames):
+        step = frames[start + 1] - frames[start] if start + 1 < len(frames) else 1
+        end = start + 1
+        while end < len(frames) and frames[end] - frames[end - 1] == step:
             end += 1
-        if end - at == 1 or (end - at == 2 and step > 1):
-            parts.append(f"{every[at]}")
-            at += 1
+        if end - start == 1 or (end - start == 2 and step > 1):
+            items.append(f"{frames[start]}")
+            start += 1
             continue
-        parts.append(f"{every[at]}-{every[end - 1]}" + (f"x{step}" if step > 1 else ""))
-        at = end
-    return ",".join(parts)
+        items.append(f"{frames[start]}-{frames[end - 1]}" + (f"x{step}" if step > 1 else ""))
+        start = end
+    return ",".join(items)
 
 
 VIDEO_SUFFIXES = (
@@ -125,15 +125,15 @@ class Pattern:
     def __str__(self) -> str:
         return f"{self.before}%0{self.digits}d{self.after}"
 
-    def found(self) -> dict[int, Path]:
-        """Return the files that are there, by number, in ascending order."""
+    def list_files(self) -> dict[int, Path]:
+        """Return the existing files by number, in ascending order."""
         folder, before = os.path.split(self.before)
-        where = Path(folder or ".")
-        if not where.is_dir():
-            raise InputError(f"{self}: folder {where} does not exist")
+        directory = Path(folder or ".")
+        if not directory.is_dir():
+            raise InputError(f"{self}: folder {directory} does not exist")
         name = re.compile(re.escape(before) + r"(-?\d+)" + re.escape(self.after))
         files: dict[int, Path] = {}
-        for entry in where.iterdir():
+        for entry in directory.iterdir():
             match = name.fullmatch(entry.name)
             if match is None:
                 continue
@@ -145,10 +145,10 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Sequence of frames that was found by name.
+class FrameFiles:
+    """Frames of a sequence, found by name.
 
-    ``files`` are the frames that are there by number (none of a video); ``requested`` those that the text itself names
+    ``files`` are the existing frames by number (none of a video); ``requested`` those that the text itself names
     (``plate.1001-1100####.exr``), or None.
     """
 
@@ -174,69 +174,69 @@ def is_pattern(text: str) -> bool:
 
 def is_sequence(text: str) -> bool:
     """Return whether ``text`` names more than one frame: a pattern, a folder, a glob or a video."""
-    where = Path(text)
-    if where.is_file():
-        return where.suffix.lower() in VIDEO_SUFFIXES
-    return is_pattern(text) or where.is_dir() or glob.has_magic(text) or where.suffix.lower() in VIDEO_SUFFIXES
+    path = Path(text)
+    if path.is_file():
+        return path.suffix.lower() in VIDEO_SUFFIXES
+    return is_pattern(text) or path.is_dir() or glob.has_magic(text) or path.suffix.lower() in VIDEO_SUFFIXES
 
 
-def find_frames(text: str) -> Found:
+def find_frames(text: str) -> FrameFiles:
     """Return the sequence that ``text`` names; raise InputError where there is none.
 
     A pattern (:class:`Pattern`), also with its frames inside or behind as fileseq and Nuke write them
     (``plate.1001-1100####.exr``, ``plate.%04d.exr 1001-1100``); a folder of frames; a glob; a video file.
     """
-    where = Path(text)
-    if where.is_file():
-        if where.suffix.lower() in VIDEO_SUFFIXES:
-            return Found(text, {}, video=text)
-        match = _NUMBERED.fullmatch(where.stem)
-        hint = "" if match is None else f", such as {match[1]}{'#' * max(len(match[2]), 2)}{match[3]}{where.suffix}"
+    path = Path(text)
+    if path.is_file():
+        if path.suffix.lower() in VIDEO_SUFFIXES:
+            return FrameFiles(text, {}, video=text)
+        match = _NUMBERED.fullmatch(path.stem)
+        hint = "" if match is None else f", such as {match[1]}{'#' * max(len(match[2]), 2)}{match[3]}{path.suffix}"
         raise InputError(f"{text}: is one frame; a sequence is a pattern{hint}, a folder or a glob")
-    if where.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
+    if path.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
         raise InputError(f"{text}: no such file")
-    if where.is_dir():
-        named = [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
-        return _grouped(text, [p for p in named if p.is_file()])
+    if path.is_dir():
+        frames = [p for p in path.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
+        return _group_by_number(text, [p for p in frames if p.is_file()])
     spelled, requested = text, None
-    behind = _OUTER.fullmatch(text)
-    if behind is not None and is_pattern(behind[1]):
-        spelled, requested = behind[1], parse_frames(behind[2], text)
+    suffix_range = _OUTER.fullmatch(text)
+    if suffix_range is not None and is_pattern(suffix_range[1]):
+        spelled, requested = suffix_range[1], parse_frames(suffix_range[2], text)
     name = os.path.split(spelled)[1]
-    inside = _INNER.search(name)
-    if inside is not None:
-        requested = parse_frames(inside[1], text)
-        spelled = spelled[: len(spelled) - len(name)] + name[: inside.start()] + name[inside.end() :]
+    inner_range = _INNER.search(name)
+    if inner_range is not None:
+        requested = parse_frames(inner_range[1], text)
+        spelled = spelled[: len(spelled) - len(name)] + name[: inner_range.start()] + name[inner_range.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
         pattern = Pattern.parse(spelled)
-        files = pattern.found()
+        files = pattern.list_files()
         if not files:
-            raise InputError(f"{text}: no such file{_nearest(pattern)}")
-        return Found(text, files, pattern, requested=requested)
+            raise InputError(f"{text}: no such file{_suggest_digits(pattern)}")
+        return FrameFiles(text, files, pattern, requested=requested)
     if glob.has_magic(text):
         matches = [Path(name) for name in glob.glob(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
-        return _grouped(text, [p for p in matches if p.is_file()])
+        return _group_by_number(text, [p for p in matches if p.is_file()])
     raise InputError(f"{text}: no such file or folder")
 
 
-def _nearest(pattern: Pattern) -> str:
+def _suggest_digits(pattern: Pattern) -> str:
     """Return a hint for errors: files of the pattern with other digits."""
-    near = Pattern(pattern.before, 1, pattern.after, any_padding=True).found()
-    if not near:
+    files = Pattern(pattern.before, 1, pattern.after, any_padding=True).list_files()
+    if not files:
         return ""
-    first = next(iter(near.values())).name
-    return f"; the folder has {first} and {len(near) - 1} more with other digits"
+    first = next(iter(files.values())).name
+    return f"; the folder has {first} and {len(files) - 1} more with other digits"
 
 
-def _grouped(text: str, files: list[Path]) -> Found:
+def _group_by_number(text: str, files: list[Path]) -> FrameFiles:
     """Return files as one sequence, numbered by the last number of their names."""
     groups: dict[tuple[str, str], dict[int, Path]] = {}
-    plain: list[Path] = []
+    unnumbered: list[Path] = []
     widths: list[int] = []
     for path in sorted(files):
         match = re.fullmatch(r"(.*?)(\d+)(\D*)", path.stem)
         if match is None:
-            plain.append(path)
+            unnumbered.append(path)
             continue
         before, number, after = match[1], int(match[2]), match[3]
         key = (str(path.parent / before) if before else str(path.parent) + os.sep, after + path.suffix)
@@ -244,30 +244,32 @@ def _grouped(text: str, files: list[Path]) -> Found:
             raise InputError(f"{text}: expected one file a frame, got {groups[key][number]} and {path}")
         groups.setdefault(key, {})[number] = path
         widths.append(len(match[2]))
-    if not groups and not plain:
+    if not groups and not unnumbered:
         raise InputError(f"{text}: expected frames ({', '.join(FRAME_SUFFIXES)}), found none")
     if not groups:
-        return Found(text, dict(enumerate(plain, 1)))
-    if plain or len(groups) > 1:
-        names = [str(path) for path in plain] + [str(next(iter(group.values()))) for group in groups.values()]
+        return FrameFiles(text, dict(enumerate(unnumbered, 1)))
+    if unnumbered or len(groups) > 1:
+        names = [str(path) for path in unnumbered] + [str(next(iter(group.values()))) for group in groups.values()]
         raise InputError(
-            f"{text}: expected one sequence, got {len(groups) + bool(plain)} ({', '.join(names[:4])}); name one by a "
-            "pattern such as plate.####.exr"
+            f"{text}: expected one sequence, got {len(groups) + bool(unnumbered)} ({', '.join(names[:4])}); name one "
+            "by a pattern such as plate.####.exr"
         )
     (before, after), numbered = next(iter(groups.items()))  # one group, whose widths these are
-    return Found(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
+    return FrameFiles(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
 
 
-def choose(found: Found, text: str | None, name: str = "--frames") -> list[int]:
+def choose_frames(frame_files: FrameFiles, text: str | None, name: str = "--frames") -> list[int]:
     """Return the frames to work on.
 
-    They are those of the range ``text``, else those of the sequence's own spelling, else all that are there. Raise
-    InputError where none of them is there.
+    They are those of the range ``text``, else those of the sequence's own spelling, else all that exist. Raise
+    InputError where none of them exists.
     """
-    requested = found.requested if text is None else parse_frames(text, name)
-    if found.video is not None or requested is None:
-        return list(found.files) if requested is None else requested
-    if not any(number in found.files for number in requested):
-        there = format_frames(found.files)
-        raise InputError(f"{name}: none of the frames {format_frames(requested)} is there; {found.text} has {there}")
+    requested = frame_files.requested if text is None else parse_frames(text, name)
+    if frame_files.video is not None or requested is None:
+        return list(frame_files.files) if requested is None else requested
+    if not any(number in frame_files.files for number in requested):
+        existing = format_frames(frame_files.files)
+        raise InputError(
+            f"{name}: none of the frames {format_frames(requested)} exists; {frame_files.text} has {existing}"
+        )
     return requested

@@ -23,9 +23,9 @@ from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
-from fullfield.sequences.engine import Estimated
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.records import Checksums, Journal, Record, Records, checksum_of, digest, stamp_of
+from fullfield.sequences.results import FrameResult
 
 Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]
 """A callback that returns the checksums of what a frame is made from, by any names; None for a file that is missing."""
@@ -122,7 +122,7 @@ class Output:
 
     def write(
         self,
-        done: Estimated,
+        result: FrameResult,
         parts: Mapping[str, Tensor] | Scanlines,
         directions: Sequence[str],
         journal: Journal,
@@ -132,23 +132,23 @@ class Output:
 
         ``parts`` are on the CPU; of a frame that is one EXR they may be its lines.
         """
-        path, beside = self.path(done.number), None
-        st_map = self.st_map_path(done.number)
+        path, beside = self.path(result.number), None
+        st_map = self.st_map_path(result.number)
         if isinstance(parts, Mapping) and st_map is not None:
-            write_st_map(st_map, parts[directions[0]], window=done.window)
+            write_st_map(st_map, parts[directions[0]], window=result.window)
             beside = checksum_of(st_map)
         with journal.noting(path, made, beside):
             if isinstance(parts, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 write_flow(path, parts[directions[0]], **packing)
                 return
-            notes = {Y_NOTE: self.y, "fullfield/frame": str(done.number)}
-            if done.missing:
-                notes[INCOMPLETE_NOTE] = ",".join(sorted(set(done.missing)))
-            if done.ends:
-                notes[ENDS_NOTE] = ",".join(done.ends)
+            notes = {Y_NOTE: self.y, "fullfield/frame": str(result.number)}
+            if result.missing:
+                notes[INCOMPLETE_NOTE] = ",".join(sorted(set(result.missing)))
+            if result.shot_ends:
+                notes[ENDS_NOTE] = ",".join(result.shot_ends)
             lines = self.lines(parts) if isinstance(parts, Mapping) else parts
-            header = Header(notes, done.window, () if done.plate is None else done.plate.metadata)
+            header = Header(notes, result.window, () if result.plate is None else result.plate.metadata)
             write_vector_lines(path, lines, self.compression, header)
 
     # ---- what made them
@@ -220,7 +220,7 @@ class Output:
     def _is_empty(self) -> bool:
         """Return whether no frame of the shot exists."""
         try:
-            return not Pattern.parse(self.pattern).found()
+            return not Pattern.parse(self.pattern).list_files()
         except PermissionError:  # a folder may be writable but not readable
             return False
 

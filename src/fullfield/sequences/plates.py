@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield._read_ahead import reader_count
 from fullfield.estimators.frames import Frame, as_frame, fill_unknown, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Attribute
 from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
-from fullfield.sequences.names import Found, choose, find_frames, parse_frames
+from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, parse_frames
 from fullfield.sequences.records import Identity, Stamp, checksum_of, stamp_of
 
 
@@ -93,33 +94,38 @@ def open_plates(
     """
     if not isinstance(source, (str, os.PathLike)):
         return ListedPlates(list(source), frames, **reading)
-    found = find_frames(os.fspath(source))
-    numbers = None if frames is None or isinstance(frames, str) else sorted(set(frames))
-    if found.video is not None:
-        if any(value is not None for name, value in reading.items() if name != "transfer"):
-            raise InputError(f"{found.video}: is a video, which has no part, layer, alpha or window")
-        return VideoPlates(found, choose(found, frames) if isinstance(frames, str) else numbers, **reading)
-    chosen = choose(found, frames if isinstance(frames, str) else None, "frames") if numbers is None else numbers
-    return FilePlates(found, chosen, **reading)
+    frame_files = find_frames(os.fspath(source))
+    if isinstance(frames, str) or (frames is None and frame_files.video is None):
+        return open_frame_files(frame_files, choose_frames(frame_files, frames, "frames"), **reading)
+    return open_frame_files(frame_files, None if frames is None else sorted(set(frames)), **reading)
+
+
+def open_frame_files(frame_files: FrameFiles, numbers: Sequence[int] | None, **reading: Any) -> Plates:
+    """Open frames that were found by name. ``numbers`` of a video may be None: all that it has."""
+    if frame_files.video is None:
+        return FilePlates(frame_files, frame_files.files if numbers is None else numbers, **reading)
+    if any(value is not None for name, value in reading.items() if name != "transfer"):
+        raise InputError(f"{frame_files.video}: is a video, which has no part, layer, alpha or window")
+    return VideoPlates(frame_files, numbers, **reading)
 
 
 class FilePlates(Plates):
     """Frames in one file each."""
 
-    def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
-        self._found, self.numbers, self.pinned = found, list(numbers), False
+    def __init__(self, frame_files: FrameFiles, numbers: Iterable[int], **reading: Any) -> None:
+        self._frame_files, self.numbers, self.pinned = frame_files, list(numbers), False
         self._reading = {name: value for name, value in reading.items() if value is not None}
         self.by_data = self._reading.get("window") == "data"
-        self.readers = max(2, min(16, (os.cpu_count() or 1) - 1))
+        self.readers = reader_count()
         self._is_noted = False
-        every = [*found.files, *self.numbers]
-        self._ends = min(every), max(every)
+        numbers = [*frame_files.files, *self.numbers]
+        self._ends = min(numbers), max(numbers)
 
     def path(self, number: int) -> str:
-        return self._found.path(number)
+        return self._frame_files.path(number)
 
     def has(self, number: int) -> bool | None:
-        return number in self._found.files if self._ends[0] <= number <= self._ends[1] else None
+        return number in self._frame_files.files if self._ends[0] <= number <= self._ends[1] else None
 
     def file(self, number: int) -> str | None:
         return self.path(number)
@@ -128,11 +134,11 @@ class FilePlates(Plates):
         """Read the frame; read it again where it was replaced during the first read."""
         path = self.path(number)
         reader = FrameReader(**self._reading, pinned=self.pinned)
-        for again in (True, False):
+        for is_first in (True, False):
             before = self.stamp(number)
             try:
-                read = reader.read(path)
-                window = read.window
+                image = reader.read(path)
+                window = image.window
                 if self.by_data:
                     channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
                     window = window or frame_window(path, **channels)
@@ -140,13 +146,13 @@ class FilePlates(Plates):
                     window = window._replace(data=window.display)
                 checksum = checksum_of(path)
             except (InputError, OSError):
-                if again and before is not None and self.stamp(number) != before:
+                if is_first and before is not None and self.stamp(number) != before:
                     continue
                 raise
             if before is not None and self.stamp(number) == before:
-                frame = fill_unknown(read.frame, read.valid, path)
-                self._note(read.note)
-                return Plate(frame, window, read.metadata, Identity(before, checksum), read.valid)
+                frame = fill_unknown(image.frame, image.valid, path)
+                self._note(image.note)
+                return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid)
         raise InputError(f"{path}: is being written while it is read")
 
     def _note(self, text: str) -> None:
@@ -189,8 +195,10 @@ class VideoPlates(Plates):
     readers, pinned = 1, False
     by_data = False
 
-    def __init__(self, found: Found, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any) -> None:
-        self._path = found.text
+    def __init__(
+        self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
+    ) -> None:
+        self._path = frame_files.text
         self._curve = curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
         stamp = stamp_of(self._path)
@@ -202,7 +210,7 @@ class VideoPlates(Plates):
             raise InputError(f"{self._path}: expected a video, and there is no frame in it")
         self.numbers = list(range(1, self._length + 1)) if numbers is None else list(numbers)
         if not any(1 <= number <= self._length for number in self.numbers):
-            raise InputError(f"{self._path}: has frames 1-{self._length}, and none of those asked for is among them")
+            raise InputError(f"{self._path}: has frames 1-{self._length}, and none of the requested ones is among them")
 
     def _open(self) -> None:
         self.close()
@@ -241,7 +249,7 @@ class VideoPlates(Plates):
             self._source.close()
 
 
-def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
+def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
     """Return the frame in the box (x, y, width, height), black where it has no pixels."""
     if plate.window is None or plate.window.data == box:
         return plate.frame
@@ -254,11 +262,11 @@ def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
     """Return :func:`fullfield.io.windows.common_window` of plates, by path."""
-    whole = {path: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for path, plate in plates.items()}
-    return common_window({path: p.window or FrameWindow(whole[path], whole[path]) for path, p in plates.items()})
+    boxes = {path: (0, 0, plate.frame.shape[-1], plate.frame.shape[-2]) for path, plate in plates.items()}
+    return common_window({path: p.window or FrameWindow(boxes[path], boxes[path]) for path, p in plates.items()})
 
 
-def pinned(plate: Plate) -> Plate:
+def pin_plate(plate: Plate) -> Plate:
     """Return the plate in pinned memory."""
     frame = torch.empty(plate.frame.shape, dtype=plate.frame.dtype, pin_memory=True)
     np.copyto(frame.numpy(), plate.frame.numpy())  # in this thread: PyTorch's copy would take all cores

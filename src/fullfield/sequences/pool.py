@@ -1,7 +1,7 @@
 """Several devices of one machine on a shot: one process for each, which takes chunk after chunk.
 
-A process requests more work before its chunk is done. It gets the neighbouring chunk, so that it continues without a
-pause and estimates no pair twice. Where that chunk is taken, it begins in the middle of the longest run that is left.
+A process requests more work before its chunk is finished. It gets the neighbouring chunk, so that it continues without
+a pause and estimates no pair twice. Where that chunk is taken, it starts in the middle of the longest remaining run.
 """
 
 from __future__ import annotations
@@ -19,88 +19,89 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 
 from fullfield._check import InputError
-from fullfield.sequences.engine import Problem
+from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
-from fullfield.sequences.run import Outcome, Tell, Work, run
+from fullfield.sequences.results import FrameReport, Outcome, Problem
+from fullfield.sequences.run import run_shot
 
-_LEAST = 8
+_MIN_CHUNK = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
-_EXTENDED = 3  # times as many where a process goes on from chunk to chunk
-_LIVES = 2  # a chunk is given up when so many processes have died of it
+_EXTENDED_TURNS = 3  # times as many where a process continues from chunk to chunk
+_MAX_DEATHS = 2  # processes that may die of a chunk before it is given up
 
 
-def chunks(numbers: Sequence[int], workers: int, turns: int = _TURNS) -> list[list[int]]:
+def split_into_chunks(numbers: Sequence[int], workers: int, turns: int = _TURNS) -> list[list[int]]:
     """Return runs of neighbouring frames, about ``turns`` for each worker."""
     ordered = sorted(numbers)
-    size = max(_LEAST, -(-len(ordered) // (workers * turns)))
+    size = max(_MIN_CHUNK, -(-len(ordered) // (workers * turns)))
     size = min(size, -(-len(ordered) // workers))
-    return [ordered[at : at + size] for at in range(0, len(ordered), size)]
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
 class _Chunks:
-    """The chunks that are left, by their position in the shot."""
+    """The remaining chunks by their position in the shot."""
 
-    def __init__(self, every: Sequence[list[int]]) -> None:
-        self._left = dict(enumerate(every))
-        self._apart = len(every)
+    def __init__(self, chunks: Sequence[list[int]]) -> None:
+        self._remaining = dict(enumerate(chunks))
+        self._last_position = len(chunks)
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._remaining)
 
-    def first(self, reached: Sequence[int]) -> tuple[int, list[int]]:
-        """Take a chunk to begin with, and return its position and frames.
+    def take_first(self, reached: Sequence[int]) -> tuple[int, list[int]]:
+        """Take a chunk to start with, and return its position and frames.
 
         It is the first of the longest run of chunks, or the middle one where a position of ``reached`` is just before
         the run.
         """
-        best, most = -1, 0
-        for place in sorted(self._left):
-            if place - 1 in self._left:
+        best, longest = -1, 0
+        for position in sorted(self._remaining):
+            if position - 1 in self._remaining:
                 continue
-            count = next(n for n in itertools.count(1) if place + n not in self._left)
-            begin = count // 2 if place - 1 in reached else 0
-            if count - begin > most:
-                best, most = place + begin, count - begin
-        return best, self._left.pop(best)
+            count = next(n for n in itertools.count(1) if position + n not in self._remaining)
+            start = count // 2 if position - 1 in reached else 0
+            if count - start > longest:
+                best, longest = position + start, count - start
+        return best, self._remaining.pop(best)
 
-    def following(self, place: int) -> list[int]:
+    def take_following(self, position: int) -> list[int]:
         """Take the chunk after that position; return no frames where it is taken."""
-        return self._left.pop(place + 1, [])
+        return self._remaining.pop(position + 1, [])
 
-    def back(self, chunk: list[int]) -> None:
-        """Return a chunk, or a part of one, to those that are left."""
-        self._apart += 2  # next to no other place
-        self._left[self._apart] = chunk
+    def put_back(self, chunk: list[int]) -> None:
+        """Return a chunk, or a part of one, to the remaining ones."""
+        self._last_position += 2  # next to no other position
+        self._remaining[self._last_position] = chunk
 
 
 class _Worker:
     """A process and the frames it is working on."""
 
-    def __init__(self, work: Work, every: Sequence[int], device: str, threads: int | None) -> None:
+    def __init__(self, job: ShotJob, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        mine = replace(work, setting=replace(work.setting, device=device), threads=threads)
-        self.process = context.Process(target=_serve, args=(mine, list(every), theirs), daemon=True)
+        self.pipe, worker_pipe = context.Pipe()
+        job = replace(job, settings=replace(job.settings, device=device), threads=threads)
+        self.process = context.Process(target=_serve, args=(job, worker_pipe), daemon=True)
         self.process.start()
-        theirs.close()
+        worker_pipe.close()
         self.device = device
-        self.place = -1
+        self.position = -1
         self.chunk: list[int] = []
         self.finished: set[int] = set()
 
-    def give(self, place: int, chunk: list[int]) -> None:
-        """Send a chunk to begin with."""
-        self.place, self.chunk, self.finished = place, chunk, set()
+    def start(self, position: int, chunk: list[int]) -> None:
+        """Send a chunk to start with."""
+        self.position, self.chunk, self.finished = position, chunk, set()
         self._send(chunk)
 
     def extend(self, chunk: list[int]) -> None:
         """Send the chunk after the current one; an empty one ends the run of chunks."""
         if chunk:
-            self.place, self.chunk = self.place + 1, [*self.chunk, *chunk]
+            self.position, self.chunk = self.position + 1, [*self.chunk, *chunk]
         self._send(chunk)
 
     def _send(self, chunk: list[int]) -> None:
-        with contextlib.suppress(OSError):  # a dead one is found when it is listened to
+        with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
             self.pipe.send(chunk)
 
     def end(self) -> None:
@@ -112,85 +113,83 @@ class _Worker:
 
 
 def run_on_devices(
-    work: Work,
-    numbers: Sequence[int],
-    devices: Sequence[str],
-    *,
-    every: Sequence[int] | None = None,
-    tell: Tell | None = None,
+    job: ShotJob, numbers: Sequence[int], devices: Sequence[str], *, report: FrameReport | None = None
 ) -> Outcome:
-    """Make the files of ``numbers`` on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` counts too).
+    """Write the files of ``numbers`` on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` counts too).
 
-    ``every``: all frames of the run, those that are made already included. The files are those that one device makes.
-    When a process dies, another one gets its frames.
+    The files are those that one device writes. When a process dies, another one gets its frames.
+
+    Args:
+        job: a settled job (:meth:`ShotJob.settle`).
+        numbers: frames to write.
+        devices: one process computes on each.
+        report: receives the number of every finished frame.
     """
-    begin = time.perf_counter()
-    every = numbers if every is None else every
+    start_s = time.perf_counter()
     outcome, deaths = Outcome(), dict[int, int]()
-    left = _Chunks(chunks(numbers, len(devices), _TURNS * _EXTENDED))
-    shared = max(1, (os.cpu_count() or 1) // len(devices)) if work.threads is None else work.threads
-    workers = [_Worker(work, every, device, shared) for device in devices[: len(left)]]
+    remaining = _Chunks(split_into_chunks(numbers, len(devices), _TURNS * _EXTENDED_TURNS))
+    threads = max(1, (os.cpu_count() or 1) // len(devices)) if job.threads is None else job.threads
+    workers = [_Worker(job, device, threads) for device in devices[: len(remaining)]]
     try:
         for worker in workers:
-            worker.give(*left.first([other.place for other in workers if other.chunk]))
+            worker.start(*remaining.take_first([other.position for other in workers if other.chunk]))
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _hear(worker, outcome, left, tell):
-                    _reclaim(worker, outcome, left, deaths)
+                if not _receive(worker, outcome, remaining, report):
+                    _reclaim(worker, outcome, remaining, deaths)
                     workers.remove(worker)
-                    if len(left):
-                        workers.append(_Worker(work, every, worker.device, shared))
+                    if len(remaining):
+                        workers.append(_Worker(job, worker.device, threads))
                 if outcome.stopped is None:
-                    for idle in [worker for worker in workers if not worker.chunk][: len(left)]:
-                        idle.give(*left.first([other.place for other in workers if other.chunk]))
+                    for idle in [worker for worker in workers if not worker.chunk][: len(remaining)]:
+                        idle.start(*remaining.take_first([other.position for other in workers if other.chunk]))
     finally:
         for worker in workers:
             worker.end()
-    return outcome.end(begin)
+    return outcome.finish(start_s)
 
 
-def _hear(worker: _Worker, outcome: Outcome, left: _Chunks, tell: Tell | None) -> bool:
-    """Take one message; False where the process is dead."""
+def _receive(worker: _Worker, outcome: Outcome, remaining: _Chunks, report: FrameReport | None) -> bool:
+    """Receive one message; return False where the process is dead."""
     try:
-        kind, what = worker.pipe.recv()
+        kind, content = worker.pipe.recv()
     except (EOFError, OSError):
         return False
     if kind == "frame":
-        worker.finished.add(what)
-        if tell is not None:
-            tell(what)
-    elif kind == "more":
-        worker.extend([] if outcome.stopped else left.following(worker.place))
+        worker.finished.add(content)
+        if report is not None:
+            report(content)
+    elif kind == "request":
+        worker.extend([] if outcome.stopped else remaining.take_following(worker.position))
     elif kind == "chunk":
-        outcome.add(what)
+        outcome.add(content)
         worker.chunk = []
     elif kind == "refused":
-        raise InputError(what)
+        raise InputError(content)
     else:
-        raise RuntimeError(f"{worker.device}: {what}")
+        raise RuntimeError(f"{worker.device}: {content}")
     return True
 
 
-def _reclaim(worker: _Worker, outcome: Outcome, left: _Chunks, deaths: dict[int, int]) -> None:
-    """Return the frames of a dead process to those that are left, at most twice."""
+def _reclaim(worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict[int, int]) -> None:
+    """Return the frames of a dead process to the remaining ones, at most twice."""
     worker.process.join(10)
     code = worker.process.exitcode
-    rest = [number for number in worker.chunk if number not in worker.finished]
+    unfinished = [number for number in worker.chunk if number not in worker.finished]
     outcome.written += [number for number in worker.finished if number not in outcome.written]
     worker.chunk = []
-    if not rest:
+    if not unfinished:
         return
-    deaths[rest[0]] = deaths.get(rest[0], 0) + 1
-    if deaths[rest[0]] >= _LIVES:
-        outcome.problems.append(
-            Problem(f"frames {format_frames(rest)}", f"the process on {worker.device} died twice of them (exit {code})")
-        )
+    deaths[unfinished[0]] = deaths.get(unfinished[0], 0) + 1
+    if deaths[unfinished[0]] >= _MAX_DEATHS:
+        reason = f"the process on {worker.device} died twice of them (exit {code})"
+        outcome.problems.append(Problem(f"frames {format_frames(unfinished)}", reason))
         return
-    left.back(rest)
+    remaining.put_back(unfinished)
 
 
-def _serve(work: Work, every: list[int], pipe: Connection) -> None:
+def _serve(job: ShotJob, pipe: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
 
@@ -199,33 +198,33 @@ def _serve(work: Work, every: list[int], pipe: Connection) -> None:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        _process_chunks(work, every, pipe)
-    except (EOFError, OSError, SystemExit):  # the parent wants no more
+        _process_chunks(job, pipe)
+    except (EOFError, OSError, SystemExit):  # the parent has ended
         pass
     except InputError as error:
         pipe.send(("refused", str(error)))
-    except Exception:  # noqa: BLE001 - told to the parent, which raises
+    except Exception:  # noqa: BLE001 - sent to the parent, which raises
         pipe.send(("error", traceback.format_exc()))
     finally:
         pipe.close()
         os._exit(0)  # without taking PyTorch down piece by piece
 
 
-def _process_chunks(work: Work, every: list[int], pipe: Connection) -> None:
-    estimator = work.ready()
+def _process_chunks(job: ShotJob, pipe: Connection) -> None:
+    estimator = job.build_estimator()
     lock = threading.Lock()  # several threads write files
 
-    def tell(number: int) -> None:
+    def report(number: int) -> None:
         with lock:
             pipe.send(("frame", number))
 
-    def more() -> list[int]:
+    def request_frames() -> list[int]:
         with lock:
-            pipe.send(("more", None))
-        further: list[int] = pipe.recv()
-        return further
+            pipe.send(("request", None))
+        chunk: list[int] = pipe.recv()
+        return chunk
 
     while True:
         chunk = pipe.recv()
-        outcome = run(work, chunk, estimator=estimator, plates=work.open(every), tell=tell, more=more)
-        pipe.send(("chunk", outcome))
+        plates = job.open_plates()
+        pipe.send(("chunk", run_shot(job, chunk, estimator, plates, report=report, request_frames=request_frames)))

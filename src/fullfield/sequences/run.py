@@ -1,16 +1,11 @@
-"""Run of one process over a shot: estimation, with writing in threads behind it."""
+"""Run of one process over a shot: flow is estimated, and written by threads behind the estimation."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,396 +13,229 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield import _check
-from fullfield._check import InputError
-from fullfield.estimators.estimation import build
-from fullfield.estimators.protocol import Estimator, prepare_estimator
-from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import DEFAULT_METHOD
+from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import vector_lines_there
-from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, Spent, Stages
-from fullfield.sequences.outputs import Output, Plan, to_cpu
-from fullfield.sequences.plates import Plates, open_plates
-from fullfield.sequences.records import Checksums, Identity, Records, digest
+from fullfield.sequences.engine import Engine, RequestFrames
+from fullfield.sequences.job import ShotJob
+from fullfield.sequences.outputs import to_cpu
+from fullfield.sequences.plates import Plates
+from fullfield.sequences.records import Identity, Records, digest
+from fullfield.sequences.results import FrameReport, FrameResult, Outcome, Problem, StageTimes
+from fullfield.sequences.writing import WriterThreads
 
-_WAITING_BYTES = 1 << 30  # of results that are being written or wait to be
-_GONE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENOTCONN,
-         errno.EHOSTDOWN, errno.ENODEV}  # fmt: skip
-"""Errors of writing after which the next file will fail as well."""
-
-Tell = Callable[[int], None]
+_WATCHED_STEPS = 64  # pairs after which a plate is no longer watched for changes
 
 
-@dataclass(frozen=True)
-class Work:
-    """Description of a run: plain values, which can be sent to other processes and machines."""
-
-    source: str
-    output: Output
-    method: str = DEFAULT_METHOD
-    config: Any = None
-    backend: str | None = None
-    setting: Setting = field(default_factory=Setting)
-    reading: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
-    made_by: dict[str, Any] | None = None
-    """What records say of the run (:meth:`Output.made_by`); by default that of its own estimator."""
-
-    def open(self, numbers: Sequence[int] | str | None) -> Plates:
-        """Open the plates, with the frames to work on."""
-        return open_plates(self.source, numbers, **self.reading)
-
-    def ready(self) -> Estimator:
-        """Return a new, prepared estimator, and set this process's number of threads."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        estimator = build(self.method, config=self.config, backend=self.backend)
-        prepare_estimator(estimator, _check.device(self.setting.device))
-        return estimator
-
-    def settle(self, settings: dict[str, Any], plates: Plates, *, overwrite: bool) -> Plan:
-        """Return which frames of ``plates`` are to be made (:meth:`Output.settle`)."""
-
-        def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
-            frames = self.setting.frames(plates, number)
-            return {str(n - number): checksums.of(plates.file(n) if plates.has(n) else None) for n in frames}
-
-        source, start = str(Path(self.source).absolute()), self.setting.step if self.setting.warm_start else None
-        numbers = sorted(plates.numbers)
-        return self.output.settle(settings, numbers, inputs, overwrite=overwrite, source=source, start=start)
-
-    def settings(self, estimator: Estimator) -> dict[str, Any]:
-        """Return the settings that decide the files' contents. The estimator must be prepared."""
-        setting = self.setting
-        parameters = dict(estimator.parameters)
-        if isinstance(parameters.get("refinement"), dict):  # whose backend is known once it has run
-            parameters["refinement"] = {k: v for k, v in parameters["refinement"].items() if k != "backend"}
-        return {
-            "plates": Path(self.source).name,
-            "method": estimator.method,
-            "parameters": parameters,
-            "backend": self.backend,
-            "direction": setting.direction,
-            "step": setting.step,
-            "warm_start": setting.warm_start,
-            "occlusion": setting.occlusion,
-            "confidence": setting.confidence,
-            "reading": self.reading,
-            **({"refinement": RefinedEstimator(estimator).config.as_dict()} if setting.refine else {}),
-        }
-
-
-@dataclass
-class Outcome:
-    """Result of a run over a shot, or over a part of it, in plain values."""
-
-    written: list[int] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    """Each plate or file once."""
-    cuts: list[tuple[int, int]] = field(default_factory=list)
-    held: list[tuple[int, int]] = field(default_factory=list)
-    incomplete: list[int] = field(default_factory=list)
-    """Frames whose file lacks a direction."""
-    stopped: str | None = None
-    """Why the run ended before its time."""
-    busy_s: float = 0.0
-    wall_s: float = 0.0
-    stages: dict[str, Spent] = field(default_factory=dict)
-    """What the parts of the work took: ``read``, ``reduce`` (for the search of cuts), ``pin``, ``wait for plates``,
-    ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay out``,
-    ``write``."""
-    _seen: set[Any] = field(default_factory=set, repr=False, compare=False)
-
-    def add(self, other: Outcome) -> None:
-        """Add the result of another part."""
-        self.note(other, "written", "incomplete", "cuts", "held", "problems")
-        self.stopped = self.stopped or other.stopped
-        self.busy_s += other.busy_s
-        total = Stages()
-        total.add(self.stages)
-        total.add(other.stages)
-        self.stages = total.spent
-
-    def note(self, other: Outcome | Estimated, *names: str) -> None:
-        """Add the items of these lists that are new."""
-        for name in names:
-            for item in getattr(other, name):
-                if (name, item) not in self._seen:
-                    self._seen.add((name, item))
-                    getattr(self, name).append(item)
-
-    def end(self, begin: float) -> Outcome:
-        """Sort the frames, and set the time since ``begin``."""
-        for items in (self.written, self.incomplete, self.cuts, self.held):
-            items.sort()
-        self.wall_s = time.perf_counter() - begin
-        return self
-
-    @property
-    def is_good(self) -> bool:
-        """True where everything was made."""
-        return not self.problems and self.stopped is None
-
-
-def ends_writing(error: OSError) -> bool:
-    """Return whether the next file cannot be written either."""
-    return error.errno in _GONE
-
-
-def run(
-    work: Work,
+def run_shot(
+    job: ShotJob,
     numbers: Sequence[int],
+    estimator: Estimator,
+    plates: Plates,
     *,
-    estimator: Estimator | None = None,
-    plates: Plates | None = None,
-    tell: Tell | None = None,
-    more: More | None = None,
+    report: FrameReport | None = None,
+    request_frames: RequestFrames | None = None,
 ) -> Outcome:
-    """Make the files of ``numbers`` and replace those that are there; call ``tell`` with every finished frame.
+    """Write the files of ``numbers``, replacing those that exist.
 
-    ``more`` returns further frames before those that are known run out, until it has none.
+    Bad plates, and files that cannot be written, are problems of the result. Where no further file can be written (a
+    full disk, a folder that was removed), the run stops; what is written stays.
 
-    Bad plates and files that cannot be written are told in the result. Where no further file can be written (a full
-    disk, a folder that is gone), the run stops; what is written stays.
+    Args:
+        job: a settled job (:meth:`ShotJob.settle`).
+        numbers: frames to write.
+        estimator: estimator of the job, prepared.
+        plates: plates of the job; they are closed at the end.
+        report: receives the number of every finished frame, from any thread.
+        request_frames: returns further frames before ``numbers`` run out, until there are none.
     """
-    begin = time.perf_counter()
-    estimator = estimator or work.ready()
-    plates = plates or work.open(numbers)
-    setting = replace(work.setting, half=work.output.dtype == "half")
-    inside = set(plates.numbers) - set(numbers)  # made before
+    start_s = time.perf_counter()
+    settings, output = job.settings, job.output
+    existing = set(job.numbers) - set(numbers)
 
-    def stored(first: int, second: int) -> Tensor | None:
-        is_kept = first in inside and bool(plates.has(first))
-        return work.output.stored(first, second, setting.ways) if is_kept else None
+    def read_stored_flow(first: int, second: int) -> Tensor | None:
+        exists = first in existing and bool(plates.has(first))
+        return output.stored(first, second, settings.offsets) if exists else None
 
-    def further() -> Sequence[int]:
-        found = [] if more is None else more()
-        inside.difference_update(found)
-        return found
+    def request_further() -> Sequence[int]:
+        further = [] if request_frames is None else request_frames()
+        existing.difference_update(further)
+        return further
 
-    engine = Engine(plates, numbers, estimator, setting, stored, further)
+    engine = Engine(
+        plates,
+        numbers,
+        estimator,
+        settings,
+        read_stored_flow=read_stored_flow,
+        request_frames=request_further,
+        rounds_to_half=output.dtype == "half",
+    )
     outcome = Outcome()
-    made_by = work.made_by or work.output.made_by(work.settings(estimator))
-    writer = _Writer(work, plates, outcome, engine.stages, tell, made_by, inside)
     try:
-        with one_thread_a_file, writer:
-            for done in engine:
-                outcome.note(done, "problems", "cuts", "held")
-                if any(name in done.parts for name in setting.ways) and set(done.missing) != set(setting.ways):
-                    writer(done)
-                elif tell is not None:
-                    tell(done.number)
-                path = Path(plates.path(done.number))
-                gone = done.problems and not path.parent.exists() and not str(path).startswith("frame ")
-                if outcome.stopped is None and gone:
-                    outcome.stopped = f"{path.parent}: is not there any more"
+        with one_thread_a_file, VectorWriter(job, plates, outcome, engine.stages, report, existing) as writer:
+            for result in engine:
+                outcome.collect(result, "problems", "cuts", "duplicates")
+                has_flow = any(name in result.tensors for name in settings.offsets)
+                if has_flow and set(result.missing) != set(settings.offsets):
+                    writer.submit(result)
+                elif report is not None:
+                    report(result.number)
+                plate_path = Path(plates.path(result.number))
+                is_file = not str(plate_path).startswith("frame ")
+                if outcome.stopped is None and result.problems and is_file and not plate_path.parent.exists():
+                    outcome.stopped = f"{plate_path.parent}: is not there any more"
                 if outcome.stopped is not None:
                     break
     finally:
         plates.close()
-    outcome.written.sort()
-    outcome.busy_s, outcome.wall_s = engine.busy_s, time.perf_counter() - begin
-    outcome.stages = engine.stages.spent
-    return outcome
+    outcome.busy_s, outcome.stages = engine.busy_s, engine.stages.by_name
+    return outcome.finish(start_s)
 
 
-def _most_waiting(size: int, writers: int) -> int:
-    """Return how many results of ``size`` bytes may wait to be written."""
-    return max(1, min(writers, _WAITING_BYTES // max(size, 1) - 1))
+class VectorWriter:
+    """Writer of the flow of frames, with a record of what each file was made from.
 
-
-class _Writer:
-    """Threads that write results; few results wait at a time."""
+    Args:
+        job: its output and provenance are used.
+        plates: files that are watched for changes.
+        outcome: receives written frames and problems.
+        stages: receives the time of fetching, laying out and writing.
+        report: receives the number of every finished frame.
+        existing: frames that an earlier run has written.
+    """
 
     def __init__(
         self,
-        work: Work,
+        job: ShotJob,
         plates: Plates,
         outcome: Outcome,
-        stages: Stages,
-        tell: Tell | None,
-        made_by: dict[str, Any],
-        kept: set[int],
+        stages: StageTimes,
+        report: FrameReport | None,
+        existing: set[int],
     ) -> None:
-        self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
-        self._made_by, self._journal = made_by, work.output.journal()
-        self._every, self._kept, self._ids = set(plates.numbers), kept, dict[int, str]()
+        self._job, self._output, self._plates, self._outcome = job, job.output, plates, outcome
+        self._stages, self._existing = stages, existing
+        self._journal = job.output.journal()
+        device = torch.device(job.settings.device)
+        self._threads = WriterThreads(outcome, stages, device, report)
+        self._buffers = _LineBuffers(pinned=device.type == "cuda")
+        self._digests: dict[int, str] = {}
         self._records: Records | None = None
-        self._stage = stages.stage
-        cuda = torch.device(work.setting.device).type == "cuda"
-        # Beside a GPU most of a frame's time on the CPU is writing.
-        self._count = max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if cuda else 2
-        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
-        self._waiting: deque[Future[None]] = deque()
         self._lock = threading.Lock()
-        self._mine = threading.local()
-        self._rooms = _Rooms(pinned=cuda)
-        self._read: dict[int, Identity | None] = {}
+        self._watched: dict[int, Identity | None] = {}
         self._reported: set[int] = set()
 
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> VectorWriter:
+        self._threads.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._pool.shutdown(cancel_futures=True)
-            return
-        try:
-            self._wait(0)
-        finally:
-            self._pool.shutdown()
-        for number in sorted(self._read):
-            self._check_replaced(number, "after it was read; what was made from it is of the old one")
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        self._threads.__exit__(kind, *details)
+        if kind is None:
+            for number in sorted(self._watched):
+                self._check_replaced(number, "after it was read; what was made from it is of the old one")
 
-    def __call__(self, done: Estimated) -> None:
-        size = sum(part.nbytes for part in done.parts.values())
-        self._wait(_most_waiting(size, self._count))
-        event = None
-        device = torch.device(self._work.setting.device)
-        if device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(device))
-        done.plate = None if done.plate is None else done.plate._replace(frame=done.plate.frame[:0])
-        self._waiting.append(self._pool.submit(self._write, done, event, self._made(done)))
+    def submit(self, result: FrameResult) -> None:
+        """Write a result in a thread."""
+        size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
+        event = self._threads.record_event()
+        if result.plate is not None:  # only its metadata is written
+            result.plate = result.plate._replace(frame=result.plate.frame[:0])
+        record = self._describe(result)
+        path = self._output.path(result.number)
+        self._threads.submit(result.number, path, size_bytes, lambda: self._write(result, event, record))
 
-    def _made(self, done: Estimated) -> dict[str, Any]:
-        """Return what the record of a frame says of it."""
-        inputs = {str(n - done.number): None if used is None else used.checksum for n, used in done.used.items()}
-        made = {**self._made_by, "inputs": inputs, "start": None}
-        if self._work.setting.warm_start:
-            made["start"] = self._id(done.number - self._work.setting.step)
-            self._ids[done.number] = digest(made)
-        return made
+    def _describe(self, result: FrameResult) -> dict[str, Any]:
+        """Return the record of a frame."""
+        inputs = {
+            str(number - result.number): None if identity is None else identity.checksum
+            for number, identity in result.inputs.items()
+        }
+        record = {**self._job.provenance, "inputs": inputs, "start": None}
+        if self._job.settings.warm_start:
+            record["start"] = self._digest_of(result.number - self._job.settings.step)
+            self._digests[result.number] = digest(record)
+        return record
 
-    def _id(self, number: int) -> str | None:
-        """Return the digest of what made a frame, in this run or before; None for a frame of no concern to this run."""
-        if number not in self._every:
+    def _digest_of(self, number: int) -> str | None:
+        """Return the digest of a frame's record, of this run or an earlier one; None for a frame outside the run."""
+        if number not in self._job.numbers:
             return None
-        if number not in self._ids and (number not in self._kept or not self._plates.has(number)):
+        if number not in self._digests and (number not in self._existing or not self._plates.has(number)):
             return "not made"
-        if number not in self._ids:
-            self._records = self._records or Records(self._work.output.notes)
-            found = self._records.of(self._work.output.path(number))
-            self._ids[number] = digest(found[-1].made) if found else "not made"
-        return self._ids[number]
+        if number not in self._digests:
+            self._records = self._records or Records(self._output.notes)
+            records = self._records.of(self._output.path(number))
+            self._digests[number] = digest(records[-1].made) if records else "not made"
+        return self._digests[number]
 
-    def _wait(self, most: int) -> None:
-        with self._stage("wait for writers"):
-            while len(self._waiting) > most:
-                self._waiting.popleft().result()
-
-    def _write(self, done: Estimated, event: Any, made: dict[str, Any]) -> None:
-        path = self._work.output.path(done.number)
-        try:
-            if self._outcome.stopped is None:
-                self._write_now(done, event, made)
-        except (InputError, OSError) as error:
-            problem = Problem.of(path, error)
-            self._complain(problem._replace(reason=problem.reason.removeprefix("flow: ")))
-            if isinstance(error, OSError) and ends_writing(error):
-                self._outcome.stopped = f"{path}: {error.strerror}"
-        if self._tell is not None:
-            self._tell(done.number)
-
-    def _write_now(self, done: Estimated, event: Any, made: dict[str, Any]) -> None:
-        output = self._work.output
-        ways = [name for name in self._work.setting.ways if name not in done.missing]
-        if output.is_vectors:
-            with self._rooms.room(done.parts, output.dtype == "half") as room:
-                with self._stage("lay out" if event is None else "fetch"):
-                    lines = (
-                        output.lines(to_cpu(done.parts), room.numpy())
-                        if event is None
-                        else self._fetched(done.parts, event, room)
-                    )
+    def _write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
+        """Copy a result from the device and write its file; return whether it was written."""
+        directions = [name for name in self._job.settings.offsets if name not in result.missing]
+        if self._output.is_vectors:
+            with self._buffers.lend(result.tensors, self._output.dtype == "half") as buffer:
+                with self._stages.measure("lay out" if event is None else "fetch"):
+                    lines = self._lay_out(result.tensors, event, buffer)
                 if lines is not None:
-                    self._write_file(done, lines, ways, made)
-                    return
+                    return self._write_file(result, lines, directions, record)
+        with self._stages.measure("fetch"):
+            tensors = to_cpu(self._threads.copy_to_host(result.tensors, event))
+        for name in directions if event is not None else ():
+            # NumPy: PyTorch would start threads of its own for each of ours.
+            if not np.isfinite(tensors[name].numpy()).all():
+                reason = f"{self._job.method} gives a flow that is not finite ({name})"
+                self._threads.add_problem(Problem(self._output.path(result.number), reason))
+                return False
+        return self._write_file(result, tensors, directions, record)
+
+    def _lay_out(self, tensors: dict[str, Tensor], event: Any, buffer: Tensor) -> Scanlines | None:
+        """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
+        output = self._output
         if event is None:
-            self._write_file(done, to_cpu(done.parts), ways, made)
-            return
-        with self._stage("fetch"):
-            parts = self._copied(done.parts, event)
-        for name in ways:
-            # NumPy: PyTorch would bring threads of its own for each of ours.
-            if not np.isfinite(parts[name].numpy()).all():
-                what = f"{self._work.method} gives a flow that is not finite ({name})"
-                self._complain(Problem(output.path(done.number), what))
-                return
-        self._write_file(done, parts, ways, made)
+            return output.lines(to_cpu(tensors), buffer.numpy())
+        is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
+        with self._threads.copy_stream(tensors, event):
+            names, body, is_valid_there = vector_lines_there(tensors, output.dtype, output.y)
+            buffer.copy_(body, non_blocking=True)
+            is_valid.copy_(is_valid_there, non_blocking=True)
+        return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None
 
     def _write_file(
-        self, done: Estimated, parts: dict[str, Tensor] | Scanlines, ways: Sequence[str], made: dict[str, Any]
-    ) -> None:
-        replaced = [number for number in done.used if self._check_replaced(number, "while it was worked on", done.used)]
+        self, result: FrameResult, content: dict[str, Tensor] | Scanlines, directions: Sequence[str], record: Any
+    ) -> bool:
+        replaced = [n for n in result.inputs if self._check_replaced(n, "while it was worked on", result.inputs)]
         if replaced:
-            return
+            return False
         with self._lock:
-            self._read.update({number: read for number, read in done.used.items() if read is not None})
-            for number in [n for n in self._read if n < done.number - 64 * self._work.setting.step]:
-                del self._read[number]  # the far past is not watched
-        with self._stage("write"):
-            for number, identity in done.used.items():
+            self._watched.update({n: identity for n, identity in result.inputs.items() if identity is not None})
+            oldest = result.number - _WATCHED_STEPS * self._job.settings.step
+            for number in [n for n in self._watched if n < oldest]:
+                del self._watched[number]
+        with self._stages.measure("write"):
+            for number, identity in result.inputs.items():
                 path = self._plates.file(number)
                 if path is not None and identity is not None:
                     self._journal.add_input(path, identity)
-            self._work.output.write(done, parts, ways, self._journal, made)
-        with self._lock:
-            self._outcome.written.append(done.number)
-            if done.missing:
-                self._outcome.incomplete.append(done.number)
+            self._output.write(result, content, directions, self._journal, record)
+        if result.missing:
+            with self._lock:
+                self._outcome.incomplete.append(result.number)
+        return True
 
-    def _check_replaced(self, number: int, words: str, used: dict[int, Identity | None] | None = None) -> bool:
-        read = (self._read if used is None else used).get(number)
-        if read is None or self._plates.stamp(number) == read.stamp:
+    def _check_replaced(self, number: int, words: str, inputs: dict[int, Identity | None] | None = None) -> bool:
+        """Return whether a plate was replaced since it was read, and report it once."""
+        identity = (self._watched if inputs is None else inputs).get(number)
+        if identity is None or self._plates.stamp(number) == identity.stamp:
             return False
         if number not in self._reported:
             self._reported.add(number)
-            self._complain(Problem(self._plates.path(number), f"was replaced {words}"))
+            self._threads.add_problem(Problem(self._plates.path(number), f"was replaced {words}"))
         return True
 
-    def _complain(self, problem: Problem) -> None:
-        with self._lock:
-            if problem not in self._outcome.problems:
-                self._outcome.problems.append(problem)
 
-    def _fetched(self, parts: dict[str, Tensor], event: Any, room: Tensor) -> Scanlines | None:
-        """Return the lines of a file, copied from the GPU into ``room``; None where a file cannot hold the values."""
-        output = self._work.output
-        good = torch.empty((), dtype=torch.bool, pin_memory=True)
-        with self._beside(parts, event):
-            names, body, is_good = vector_lines_there(parts, output.dtype, output.y)
-            room.copy_(body, non_blocking=True)
-            good.copy_(is_good, non_blocking=True)
-        return Scanlines(names, room.numpy(), output.dtype == "half") if bool(good) else None
-
-    def _copied(self, parts: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
-        """Return copies of the parts from the GPU."""
-        host = {name: torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for name, part in parts.items()}
-        with self._beside(parts, event):
-            for name, part in parts.items():
-                host[name].copy_(part, non_blocking=True)
-        return host
-
-    @contextlib.contextmanager
-    def _beside(self, parts: dict[str, Tensor], event: Any) -> Iterator[None]:
-        """Run the work inside on a stream of this thread, after ``event``, and wait for it."""
-        if not hasattr(self._mine, "stream"):
-            self._mine.stream = torch.cuda.Stream(self._work.setting.device)  # type: ignore[no-untyped-call]
-        stream = self._mine.stream
-        with torch.cuda.stream(stream):
-            stream.wait_event(event)
-            for part in parts.values():
-                part.record_stream(stream)
-            yield
-            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            done.record(stream)
-        done.synchronize()  # asleep: a thread that waits for its stream takes a core
-
-
-class _Rooms:
+class _LineBuffers:
     """Memory for the lines of files, used again: new memory of that size costs as much time as filling it."""
 
     def __init__(self, pinned: bool) -> None:
@@ -415,16 +243,16 @@ class _Rooms:
         self._free: list[Tensor] = []
 
     @contextlib.contextmanager
-    def room(self, parts: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
-        """Lend uint8 memory of the shape that the lines of ``parts`` have."""
-        height, width = next(iter(parts.values())).shape[-2:]
-        shape = body_shape((height, width), sum(part.ndim - 1 for part in parts.values()), half)
-        room = None
+    def lend(self, tensors: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
+        """Lend uint8 memory of the shape that the lines of ``tensors`` have."""
+        height, width = next(iter(tensors.values())).shape[-2:]
+        shape = body_shape((height, width), sum(tensor.ndim - 1 for tensor in tensors.values()), half)
+        buffer = None
         with contextlib.suppress(IndexError):  # several writers take from it at once
-            room = self._free.pop()
-        if room is None or room.shape != shape:
-            room = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
+            buffer = self._free.pop()
+        if buffer is None or buffer.shape != shape:
+            buffer = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
         try:
-            yield room
+            yield buffer
         finally:
-            self._free.append(room)
+            self._free.append(buffer)

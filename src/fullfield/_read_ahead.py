@@ -1,0 +1,92 @@
+"""Reading ahead: threads read the next items while the present one is worked on, within a bound in bytes."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+
+def reader_count() -> int:
+    """Return the number of threads that read files; decoding releases the interpreter."""
+    return max(2, min(16, (os.cpu_count() or 1) - 1))
+
+
+class ReadAhead(Generic[Key, Item]):
+    """Items by key, read by threads in the order in which they are taken.
+
+    Use it as a context manager: leaving it cancels reads that have not started and ends its threads.
+
+    Args:
+        read: returns the item of a key; called in a thread.
+        size_bytes: returns the memory that an item takes.
+        threads: number of reads at the same time.
+        max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far.
+        min_items: number of items that are read ahead even where they exceed the limit.
+        executor: where to read instead of in own threads; it is not shut down.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Key], Item],
+        size_bytes: Callable[[Item], int],
+        *,
+        threads: int,
+        max_bytes: int = 1 << 30,
+        min_items: int = 2,
+        executor: Executor | None = None,
+    ) -> None:
+        self._read, self._size_bytes = read, size_bytes
+        self._max_items, self._max_bytes, self._min_items = threads + 1, max_bytes, min_items
+        self._own = ThreadPoolExecutor(threads, thread_name_prefix="fullfield-read") if executor is None else None
+        self._executor: Executor = executor or self._own  # type: ignore[assignment]  # one of them exists
+        self._queue: deque[Key] = deque()
+        self._pending: dict[Key, Future[Item]] = {}
+        self._largest_bytes = 0
+
+    def __enter__(self) -> ReadAhead[Key, Item]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.clear()
+        for future in self._pending.values():
+            future.cancel()
+        if self._own is not None:
+            self._own.shutdown()
+        self._pending.clear()
+
+    def extend(self, keys: Iterable[Key]) -> None:
+        """Add keys of items that will be taken after those added before; a key that is waiting is not added twice."""
+        waiting = {*self._queue, *self._pending}
+        self._queue.extend(key for key in dict.fromkeys(keys) if key not in waiting)
+        self._fill()
+
+    def take(self, key: Key) -> Item:
+        """Return an item once it is read, and start to read the following ones. Errors of ``read`` are raised here."""
+        while key in self._queue:
+            self._submit(self._queue.popleft())
+        if key not in self._pending:
+            self._submit(key)
+        self._fill()
+        item = self._pending.pop(key).result()
+        self._largest_bytes = max(self._largest_bytes, self._size_bytes(item))
+        self._fill()
+        return item
+
+    def _limit(self) -> int:
+        """Return how many reads may be pending."""
+        if self._largest_bytes == 0:
+            return self._min_items
+        return max(self._min_items, min(self._max_items, self._max_bytes // self._largest_bytes))
+
+    def _fill(self) -> None:
+        while self._queue and len(self._pending) < self._limit():
+            self._submit(self._queue.popleft())
+
+    def _submit(self, key: Key) -> None:
+        self._pending[key] = self._executor.submit(self._read, key)

@@ -1,0 +1,331 @@
+"""Motion vectors of a whole shot, for ``fullfield flow SEQUENCE -o PATTERN``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fullfield import _check as check
+from fullfield import sequences
+from fullfield._check import InputError
+from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
+from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
+from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
+from fullfield.sequences.names import (
+    FrameFiles,
+    Pattern,
+    choose_frames,
+    find_frames,
+    format_frames,
+    is_sequence,
+)
+
+if TYPE_CHECKING:
+    from fullfield.estimators import Estimator
+    from fullfield.sequences.outputs import Output, Plan
+    from fullfield.sequences.results import FrameReport
+
+_MISSING_IN_ONE_LINE = 3  # missing plates from which they are reported in one line
+_DIRECTIONS = ("forward", "backward", "both")
+# Options of ``flow`` for one pair only.
+_PAIR_OPTIONS = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
+_SHOT_OPTIONS = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray", "farm")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a whole shot to the parser of ``flow``."""
+    group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
+    group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
+    group.add_argument(
+        "--direction", choices=_DIRECTIONS, help="to the next frame, the previous one, or both (.exr) [forward]"
+    )
+    group.add_argument("--step", type=argtypes.count, metavar="K", help="distance between the frames of a pair [1]")
+    group.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
+    group.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
+    group.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
+    group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
+    group.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
+    group.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
+
+
+def check_absent(args: argparse.Namespace) -> None:
+    """Raise InputError if options of a shot are given for one pair."""
+    _refuse(args, _SHOT_OPTIONS, "only for a whole shot (a pattern, folder or video in place of A and B); leave it out")
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    for name in names:
+        if getattr(args, name):
+            raise InputError(f"--{name.replace('_', '-')}: {reason}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the arguments, settle the job, estimate missing frames, report."""
+    choice = methods.chosen(args)
+    frame_files, output = _check_files(args)
+
+    from fullfield.sequences.plates import open_frame_files
+
+    if args.ray is not None:  # the nodes of a cluster have other working directories
+        frame_files, output = _make_absolute(frame_files, output)
+    methods.use_threads(args.threads)
+    devices = _list_devices(args)
+    words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
+    with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
+        reading = reading_arguments(args)
+        is_video = frame_files.video is not None
+        numbers = None if is_video and args.frames is None else choose_frames(frame_files, args.frames)
+        plates = open_frame_files(frame_files, numbers, **reading)
+        job = sequences.ShotJob(
+            frame_files,
+            tuple(plates.numbers),
+            output,
+            _shot_settings(args, devices[0]),
+            choice.method,
+            choice.config,
+            choice.backend,
+            reading,
+            args.threads,
+        )
+        progress(0.0, "preparing")
+        size = _frame_size(plates) if devices[0].startswith("cuda") else None
+        choice = replace(choice, device=devices[0])
+        choice.prepare(size, lambda *_: None, quiet=args.quiet)
+        job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
+        outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
+    _report(args, choice, job, devices, plan, outcome)
+    return 0 if outcome.is_good else 2
+
+
+def _run_job(
+    args: argparse.Namespace,
+    job: sequences.ShotJob,
+    plan: Plan,
+    estimator: Estimator,
+    plates: sequences.Plates,
+    devices: Sequence[str],
+    progress: ProgressBar,
+) -> sequences.Outcome:
+    """Write the frames of the plan where the options say; missing plates of many frames become one problem."""
+    if not args.quiet:
+        report.note_plan(job.numbers, plan)
+    missing = [number for number in plan.left if plates.has(number) is False]
+    missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
+    numbers = sorted(set(plan.left).difference(missing))
+    reason = f"{len(missing)} plates are missing: {format_frames(missing)}"
+    problems = [sequences.Problem(args.frame1, reason)] if missing else []
+    for problem in problems:
+        report.note(str(problem), kind="error")
+    frame_report = _frame_report(args, progress, len(numbers))
+    if args.ray is not None and numbers:
+        plates.close()
+        with contextlib.redirect_stdout(sys.stderr):  # Ray prints its own messages
+            from fullfield.sequences.cluster import run_on_cluster
+
+            outcome = run_on_cluster(job, numbers, args.ray, report=frame_report)
+    elif len(devices) > 1 and numbers:
+        plates.close()
+        outcome = sequences.run_on_devices(job, numbers, devices, report=frame_report)
+    else:
+        outcome = sequences.run_shot(job, numbers, estimator, plates, report=frame_report)
+    missing_paths = {plates.path(number) for number in missing}
+    outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
+    for problem in outcome.problems:
+        report.note(str(problem), kind="error")
+    outcome.problems[:0] = problems
+    return outcome
+
+
+def _shot_settings(args: argparse.Namespace, device: str) -> sequences.ShotSettings:
+    return sequences.ShotSettings(
+        args.direction or "forward",
+        args.step or 1,
+        args.warm_start,
+        args.occlusion is not None,
+        args.confidence is not None,
+        device,
+        args.refine,
+    )
+
+
+def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
+    """Check the names of plates and outputs, and the options that depend on them."""
+    from fullfield.sequences.outputs import Output
+
+    _refuse(args, _PAIR_OPTIONS, "only for one pair of frames; leave it out")
+    if not is_sequence(args.frame1) and Path(args.frame1).is_file():
+        raise InputError(f"{args.frame1}: is one frame; give the second frame, or a sequence such as plate.%04d.exr")
+    frame_files = find_frames(args.frame1)
+    args.output = output = _output_pattern(args.output, frame_files)
+    suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
+    packing = packing_arguments(args)
+    maps = [name for name in ("occlusion", "confidence") if getattr(args, name) is not None]
+    for name in maps:
+        if getattr(args, name):
+            raise InputError(f"--{name} {getattr(args, name)}: for a shot the output holds it; leave the file out")
+    exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
+    if args.direction == "both":
+        exr_options.insert(0, "--direction both")
+    if exr_options and suffix != ".exr":
+        raise InputError(f"{exr_options[0]}: expected an .exr output, got {output}")
+    if args.warm_start and suffix == ".png":
+        raise InputError(
+            "--warm-start: KITTI's .png rounds the flow, so a run could not continue from it; choose another format"
+        )
+    if args.warm_start and args.devices:
+        raise InputError("--warm-start: runs on one device, from frame to frame; leave --devices out")
+    if args.ray and (args.devices or args.warm_start):
+        raise InputError(f"{'--devices' if args.devices else '--warm-start'}: not used with --ray; leave it out")
+    if args.devices and args.device != "cpu":
+        raise InputError(f"--device {args.device}: not used with --devices; leave it out")
+    for option, pattern in (("--output", output), ("--st-map", args.st_map)):
+        if pattern is None:
+            continue
+        if option == "--st-map":
+            paths.check_suffix(pattern, option, (".exr",))
+        paths.check_pattern(pattern, option, suffix)
+    _check_distinct(args, frame_files)
+    y_axis = args.y_axis or "up"
+    return frame_files, Output(output, packing.get("dtype"), packing.get("compression"), y_axis, args.st_map)
+
+
+def _make_absolute(frame_files: FrameFiles, output: Output) -> tuple[FrameFiles, Output]:
+    """Return both with absolute names."""
+
+    def absolute(text: str | None) -> str | None:
+        return None if text is None else str(Path(text).absolute())
+
+    files = find_frames(str(Path(frame_files.text).absolute()))
+    return files, replace(output, pattern=absolute(output.pattern), st_map=absolute(output.st_map))  # type: ignore[arg-type]
+
+
+def _check_distinct(args: argparse.Namespace, frame_files: FrameFiles) -> None:
+    """Raise InputError if an output pattern names a plate, a later plate, or a file of the other pattern."""
+    plates = {os.path.realpath(path) for path in frame_files.files.values()}
+    number = next(iter(frame_files.files), 1)
+    names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
+    for option, pattern in names:
+        output = Pattern.parse(pattern)
+        if plates & {os.path.realpath(output.path(n)) for n in frame_files.files or [number]}:
+            raise InputError(f"{option} {pattern}: names the plates; choose another name")
+        if _would_match(output.path(number), args.frame1):
+            raise InputError(
+                f"{option} {pattern}: {args.frame1} would hold plates and results; choose another folder, or name the "
+                "plates by a pattern such as plate.####.exr"
+            )
+    if len({os.path.realpath(Pattern.parse(pattern).path(number)) for _, pattern in names}) < len(names):
+        raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
+
+
+def _would_match(path: str, text: str) -> bool:
+    """Return whether the folder or glob ``text`` finds the file ``path`` once it exists."""
+    (folder, name), (folder_glob, name_glob) = os.path.split(path), os.path.split(text)
+    if Path(text).is_dir():
+        folder_glob, name_glob = text, "*" if Path(name).suffix.lower() in FRAME_SUFFIXES else ""
+    return fnmatch(os.path.realpath(folder), os.path.realpath(folder_glob)) and fnmatch(name, name_glob)
+
+
+def _output_pattern(text: str, frame_files: FrameFiles) -> str:
+    """Return the output pattern; for a folder, files in it with the names of the plates."""
+    if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
+        return text
+    paths.check_folder(Path(text), f"--output {text}")
+    folder = text.rstrip("/" + os.sep) or os.sep
+    if frame_files.video is not None:
+        return f"{folder}/{Path(frame_files.video).stem}.%06d.exr"
+    if frame_files.pattern is None:
+        return f"{folder}/flow.%04d.exr"
+    before, after = os.path.split(frame_files.pattern.before)[1], Path(frame_files.pattern.after).stem
+    after = "" if after.startswith(".") or after == frame_files.pattern.after else after
+    return f"{folder}/{before}%0{frame_files.pattern.digits}d{after}.exr"
+
+
+def _list_devices(args: argparse.Namespace) -> list[str]:
+    if args.devices is None:
+        return [args.device]
+    if args.devices == "all":
+        import torch
+
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise InputError("--devices all: expected GPUs, PyTorch finds none")
+        return [f"cuda:{index}" for index in range(count)]
+    devices = [name.strip() for name in args.devices.split(",")]
+    for name in devices:
+        check.device(name, "--devices")
+    return devices
+
+
+def _frame_size(plates: sequences.Plates) -> tuple[int, int] | None:
+    """Return height and width of the first plate that can be read."""
+    for number in plates.numbers:
+        with contextlib.suppress(InputError, OSError):
+            height, width = plates.read(number).frame.shape[-2:]
+            return height, width
+    return None
+
+
+def _frame_report(args: argparse.Namespace, progress: ProgressBar, count: int) -> FrameReport:
+    """Return a callback that counts finished frames, from any thread."""
+    lock, finished, stdout = threading.Lock(), itertools.count(1), sys.stdout
+
+    def report_frame(number: int) -> None:
+        with lock:
+            position = next(finished)
+            progress(position / count, f"frame {number}, {position} of {count}")
+            if args.farm == "openjd":
+                print(f"openjd_progress: {100 * position / count:.1f}", file=stdout, flush=True)
+
+    return report_frame
+
+
+def _report(
+    args: argparse.Namespace,
+    choice: methods.Chosen,
+    job: sequences.ShotJob,
+    devices: Sequence[str],
+    plan: Plan,
+    outcome: sequences.Outcome,
+) -> None:
+    if not args.quiet:
+        for a, b in outcome.cuts:
+            report.note(f"the shot changes between the frames {a} and {b}; the vectors across the cut have no meaning")
+        for a, b in outcome.duplicates:
+            report.note(f"the frames {a} and {b} are the same picture")
+    if outcome.stopped is not None:
+        report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
+    not_written = sorted(set(plan.left) - set(outcome.written))
+    existing = len(job.numbers) - len(plan.left)
+    refined = job.settings.refine or choice.estimator.parameters.get("refinement") is not None
+    content = {
+        "output": args.output,
+        "frames": format_frames(job.numbers),
+        "written": format_frames(outcome.written),
+        "existing": existing,
+        "recomputed": {reason: format_frames(frames) for reason, frames in plan.again.items()},
+        "not_written": format_frames(not_written),
+        "incomplete": format_frames(outcome.incomplete),
+        "problems": [problem._asdict() for problem in outcome.problems],
+        **report.picked(outcome, "stopped", "cuts", "duplicates"),
+        **report.picked(job.settings, "direction", "step"),
+        **choice.facts(),
+        "refined": refined,
+        "devices": list(devices),
+        "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
+    }
+    summary = f"{len(outcome.written)} frames written, {existing} kept"
+    for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
+        summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
+    summary += f", {choice.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
+    report.tell(args, content, f"{report.printable(args.output)}: {summary}", memory=True)

@@ -1,0 +1,102 @@
+"""A job over a shot: everything that decides its work, settled before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullfield import _check
+from fullfield.estimators.estimation import build
+from fullfield.estimators.protocol import Estimator, prepare_estimator
+from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.registry import DEFAULT_METHOD
+from fullfield.sequences.names import FrameFiles
+from fullfield.sequences.outputs import Output, Plan
+from fullfield.sequences.plates import Plates, open_frame_files
+from fullfield.sequences.records import Checksums
+from fullfield.sequences.settings import ShotSettings
+
+
+@dataclass(frozen=True)
+class ShotJob:
+    """Work on a shot in plain values, which can be sent to other processes and machines.
+
+    Attributes:
+        frame_files: the plates, found by name (:func:`fullfield.sequences.names.find_frames`).
+        numbers: every frame of the run, ascending, including those that are written already.
+        output: the files that are written.
+        settings: directions, step, device, ...
+        method, config, backend: the estimator, as :func:`fullfield.estimate` takes it.
+        reading: arguments of :func:`fullfield.io.read_frame` for the plates.
+        threads: PyTorch's threads in each process; None: its default.
+        provenance: what the record of every frame says about this job; :meth:`settle` sets it.
+    """
+
+    frame_files: FrameFiles
+    numbers: tuple[int, ...]
+    output: Output
+    settings: ShotSettings = field(default_factory=ShotSettings)
+    method: str = DEFAULT_METHOD
+    config: Any = None
+    backend: str | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def open_plates(self) -> Plates:
+        """Open the plates in this process."""
+        return open_frame_files(self.frame_files, self.numbers, **self.reading)
+
+    def build_estimator(self) -> Estimator:
+        """Return a new, prepared estimator, and set the number of threads of this process."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        estimator = build(self.method, config=self.config, backend=self.backend)
+        prepare_estimator(estimator, _check.device(self.settings.device))
+        return estimator
+
+    def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[ShotJob, Plan]:
+        """Compare the job with the files that exist; return the settled job, and which frames it has to write.
+
+        The estimator must be prepared. Errors are those of :meth:`Output.settle`.
+        """
+
+        def list_inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+            frames = self.settings.input_frames(plates, number)
+            return {str(n - number): checksums.of(plates.file(n) if plates.has(n) else None) for n in frames}
+
+        recorded = self._recorded_settings(estimator)
+        plan = self.output.settle(
+            recorded,
+            sorted(self.numbers),
+            list_inputs,
+            overwrite=overwrite,
+            source=str(Path(self.frame_files.text).absolute()),
+            start=self.settings.step if self.settings.warm_start else None,
+        )
+        return replace(self, provenance=self.output.made_by(recorded)), plan
+
+    def _recorded_settings(self, estimator: Estimator) -> dict[str, Any]:
+        """Return the settings that decide the contents of the files."""
+        settings = self.settings
+        parameters = dict(estimator.parameters)
+        if isinstance(parameters.get("refinement"), dict):  # its backend is only known after the first flow
+            parameters["refinement"] = {k: v for k, v in parameters["refinement"].items() if k != "backend"}
+        refinement = RefinedEstimator(estimator).config.as_dict() if settings.refine else None
+        return {
+            "plates": Path(self.frame_files.text).name,
+            "method": estimator.method,
+            "parameters": parameters,
+            "backend": self.backend,
+            "direction": settings.direction,
+            "step": settings.step,
+            "warm_start": settings.warm_start,
+            "occlusion": settings.occlusion,
+            "confidence": settings.confidence,
+            "refinement": refinement,
+            "reading": dict(self.reading),
+        }

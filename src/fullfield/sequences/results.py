@@ -1,0 +1,152 @@
+"""Results of a shot: of one frame, of a run, and the time that its stages took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io import FrameWindow
+from fullfield.io.files import reason
+from fullfield.sequences.plates import Plate
+from fullfield.sequences.records import Identity
+
+FrameReport = Callable[[int], None]
+"""Callback that receives the number of every frame that is finished, from any thread."""
+
+
+class StageTime(NamedTuple):
+    """Time of one stage, in all threads together."""
+
+    calls: int = 0
+    wall_s: float = 0.0
+    """Seconds by the clock, including waiting."""
+    cpu_s: float = 0.0
+    """Processor seconds of the stage's own thread."""
+
+    def plus(self, other: StageTime) -> StageTime:
+        """Return the sum of both."""
+        return StageTime(self.calls + other.calls, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+
+class StageTimes:
+    """Sums of the time of stages over many threads; a stage inside another one counts in both."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.by_name: dict[str, StageTime] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Measure the work inside; work that ends with an error counts too."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            self.add({name: StageTime(1, time.perf_counter() - wall, time.thread_time() - cpu)})
+
+    def add(self, times: dict[str, StageTime]) -> None:
+        """Add the sums of another object."""
+        with self._lock:
+            for name, stage in times.items():
+                self.by_name[name] = self.by_name.get(name, StageTime()).plus(stage)
+
+
+class Problem(NamedTuple):
+    """File that could not be used, and the reason."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+    @classmethod
+    def from_error(cls, path: str, error: InputError | OSError) -> Problem:
+        """Return what is wrong with a file, without its name twice."""
+        text = (error.strerror or reason(error)) if isinstance(error, OSError) else reason(error)
+        return cls(path, text.removeprefix(f"{path}: "))
+
+
+@dataclass
+class FrameResult:
+    """Result of one frame. Tensors are on the device that computed them."""
+
+    number: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    """By the names of :func:`fullfield.io.write_vectors`; an end of the shot has zero vectors."""
+    problems: list[Problem] = field(default_factory=list)
+    shot_ends: list[str] = field(default_factory=list)
+    """Directions in which there is no frame: the shot ends there."""
+    missing: list[str] = field(default_factory=list)
+    """Directions whose pair could not be estimated."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+    """Neighbouring frames with the same picture."""
+    plate: Plate | None = None
+    window: FrameWindow | None = None
+    inputs: dict[int, Identity | None] = field(default_factory=dict)
+    """The frames that it was computed from, with the versions of their files."""
+
+    def add_missing(self, direction: str, problem: Problem) -> None:
+        """Add a direction whose pair could not be estimated, and the reason."""
+        self.problems.append(problem)
+        self.missing.append(direction)
+
+
+@dataclass
+class Outcome:
+    """Result of a run over a shot, or over a part of it, in plain values."""
+
+    written: list[int] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    """Each plate or file once."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+    incomplete: list[int] = field(default_factory=list)
+    """Frames whose file has only one of two directions."""
+    stopped: str | None = None
+    """Reason why the run ended early."""
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+    stages: dict[str, StageTime] = field(default_factory=dict)
+    """Time of the parts of the work: ``read``, ``reduce`` (for the search of cuts), ``pin``, ``wait for plates``,
+    ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay out``,
+    ``write``."""
+    _seen: set[Any] = field(default_factory=set, repr=False, compare=False)
+
+    def add(self, other: Outcome) -> None:
+        """Add the result of another part."""
+        self.collect(other, "written", "incomplete", "cuts", "duplicates", "problems")
+        self.stopped = self.stopped or other.stopped
+        self.busy_s += other.busy_s
+        total = StageTimes()
+        total.add(self.stages)
+        total.add(other.stages)
+        self.stages = total.by_name
+
+    def collect(self, other: Outcome | FrameResult, *names: str) -> None:
+        """Add the items of these lists that are new."""
+        for name in names:
+            for item in getattr(other, name):
+                if (name, item) not in self._seen:
+                    self._seen.add((name, item))
+                    getattr(self, name).append(item)
+
+    def finish(self, start_s: float) -> Outcome:
+        """Sort the frames, and set the time since ``start_s``."""
+        for items in (self.written, self.incomplete, self.cuts, self.duplicates):
+            items.sort()
+        self.wall_s = time.perf_counter() - start_s
+        return self
+
+    @property
+    def is_good(self) -> bool:
+        """True where every frame was written."""
+        return not self.problems and self.stopped is None

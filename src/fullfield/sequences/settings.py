@@ -1,0 +1,57 @@
+"""Settings of a run over a shot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fullfield import _check
+
+if TYPE_CHECKING:
+    from fullfield.sequences.plates import Plates
+
+DIRECTIONS = ("forward", "backward", "both")
+
+
+@dataclass(frozen=True)
+class ShotSettings:
+    """Settings that decide which flow a shot gets, and where it is computed.
+
+    Attributes:
+        direction: ``forward``: from each frame to the one ``step`` after; ``backward``: to the one before; ``both``.
+        step: distance between the two frames of a pair.
+        warm_start: start from the flow of the frame before, moved along; not across a cut.
+        occlusion, confidence: estimate them too, from both directions
+            (:func:`fullfield.estimators.reliability.occlusion_and_confidence`).
+        device: where to compute.
+        refine: refine the flows to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), with the backward
+            flow. Estimators that always refine do so without it.
+    """
+
+    direction: str = "forward"
+    step: int = 1
+    warm_start: bool = False
+    occlusion: bool = False
+    confidence: bool = False
+    device: str = "cpu"
+    refine: bool = False
+
+    def __post_init__(self) -> None:
+        _check.choice(self.direction, "direction", DIRECTIONS)
+        _check.number(self.step, "step", integer=True, low=1)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Directions, with the distance to the second frame of their pairs."""
+        offsets = {"forward": self.step, "backward": -self.step}
+        return {name: offset for name, offset in offsets.items() if self.direction in (name, "both")}
+
+    @property
+    def needs_reliability(self) -> bool:
+        """True where occlusion or confidence is requested, which need both directions of a pair."""
+        return self.occlusion or self.confidence
+
+    def input_frames(self, plates: Plates, number: int) -> list[int]:
+        """Return the frames that the result of a frame needs, itself first, ascending otherwise."""
+        partners = [number + offset for offset in self.offsets.values()]
+        return [number, *sorted(partner for partner in partners if plates.has(partner) is not None)]
