@@ -10,7 +10,8 @@ import torch
 from emulator import Emulator
 
 from fullfield.training.flow import SceneStyle
-from fullfield.training.flow.layered import PictureAtlas, cuda, reference, render_pairs
+from fullfield.training.flow.layered import PictureAtlas, cuda, render_pairs
+from fullfield.training.flow.mesh_shapes import procedural_meshes
 from fullfield.training.flow.scene import draw_scenes
 
 
@@ -24,15 +25,17 @@ def atlas() -> PictureAtlas:
     pictures = torch.randint(0, 256, (5, 16, 16, 3), generator=draw, dtype=torch.uint8)
     shapes = torch.randint(0, 256, (3, 12, 12), generator=draw, dtype=torch.uint8)
     shapes[:, 2:10, 2:10] |= 128
-    return PictureAtlas(pictures, shapes)
+    return PictureAtlas(pictures, shapes, procedural_meshes(5))
 
 
-@pytest.mark.parametrize(("size", "style"), [((24, 33), "usual"), ((8, 9), "bodies")], ids=str)
+@pytest.mark.parametrize(("size", "style"), [((24, 33), "usual"), ((8, 9), "bodies"), ((24, 33), "meshes")], ids=str)
 def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     held, style_of_scenes = atlas(), replace(SceneStyle.preset(style), instants=3)
-    scenes = draw_scenes(range(6), size, seed=4, pictures=held.count, shapes=len(held.shapes), style=style_of_scenes)
-    found, expected = render_pairs(scenes, held, size, backend="cuda"), reference.render(scenes, held, size)
+    assert held.meshes is not None
+    counts = {"pictures": held.count, "shapes": len(held.shapes), "meshes": held.meshes.table}
+    scenes = draw_scenes(range(6), size, seed=4, style=style_of_scenes, **counts)
+    found, expected = (render_pairs(scenes, held, size, backend=backend) for backend in ("cuda", "reference"))
     for name, one, other in zip(found._fields, found, expected, strict=True):
         away = (one.float() - other.float()).abs()
         assert float((away > 2e-3).float().mean()) < 5e-3, name

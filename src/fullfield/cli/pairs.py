@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--textures", metavar="PACK", help="picture pack (python -m tools textures) [procedural pictures]"
     )
-    parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures or bodies")
+    parser.add_argument("--style", default="usual", metavar="NAME", help="usual, small, figures, bodies or meshes")
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="device that renders")
     parser.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")

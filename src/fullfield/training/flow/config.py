@@ -150,10 +150,12 @@ class SceneStyle(Config):
     """Share of scenes with a jointed figure: a body and limbs, some of two parts, that turn about their joints."""
     bodies: float = 0.0
     """Share of scenes with bodies: chains of ellipsoids that move, turn, bend and stretch, often cut by the edge."""
+    meshes: float = 0.0
+    """Share of scenes with up to six triangle meshes that move, turn, walk and bend, often cut by the edge."""
     smooth: float = 0.3
-    """Share of bodies and objects whose texture is out of focus or faint."""
+    """Share of bodies, meshes and objects whose texture is out of focus or faint."""
     instants: int = 12
-    """Instants that an exposure averages."""
+    """Instants that an exposure with motion blur averages; one without takes up to four samples of each pixel."""
 
     def __post_init__(self) -> None:
         for name in ("camera_motion", "object_motion", "largest"):
@@ -162,12 +164,12 @@ class SceneStyle(Config):
         _check.number(self.noise, "noise", low=0.0, high=1.0)
         _check.number(self.gamma, "gamma", low=1.0, high=8.0)
         _check.number(self.instants, "instants", integer=True, low=1, high=64)
-        for name in ("still_camera", "blur", "waves", "plain", "thin", "figures", "bodies", "smooth"):
+        for name in ("still_camera", "blur", "waves", "plain", "thin", "figures", "bodies", "meshes", "smooth"):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
     @staticmethod
     def preset(name: str) -> SceneStyle:
-        """Return the style ``usual``, ``small`` (motion), ``figures`` or ``bodies``, as training uses them."""
+        """Return the style ``usual``, ``small`` (motion), ``figures``, ``bodies`` or ``meshes``."""
         _check.choice(name, "style", PRESETS)
         return PRESETS[name]
 
@@ -178,6 +180,9 @@ PRESETS = {
     "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0),
     "bodies": SceneStyle(
         camera_motion=6.0, object_motion=26.0, still_camera=0.2, blur=0.5, plain=0.15, bodies=1.0, smooth=0.35
+    ),
+    "meshes": SceneStyle(
+        camera_motion=6.0, object_motion=22.0, still_camera=0.2, blur=0.4, plain=0.15, meshes=1.0, smooth=0.25
     ),
 }
 MIXTURE = {"bodies": 0.45, "usual": 0.2, "figures": 0.15, "small": 0.2}

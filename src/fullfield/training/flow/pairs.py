@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._check import InputError
 from fullfield.training.flow.batch import Announced, Counts, FlowBatch
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
+from fullfield.training.flow.layered.meshes import MeshTable
+from fullfield.training.flow.mesh_shapes import procedural_meshes
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import draw_scenes
 
@@ -34,7 +37,7 @@ class PairGenerator:
 
     A scene is a set of opaque planar cards in space before a moving camera: silhouettes, boxes, rooms and grounds, with
     motion blur, changing light, defocus and noise; then some pairs get the blocks of JPEG. The style sets the shares;
-    it can add thin bars, jointed figures and bodies of ellipsoids, which are off by default.
+    it can add thin bars, jointed figures, bodies of ellipsoids and triangle meshes, which are off by default.
     :mod:`fullfield.training.flow.layered` documents what is rendered and why the flow is exact.
 
     Args:
@@ -68,11 +71,17 @@ class PairGenerator:
         self.style, self.compressed = style or SceneStyle(), compressed
         pictures = procedural_pictures() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
-            pictures = PictureAtlas(pictures.pictures.to(self.device), pictures.shapes.to(self.device))
+            meshes = procedural_meshes() if pictures.meshes is None else pictures.meshes
+            textures, shapes = (part.to(self.device) for part in (pictures.pictures, pictures.shapes))
+            pictures = PictureAtlas(textures, shapes, meshes.to(self.device))
         same = pictures.device.type == self.device.type
         _check.require(same, "pictures", f"an atlas on {self.device}", f"one on {pictures.device}")
         self.atlas = pictures
-        drawn = _Drawn(self.size, seed, self.atlas.count, len(self.atlas.shapes), self.style, compressed)
+        store = self.atlas.meshes
+        if self.style.meshes and store is None:
+            raise InputError("pictures: expected an atlas with meshes for this style, got one without")
+        table = store.table if self.style.meshes and store is not None else None
+        drawn = _Drawn(self.size, seed, self.atlas.count, len(self.atlas.shapes), table, self.style, compressed)
         self._drawn = Announced(drawn, workers, pin=self.device.type == "cuda")
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
@@ -84,9 +93,10 @@ class PairGenerator:
         _check.number(index, "index", integer=True, low=0)
         _check.number(count, "count", integer=True, low=1)
         scenes, steps = self._drawn.take(index, count)
+        totals = None if scenes.meshes is None else scenes.meshes.totals
         if self.device.type == "cuda":
-            scenes = LayeredScenes(*(part.pin_memory() for part in scenes)).to(self.device)
-        frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size)
+            scenes = scenes.map(torch.Tensor.pin_memory).to(self.device)
+        frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
         if steps.any():
             frame1, frame2 = self._stored(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
@@ -115,13 +125,14 @@ class _Drawn:
     seed: int
     pictures: int
     shapes: int
+    meshes: MeshTable | None
     style: SceneStyle
     compressed: float
 
     def __call__(self, index: int, count: int) -> tuple[LayeredScenes, Tensor]:
         numbers = range(index * count, (index + 1) * count)
         counts = {"pictures": self.pictures, "shapes": self.shapes}
-        scenes = draw_scenes(numbers, self.size, seed=self.seed, style=self.style, **counts)
+        scenes = draw_scenes(numbers, self.size, seed=self.seed, meshes=self.meshes, style=self.style, **counts)
         draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
         steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
         return scenes, torch.from_numpy(steps.astype(np.float32))

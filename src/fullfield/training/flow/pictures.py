@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, number
+from fullfield.training.flow.layered.meshes import MeshStore
 from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, procedural_shapes, procedural_textures
 
 FORMAT = 1
@@ -38,6 +39,7 @@ class PicturePack(NamedTuple):
     pictures: Tensor  # uint8 [N, S, S, 3], RGB
     shapes: Tensor  # uint8 [M, 128, 128], coverage: 0 outside, 255 inside, zero in a margin of 3 texels
     names: tuple[str, ...]  # of the N pictures: package/path, with the number of the crop
+    meshes: MeshStore | None = None  # None: procedural ones
 
 
 def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int = 500) -> PicturePack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from fullfield import _check
 from fullfield.training.flow.bodies import Bodies, draw_bodies
 from fullfield.training.flow.config import SceneStyle
-from fullfield.training.flow.layered import SQUARE, LayeredScenes
+from fullfield.training.flow.layered import MESH, SQUARE, LayeredScenes
+from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.layered.scene import BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT, SOFTNESS, TEXTURE
+from fullfield.training.flow.mesh_scene import DrawnMeshes, draw_meshes
 from fullfield.training.flow.scene_draw import (
     BODIES,
     BODY,
@@ -32,6 +35,7 @@ from fullfield.training.flow.scene_draw import (
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 _SAMPLING = np.array([0.6180339887, 0.7548776662])  # steps, pixels, that spread an exposure's samples over the pixel
+_STILL_INSTANTS = 4  # samples of a pixel without motion blur
 
 
 def draw_scenes(
@@ -41,12 +45,13 @@ def draw_scenes(
     seed: int,
     pictures: int,
     shapes: int,
+    meshes: MeshTable | None = None,
     style: SceneStyle | None = None,
 ) -> LayeredScenes:
     """Draw the scenes of these numbers, on the CPU; a scene depends on its number and the arguments.
 
     ``size`` is (height, width) in pixels; ``pictures`` and ``shapes`` are numbers of the atlas's pictures and
-    silhouettes.
+    silhouettes, ``meshes`` describes its meshes, which a style with meshes needs.
     """
     style = style or SceneStyle()
     for side in size:
@@ -54,6 +59,7 @@ def draw_scenes(
     _check.number(seed, "seed", integer=True, low=0)
     _check.number(pictures, "pictures", integer=True, low=1)
     _check.number(shapes, "shapes", integer=True, low=0)
+    _check.require(style.meshes == 0 or meshes is not None, "meshes", "a table of meshes for this style", "none")
     solid = style.bodies > 0
     draw = SceneDraw(seed, numbers, solids=solid)
     # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
@@ -68,13 +74,16 @@ def draw_scenes(
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
         _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
-    exposures, times = _exposed(draw, len(numbers), style)
+    exposures, instants, times = _exposed(draw, len(numbers), style)
     background = bodies.background(draw)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
     seeds = np.floor(draw.scene() * 2**31).astype(np.int32)
     floats = (exposures, background, np.stack([gamma, noise], 1))
-    return _ordered(bodies, times, paint, ids, floats, seeds)
+    drawn = None
+    if style.meshes and meshes is not None:
+        drawn = draw_meshes(numbers, bodies, meshes, seed=seed, pictures=pictures, unit=unit, style=style)
+    return _ordered(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
 def _painted(
@@ -132,8 +141,8 @@ def _painted(
     return paint, ids
 
 
-def _exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, Floats]:
-    """Return the renderer's exposures [B, 2, E, 3], and the times [B, 2, 1 + E] of its matrices."""
+def _exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
+    """Return the renderer's exposures [B, 2, E, 3], their number [B], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
     shutter = np.where(draw.scene() < style.blur, draw.scene(0.05, 0.9), 0.0)
     offsets = (np.arange(count) + 0.5) / count - 0.5
@@ -144,7 +153,8 @@ def _exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, Fl
     exposures[..., 0] = 1 - times[:, :, 1:]
     exposures[..., 1:] = (np.arange(count)[:, None] * _SAMPLING + 0.5) % 1 - 0.5
     exposures[..., 0] = np.where(np.abs(exposures[..., 0]) < 1e-9, 0, exposures[..., 0])
-    return exposures, times
+    instants = np.where(shutter > 0, count, min(count, _STILL_INSTANTS)).astype(np.int32)
+    return exposures, instants, times
 
 
 def _paint_bodies(
@@ -191,10 +201,12 @@ def _paint_bodies(
 
 def _ordered(
     bodies: SceneGeometry,
+    meshes: DrawnMeshes | None,
     times: Floats,  # [B, 2, 1 + E]
     paint: Floats,
     ids: NDArray[np.int64],
     of_scenes: Sequence[Floats],
+    instants: NDArray[np.int32],
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
     """Return the layers that are on, nearest first."""
@@ -209,20 +221,38 @@ def _ordered(
     if bodies.solids is not None:
         part = slice(CARDS, LAYERS)
         to_card[..., part, :, :], centres[..., part, :], to_frame[:, part] = bodies.ellipsoids(bodies.solids, times)
-    counts = bodies.on.sum(1)
-    order = np.argsort(np.where(bodies.on, bodies.depth, np.inf), axis=1, kind="stable")[:, : counts.max()]
+    on, depth = bodies.on, bodies.depth
+    values: list[NDArray[Any]] = [
+        np.moveaxis(to_card, 3, 1),
+        np.moveaxis(centres, 3, 1),
+        to_frame,
+        paint,
+        ids,
+    ]  # [B, L, ...] each
+    if meshes is not None:
+        more = meshes.on.shape[1]
+        on = np.concatenate([on, meshes.on & (meshes.group == np.arange(more))], 1)
+        depth = np.concatenate([depth, meshes.depth], 1)
+        values = [
+            np.concatenate([part, np.zeros((len(part), more, *part.shape[2:]), part.dtype)], 1) for part in values
+        ]
+        values[-1][:, LAYERS:, 1] = MESH
+    counts = on.sum(1)
+    order = np.argsort(np.where(on, depth, np.inf), axis=1, kind="stable")
+    placed = None if meshes is None else meshes.place(np.argsort(order, axis=1)[:, LAYERS:])
+    order = order[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]
-    chosen = (np.moveaxis(values, 3, 1)[scenes, order] for values in (to_card, centres))  # [B, L, 2, 1 + E, ...]
-    floats = (
-        *(np.moveaxis(values, 1, 3) for values in chosen),
-        to_frame[scenes, order],
-        paint[scenes, order],
-        *of_scenes,
-    )
+    to_card, centres, to_frame, paint, chosen = (part[scenes, order] for part in values)
+    floats = (np.moveaxis(to_card, 1, 3), np.moveaxis(centres, 1, 3), to_frame, paint, *of_scenes)
     cards_, middles, frames, colours, exposures, background, sensor = (
         torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for value in floats
     )
-    which, there = (torch.from_numpy(value.astype(np.int32)) for value in (ids[scenes, order], counts))
-    return LayeredScenes(
-        cards_, middles, frames, colours, which, there, exposures, background, sensor, torch.from_numpy(seeds)
-    )
+    which, there = (torch.from_numpy(value.astype(np.int32)) for value in (chosen, counts))
+    of_exposures = exposures, torch.from_numpy(instants)
+    of_frames = background, sensor, torch.from_numpy(seeds)
+    return LayeredScenes(cards_, middles, frames, colours, which, there, *of_exposures, *of_frames, placed)
+
+
+def _lengthened(values: NDArray[Any], more: int) -> NDArray[Any]:
+    """Return values [B, L, ...] with zeros for some more layers."""
+    return np.concatenate([values, np.zeros((len(values), more, *values.shape[2:]), values.dtype)], 1)

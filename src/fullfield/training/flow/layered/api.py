@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from fullfield import _check
+from fullfield._check import InputError
 from fullfield.ops.backends import Backends
-from fullfield.training.flow.layered.scene import ELLIPSOID, LayeredScenes, PictureAtlas, RenderedPairs
+from fullfield.training.flow.layered.meshes import build_triangles
+from fullfield.training.flow.layered.scene import MESH, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
 _LARGEST = 1 << 15
@@ -14,7 +16,12 @@ _LARGEST = 1 << 15
 
 @torch.no_grad()
 def render_pairs(
-    scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int], *, backend: str | None = None
+    scenes: LayeredScenes,
+    atlas: PictureAtlas,
+    size: tuple[int, int],
+    *,
+    totals: tuple[int, int] | None = None,
+    backend: str | None = None,
 ) -> RenderedPairs:
     """Render both frames of every scene, the flow between them, its validity and its occlusion.
 
@@ -22,6 +29,7 @@ def render_pairs(
         scenes: what to render.
         atlas: pictures and silhouettes, on the device of the scenes.
         size: (height, width), pixels.
+        totals: ``scenes.meshes.totals``, taken before the scenes went to a GPU; else the call waits for the device.
         backend: ``"cuda"``, ``"reference"``, or None for the best that the device has.
 
     Raises:
@@ -36,9 +44,15 @@ def render_pairs(
         _check.number(side, "size", integer=True, low=1, high=_LARGEST)
     renderer = RENDERERS.load(RENDERERS.choose(backend, device))
     if device.type == "cpu":
-        for part, low, high in ((0, 0, atlas.count), (1, ELLIPSOID, len(atlas.shapes))):
+        for part, low, high in ((0, 0, atlas.count), (1, MESH, len(atlas.shapes))):
             ids = scenes.ids[..., part]
             fits = ids.numel() == 0 or (int(ids.min()) >= low and int(ids.max()) < high)
             _check.require(fits, "ids", f"{low} ... {high - 1}", ids)
-    rendered: RenderedPairs = renderer.render(scenes, atlas, size)
+    triangles = None
+    if scenes.meshes is not None:
+        if atlas.meshes is None:
+            raise InputError("atlas: expected one with meshes, got one without")
+        totals = scenes.meshes.totals if totals is None else totals
+        triangles = build_triangles(scenes.meshes, atlas.meshes, totals)
+    rendered: RenderedPairs = renderer.render(scenes, triangles, atlas, size)
     return rendered

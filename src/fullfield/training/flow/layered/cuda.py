@@ -6,21 +6,26 @@ import functools
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import structures
+from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
-_SOURCE = Path(__file__).with_name("render.cu")
+_LAYERS, _MESHES, _FRAMES = (Path(__file__).with_name(name) for name in ("layers.cuh", "meshes.cuh", "render.cu"))
+_EMPTY = (1 << 63) - 1  # key of a sample that shows no mesh
 _POINTERS = (
-    *("to_card", "centres", "to_frame", "paint", "ids", "counts", "exposed", "background", "sensor", "noise"),
+    *("to_card", "centres", "to_frame", "paint", "ids", "counts", "exposed", "instants"),
+    *("background", "sensor", "noise"),
     *("texels", "shapes"),
 )
+_TRIANGLES = ("points", "mesh_texels", "corners", "mesh_light", "owners", "mesh_pictures", "mesh_colours")
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
-_Params = structures(_SOURCE)["LayeredParams"]
+_Params = structures(_LAYERS)["LayeredParams"]
 
 
 def supports(device: torch.device) -> str | None:
@@ -30,14 +35,16 @@ def supports(device: torch.device) -> str | None:
 
 @functools.cache
 def source() -> Source:
-    """Return the source of both kernels."""
-    return Source(launching.read_source(launching.HALVES, _SOURCE), ())
+    """Return the source of all kernels."""
+    return Source(launching.read_source(launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
 
 
-def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
+def render(
+    scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, size: tuple[int, int]
+) -> RenderedPairs:
     """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     height, width = size
-    scenes = LayeredScenes(*(part.contiguous() for part in scenes))
+    scenes = scenes.map(Tensor.contiguous)
     batch, _, matrices, layers = scenes.to_card.shape[:4]
     device = scenes.to_card.device
     results = RenderedPairs(
@@ -45,11 +52,19 @@ def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) ->
         *(torch.empty((batch, height, width), dtype=torch.bool, device=device) for _ in range(2)),
     )
     p = _Params(batch=batch, height=height, width=width, layers=layers, exposures=matrices - 1)
-    for name, tensor in zip((*_POINTERS, *_RESULTS), (*scenes, atlas.texels, atlas.shapes, *results), strict=True):
+    pointers = (*scenes[:-1], atlas.texels, atlas.shapes, *results)
+    for name, tensor in zip((*_POINTERS, *_RESULTS), pointers, strict=True):
         setattr(p, name, tensor.data_ptr())
     p.pictures, p.side, p.levels = atlas.count, atlas.side, atlas.levels
     p.shape_count, p.shape_side = atlas.shapes.shape[:2]
     pixels, kernels = batch * height * width, launching.kernels(LIBRARIES, source(), scenes.to_card.get_device())
+    if triangles is not None and len(triangles.corners):
+        for name, tensor in zip(_TRIANGLES, triangles, strict=True):
+            setattr(p, name, tensor.data_ptr())
+        keys = torch.full((batch, 2, matrices, height, width), _EMPTY, dtype=torch.int64, device=device)
+        p.keys, p.triangles = keys.data_ptr(), len(triangles.corners)
+        warps = p.triangles * 2 * matrices
+        kernels.launch("draw_triangles", -(-32 * warps // _THREADS), _THREADS, p)
     kernels.launch("render_truth", -(-pixels // _THREADS), _THREADS, p)
     kernels.launch("render_frames", -(-2 * pixels // _THREADS), _THREADS, p)
     return results

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.positions import positions
+from fullfield.training.flow.layered import raster
+from fullfield.training.flow.layered.meshes import SceneTriangles
+from fullfield.training.flow.layered.sampling import sample_pictures
 from fullfield.training.flow.layered.scene import (
     BIAS,
     COLOURS,
@@ -49,11 +52,13 @@ class _Place(NamedTuple):
     inside: Tensor  # distance inside an ellipsoid's outline, pixels
 
 
-def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
+def render(
+    scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, size: tuple[int, int]
+) -> RenderedPairs:
     """Render as :func:`fullfield.training.flow.layered.render_pairs`; arguments are checked."""
     x, y = positions(size, scenes.to_card.device)
-    first, second = (_picture(scenes, atlas, frame, x, y) for frame in (0, 1))
-    flow, valid, occluded = _truth(scenes, atlas, x, y)
+    first, second = (_picture(scenes, triangles, atlas, frame, x, y) for frame in (0, 1))
+    flow, valid, occluded = _truth(scenes, triangles, atlas, x, y)
     return RenderedPairs(first, second, flow, valid, occluded)
 
 
@@ -175,37 +180,8 @@ def _texture(place: _Place, paint: Tensor, picture: Tensor, atlas: PictureAtlas)
     u, v = (part + offset for part, offset in zip(texels_of(place.at), (t[2], t[5]), strict=True))
     steps = [x.square() + y.square() for x, y in (texels_of(place.right), texels_of(place.down))]
     texels = torch.maximum(*steps).clamp(min=1e-16)
-    level = (0.5 * texels.log2() + _per_pixel(paint[:, BIAS])).clamp(0, atlas.levels - 1)
-    floor = level.floor()
-    which = _per_pixel(picture).long().remainder(atlas.count)
-    first = _bilinear(atlas, which, u, v, floor.long())
-    second = _bilinear(atlas, which, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
-    return torch.lerp(first, second, (level - floor)[..., None])
-
-
-def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
-    bases = torch.tensor(atlas.bases(), device=u.device)
-    side = atlas.side >> level
-    scale = torch.exp2(-level.float())
-    columns: list[Tensor] = []
-    rows: list[Tensor] = []
-    parts: list[Tensor] = []
-    for values, found in ((u, columns), (v, rows)):
-        at = values * scale - 0.5
-        period = 2 * side.float()
-        at = at - period * (at / period).floor()
-        low = at.floor()
-        parts.append(at - low)
-        for step in (0, 1):
-            index = (low.long() + step).remainder(2 * side)
-            found.append(torch.where(index < side, index, 2 * side - 1 - index))
-    total = torch.zeros((), dtype=torch.float32, device=u.device)
-    for down in (0, 1):
-        for right in (0, 1):
-            index = bases[level] + (which * side + rows[down]) * side + columns[right]
-            weight = (parts[0] if right else 1 - parts[0]) * (parts[1] if down else 1 - parts[1])
-            total = total + atlas.texels[index.clamp(max=len(atlas.texels) - 1)][..., :3].float() * weight[..., None]
-    return total
+    level = 0.5 * texels.log2() + _per_pixel(paint[:, BIAS])
+    return sample_pictures(atlas, _per_pixel(picture), u, v, level)
 
 
 def _at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _Place:
@@ -219,7 +195,37 @@ def _active(scenes: LayeredScenes, layer: int) -> Tensor:
     return _per_pixel(layer < scenes.counts)
 
 
-def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor) -> Tensor:
+class _MeshSamples(NamedTuple):
+    """Meshes at one moment: the layer that each sample shows [B, H, W], and colours of the samples that show one."""
+
+    layer: Tensor
+    seen: Tensor  # [B, H, W] bool
+    colours: Tensor  # [N, 3]
+
+    @classmethod
+    def draw(
+        cls, triangles: SceneTriangles, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor, exposure: Tensor
+    ) -> _MeshSamples:
+        """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
+        share, right, down = exposure.unbind(1)
+        keys = raster.rasterize(triangles, (x.shape[0], x.shape[1]), 1 - share, right, down)
+        layer = raster.layer_of(keys)
+        seen = keys != raster.EMPTY
+        at = seen.nonzero()[:, 0]
+        at_x, at_y = ((pixel + _per_pixel(offset))[seen] for pixel, offset in ((x, right), (y, down)))
+        index = raster.triangle_of(keys[seen])
+        return cls(layer, seen, raster.shade(triangles, atlas, index, (1 - share)[at], at_x, at_y, frame))
+
+    def add(self, layer: int, clear: Tensor, total: Tensor) -> None:
+        """Add what samples show of a layer to ``total`` [B, H, W, 3]; nothing is visible behind it."""
+        here = self.layer == layer
+        total[here] += clear[here][:, None] * self.colours[here[self.seen]]
+        clear[here] = 0
+
+
+def _picture(
+    scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor
+) -> Tensor:
     """Return a frame [B, 3, H, W]."""
     exposures = scenes.exposures.shape[2]
     total = torch.zeros((), dtype=torch.float32, device=x.device)
@@ -229,8 +235,13 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
         at_x, at_y = x + _per_pixel(right), y + _per_pixel(down)
         clear = torch.ones((len(scenes.counts), *x.shape), dtype=torch.float32, device=x.device)
         seen = torch.zeros((*clear.shape, 3), dtype=torch.float32, device=x.device)
+        meshes = None
+        if triangles is not None:
+            meshes = _MeshSamples.draw(triangles, atlas, frame, x, y, scenes.exposures[:, frame, exposure])
         for layer in range(scenes.to_card.shape[3]):
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
+            if meshes is not None:
+                meshes.add(layer, clear, seen)
             moment = frame, 1 + exposure, layer
             place = _at(scenes, moment, *_waved(paint, at_x, at_y, share))
             alpha = _coverage(place, paint, ids[:, 1], atlas)
@@ -248,8 +259,8 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
             seen[window] += (clear[window] * alpha)[..., None] * colour
             clear[window] *= 1 - alpha
         seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * background
-        total = total + seen
-    return _sensed((total / exposures).permute(0, 3, 1, 2).contiguous(), scenes, frame)
+        total = total + torch.where(_per_pixel(exposure < scenes.instants)[..., None], seen, 0.0)
+    return _sensed((total / _per_pixel(scenes.instants)[..., None]).permute(0, 3, 1, 2).contiguous(), scenes, frame)
 
 
 def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
@@ -284,7 +295,9 @@ def _hashed(word: Tensor) -> Tensor:
     return word ^ (word >> 16)
 
 
-def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _truth(
+    scenes: LayeredScenes, triangles: SceneTriangles | None, atlas: PictureAtlas, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return flow, validity and occlusion."""
     batch, layers = len(scenes.counts), scenes.to_card.shape[3]
     shape = (batch, *x.shape)
@@ -292,6 +305,8 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
     moved_x, moved_y = (torch.zeros(shape, dtype=torch.float32, device=x.device) for _ in range(2))
     valid, turned = (torch.zeros(shape, dtype=torch.bool, device=x.device) for _ in range(2))
     whole = torch.ones(batch, dtype=torch.float32, device=x.device)
+    surface_depth = torch.zeros(shape, dtype=torch.float32, device=x.device)
+    keys = None if triangles is None else raster.rasterize(triangles, (x.shape[0], x.shape[1]), *([0 * whole] * 3))
     for layer in range(layers):
         paint = scenes.paint[:, layer]
         place = _at(scenes, (0, 0, layer), *_waved(paint, x, y, whole))
@@ -302,7 +317,12 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
         point = a, b, torch.where(is_solid, c, 1.0), is_solid.float()
         rows = [[_per_pixel(scenes.to_frame[:, layer, row, column]) for column in range(4)] for row in range(3)]
         to_x, to_y, depth = (r[0] * point[0] + r[1] * point[1] + r[2] * point[2] + r[3] * point[3] for r in rows)
+        if triangles is not None and keys is not None:
+            here = (raster.layer_of(keys) == layer) & (owner == layers)
+            covers |= here
+            to_x[here], to_y[here], depth[here] = _carried(triangles, keys[here], *_pixels(here, x, y))
         there = covers & (depth > NEAREST)
+        surface_depth = torch.where(there, depth, surface_depth)
         depth = torch.where(there, depth, 1.0)
         moved_x, moved_y = torch.where(there, to_x / depth, moved_x), torch.where(there, to_y / depth, moved_y)
         u = _direction(scenes.to_card[:, 1, 0, layer], moved_x, moved_y)
@@ -317,5 +337,24 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
         place = _at(scenes, (1, 0, layer), moved_x, moved_y)
         covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         occluded |= covers & (owner > layer)
+    if triangles is not None:
+        keys = raster.rasterize(triangles, (height, width), whole, 0 * whole, 0 * whole)
+        seen = valid & inside
+        scene = seen.nonzero()[:, 0]
+        surfaces = (values[seen] for values in (moved_x, moved_y, owner, surface_depth))
+        occluded[seen] |= raster.hides(triangles, keys, scene, *surfaces)
     flow = torch.stack((moved_x - x, moved_y - y), 1)
     return torch.where(valid[:, None], flow, 0.0), valid, occluded
+
+
+def _pixels(chosen: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates [N] of the chosen pixels [B, H, W]."""
+    return x.expand(chosen.shape)[chosen], y.expand(chosen.shape)[chosen]
+
+
+def _carried(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return (x z, y z, z) in the second frame of what samples [N] show of meshes in the first."""
+    index = raster.triangle_of(keys)
+    first, second = (raster.corners_at(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0))
+    weights = raster.intersect(first, x, y).weights
+    return (weights[..., None] * second).sum(1).unbind(1)

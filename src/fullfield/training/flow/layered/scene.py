@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,12 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
+from fullfield.training.flow.layered.meshes import DEFORMATION, MESH_COLOURS, PARTS, MeshStore, PlacedMeshes
 
 _SMALLEST = 4  # texels across, of the last level
 _TOGETHER = 64  # pictures that are halved at a time
 
-# Shapes besides the silhouettes of an atlas: an unbounded plane, the square from -1 to 1, and an ellipsoid.
-INFINITE, SQUARE, ELLIPSOID = -1, -2, -3
+# Shapes besides the silhouettes of an atlas: an unbounded plane, the square from -1 to 1, an ellipsoid, and meshes.
+INFINITE, SQUARE, ELLIPSOID, MESH = -1, -2, -3, -4
+MOST_LAYERS = 63  # of a scene with meshes, whose pixels store their layer in 6 bits
 # Layout of ``LayeredScenes.paint``: where each group of numbers begins, and how many numbers a layer has.
 WAVES, TEXTURE, SOFTNESS, BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT = 0, 10, 16, 17, 18, 30, 32, 38
 
@@ -25,9 +28,10 @@ class PictureAtlas:
     Args:
         pictures: [N, S, S, 3] uint8 RGB; S a power of two, at least 8. They are continued by reflection.
         shapes: [M, T, T] uint8 coverage, 0 at the border.
+        meshes: meshes for scenes that have some, on the same device.
     """
 
-    def __init__(self, pictures: Tensor, shapes: Tensor) -> None:
+    def __init__(self, pictures: Tensor, shapes: Tensor, meshes: MeshStore | None = None) -> None:
         _check.tensor(pictures, "pictures", ("N", "S", "S", 3), dtypes=(torch.uint8,))
         count, side = pictures.shape[:2]
         _check.require(count > 0 and pictures.shape[2] == side, "pictures", "square ones, at least one", pictures)
@@ -44,6 +48,11 @@ class PictureAtlas:
             at = _halved(at)
         self.texels = torch.cat(levels)  # uint8 [sum of N (S / 2^level)^2, 4]
         self.shapes = shapes.contiguous()
+        if meshes is not None:
+            meshes.check()
+            device = meshes.vertices.device
+            _check.require(device == pictures.device, "meshes", f"meshes on {pictures.device}", f"some on {device}")
+        self.meshes = meshes
         self.count, self.side, self.levels = count, side, len(levels)
 
     @property
@@ -70,13 +79,16 @@ def _halved(texels: Tensor) -> Tensor:
 
 
 class LayeredScenes(NamedTuple):
-    """Batch of B scenes of up to L layers, the nearest first; a layer is a planar card or an ellipsoid.
+    """Batch of B scenes of up to L layers, the nearest first; a layer is a planar card, an ellipsoid, or meshes.
 
     A card has coordinates (a, b). ``to_card`` maps a homogeneous pixel (x, y, 1), centre of the first pixel (0, 0),
     to (a w, b w, w) with w > 0 in front of the camera, where 1 / w is the depth.
 
     An ellipsoid is the unit sphere |s| = 1 in coordinates of its own. ``to_card`` maps a pixel to the direction u of
     its ray and ``centres`` is v, so that the ray is s = t u - v with the depth t; the nearer hit is visible.
+
+    A layer of the shape ``MESH`` shows the nearest of the triangles that ``meshes`` assign to it. Between the frames
+    and before and after them, each vertex moves in a straight line at constant speed.
 
     The first of a frame's 1 + E matrices describes its own time, the others the instants of its exposure, which the
     picture averages.
@@ -94,10 +106,13 @@ class LayeredScenes(NamedTuple):
     #   coordinate of an ellipsoid, 2; its light in each frame, 2 × 3
     ids: Tensor  # [B, L, 2] int32: picture; silhouette, INFINITE, SQUARE or ELLIPSOID
     counts: Tensor  # [B] int32: layers of each scene
-    exposures: Tensor  # [B, 2, E, 3] float32: share of the waves, offset of the sample from the pixel's centre (x, y)
+    exposures: Tensor  # [B, 2, E, 3] float32: share of the waves, offset of the sample from the pixel's centre (x, y);
+    #   meshes are seen at the time 1 - share, from 0, the first frame, to 1, the second
+    instants: Tensor  # [B] int32: exposures that the scene averages, at most E
     background: Tensor  # [B, 3] float32: colour where a pixel shows no layer
     sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
     noise: Tensor  # [B] int32: seed of the noise
+    meshes: PlacedMeshes | None = None
 
     def check(self) -> None:
         """Check that all fields describe the same scenes."""
@@ -114,15 +129,46 @@ class LayeredScenes(NamedTuple):
             "sensor": (batch, 2),
             "ids": (batch, layers, 2),
             "counts": (batch,),
+            "instants": (batch,),
             "noise": (batch,),
         }
         for name, shape in shapes.items():
-            dtype = torch.int32 if name in ("ids", "counts", "noise") else torch.float32
+            dtype = torch.int32 if name in ("ids", "counts", "instants", "noise") else torch.float32
             _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
+        if self.meshes is not None:
+            _check.require(layers <= MOST_LAYERS, "to_card", f"up to {MOST_LAYERS} layers with meshes", layers)
+            _check_placed(self.meshes, device)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
+        """Return the scenes with every tensor changed."""
+        placed = None if self.meshes is None else PlacedMeshes(*(change(part) for part in self.meshes))
+        tensors = {name: change(getattr(self, name)) for name in self._fields if name != "meshes"}
+        return LayeredScenes(**tensors, meshes=placed)
 
     def to(self, device: torch.device | str) -> LayeredScenes:
         """Return the scenes on a device."""
-        return LayeredScenes(*(part.to(device, non_blocking=True) for part in self))
+        return self.map(lambda part: part.to(device, non_blocking=True))
+
+
+def _check_placed(placed: PlacedMeshes, device: torch.device) -> None:
+    """Check shapes, dtypes and device of placed meshes."""
+    count = len(placed.scene)
+    shapes: dict[str, tuple[int, ...]] = {
+        "rows": (count, 2, 2),
+        "blend": (count, 2),
+        "pose": (count, 2, 3, 4),
+        "camera": (count, 3),
+        "deformation": (count, 2, DEFORMATION),
+        "texture": (count, 3, 4),
+        "light": (count, 2, 4),
+        "pictures": (count, PARTS),
+        "colours": (count, PARTS, MESH_COLOURS),
+    }
+    whole = ("scene", "layer", "vertex_counts", "triangle_counts", "first_triangles", "rows")
+    for name in placed._fields:
+        dtype = torch.int64 if name in whole else torch.int32 if name == "pictures" else torch.float32
+        shape = shapes.get(name, (count,))
+        _check.tensor(getattr(placed, name), f"meshes: {name}", shape, dtypes=(dtype,), device=device)
 
 
 class RenderedPairs(NamedTuple):

@@ -1,0 +1,43 @@
+"""Look-up of colours in the pictures of an atlas, in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullfield.training.flow.layered.scene import PictureAtlas
+
+
+def sample_pictures(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
+    """Return the colours [..., 3], 0 ... 255, of pictures at texels (u, v), between two levels of the atlas."""
+    level = level.clamp(0, atlas.levels - 1)
+    floor = level.floor()
+    which = which.long().remainder(atlas.count)
+    first = _bilinear(atlas, which, u, v, floor.long())
+    second = _bilinear(atlas, which, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
+    return torch.lerp(first, second, (level - floor)[..., None])
+
+
+def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
+    bases = torch.tensor(atlas.bases(), device=u.device)
+    side = atlas.side >> level
+    scale = torch.exp2(-level.float())
+    columns: list[Tensor] = []
+    rows: list[Tensor] = []
+    parts: list[Tensor] = []
+    for values, found in ((u, columns), (v, rows)):
+        at = values * scale - 0.5
+        period = 2 * side.float()
+        at = at - period * (at / period).floor()
+        low = at.floor()
+        parts.append(at - low)
+        for step in (0, 1):
+            index = (low.long() + step).remainder(2 * side)
+            found.append(torch.where(index < side, index, 2 * side - 1 - index))
+    total = torch.zeros((), dtype=torch.float32, device=u.device)
+    for down in (0, 1):
+        for right in (0, 1):
+            index = bases[level] + (which * side + rows[down]) * side + columns[right]
+            weight = (parts[0] if right else 1 - parts[0]) * (parts[1] if down else 1 - parts[1])
+            total = total + atlas.texels[index.clamp(max=len(atlas.texels) - 1)][..., :3].float() * weight[..., None]
+    return total

@@ -1,0 +1,232 @@
+"""Meshes of synthetic scenes: which ones, their places, poses, motion, textures and light."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fullfield.training.flow.config import SceneStyle
+from fullfield.training.flow.layered.meshes import (
+    MESH_COLOURS,
+    PARTS,
+    WAVES,
+    MeshTable,
+    PlacedMeshes,
+)
+from fullfield.training.flow.scene_draw import Floats, motion_lengths, multiplied, rotation
+from fullfield.training.flow.scene_geometry import SceneGeometry
+
+MESHES = 6
+"""Largest number of meshes of a scene."""
+_STREAM = 6  # of a scene's random numbers
+_UNIFORM, _NORMAL = 96, 32
+_NEAREST = 0.25  # depth that every vertex must have
+_REACH = 1.3  # of a deformed mesh beyond its sphere
+_TIMES = np.array([-0.45, 0.0, 1.0, 1.45])  # first and last instants of exposures, and both frames
+
+
+class DrawnMeshes(NamedTuple):
+    """Meshes of B scenes, N = MESHES of each, and the layers that show them."""
+
+    on: NDArray[np.bool_]  # [B, N]
+    group: NDArray[np.int64]  # [B, N]: the mesh whose layer this one is in; they are ordered by depth in a layer
+    depth: Floats  # [B, N]: of the layer
+    values: dict[str, NDArray[np.generic]]  # fields of PlacedMeshes, [B, N, ...]
+
+    def place(self, layers: NDArray[np.int64]) -> PlacedMeshes | None:
+        """Return the meshes that are on; ``layers`` [B, N] are the indices of their layers. None without any."""
+        if not self.on.any():
+            return None
+        fields = {name: torch.from_numpy(np.ascontiguousarray(part[self.on])) for name, part in self.values.items()}
+        scene = torch.from_numpy(np.nonzero(self.on)[0])
+        layer = torch.from_numpy(np.take_along_axis(layers, self.group, 1)[self.on].astype(np.int64))
+        return PlacedMeshes(scene=scene, layer=layer, **fields)
+
+
+def draw_meshes(
+    numbers: Sequence[int],
+    geometry: SceneGeometry,
+    table: MeshTable,
+    *,
+    seed: int,
+    pictures: int,
+    unit: float,
+    style: SceneStyle,
+) -> DrawnMeshes:
+    """Draw the meshes of scenes; ``unit`` is the number of pixels for a pixel of a frame of 496×368."""
+    draw = _MeshDraw(seed, numbers)
+    height, width = geometry.size
+    focal = geometry.focal[:, None]
+    on = (draw.scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.scene() ** 1.4))
+    depth = np.exp(draw.uniform(math.log(1.5), math.log(7.0)))
+    radius = 0.5 * height * np.exp(draw.uniform(math.log(0.15), math.log(1.5))) * depth / focal
+    radius = np.minimum(radius, 0.5 * depth)
+    x, y = draw.uniform(-0.05, 1.05) * width - (width - 1) / 2, draw.uniform(-0.05, 1.05) * height - (height - 1) / 2
+    centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
+    pose = _draw_poses(draw, geometry, centre, radius, unit, style)
+    seen = pose[:, :, [0]] + _TIMES[:, None, None] * (pose[:, :, [1]] - pose[:, :, [0]])  # [B, N, 4, 3, 4]
+    reach = _REACH * np.linalg.norm(seen[..., 2, :3], axis=-1)
+    on &= (seen[..., 2, 3] - reach > _NEAREST).all(-1)
+
+    which = np.floor(draw.uniform(0, len(table.first_rows))).astype(np.int64)
+    values: dict[str, NDArray[np.generic]] = {"pose": pose.astype(np.float32)}
+    for name in ("vertex_counts", "triangle_counts", "first_triangles"):
+        values[name] = getattr(table, name)[which]
+    values["rows"], values["blend"] = _draw_clips(draw, table, which)
+    camera = np.stack([geometry.focal, np.full_like(geometry.focal, (width - 1) / 2)], 1)
+    camera = np.concatenate([camera, np.full((len(camera), 1), (height - 1) / 2)], 1)
+    values["camera"] = np.broadcast_to(camera[:, None], (*on.shape, 3)).astype(np.float32)
+    values["deformation"] = _draw_deformations(draw, style)
+    texels = radius * focal / depth * np.exp(draw.normal()[..., 0] * 0.45) / min(max(unit, 0.5), 2.0)
+    turned = rotation(2 * draw.normal()) * texels[..., None, None]
+    origin = np.stack([draw.uniform(0, 1024) for _ in range(3)], -1)[..., None]
+    values["texture"] = np.concatenate([turned, origin], -1).astype(np.float32)
+    values["light"] = _draw_light(draw)
+    values["flat"] = (draw.uniform() < 0.4).astype(np.float32)
+    values["pictures"], values["colours"] = _draw_paint(draw, pictures, style)
+    group, depth = _group(on, np.linalg.norm(centre, axis=-1), _REACH * radius)
+    return DrawnMeshes(on, group, depth, values)
+
+
+class _MeshDraw:
+    """Random numbers of the meshes of a batch of scenes; those of a scene do not depend on the rest of the batch."""
+
+    def __init__(self, seed: int, numbers: Sequence[int]) -> None:
+        streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in numbers]
+        self._uniform = iter(np.stack([stream.random((_UNIFORM, MESHES)) for stream in streams], 1))
+        self._normal = iter(np.stack([stream.standard_normal((_NORMAL, MESHES, 3)) for stream in streams], 1))
+
+    def scene(self) -> Floats:
+        """Return a uniform number for each scene [B, 1]."""
+        number: Floats = next(self._uniform)[:, :1]
+        return number
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> Floats:
+        """Return a uniform number for each mesh [B, N]."""
+        number: Floats = low + (high - low) * next(self._uniform)
+        return number
+
+    def normal(self) -> Floats:
+        """Return normal numbers for each mesh [B, N, 3]."""
+        return next(self._normal)
+
+
+def _draw_poses(
+    draw: _MeshDraw, geometry: SceneGeometry, centre: Floats, radius: Floats, unit: float, style: SceneStyle
+) -> Floats:
+    """Return the maps [B, N, 2, 3, 4] from the coordinates of meshes to those of both cameras."""
+    depth, focal = centre[..., 2], geometry.focal[:, None]
+    upright = draw.uniform() < 0.5
+    yaw, free = draw.uniform(0, 2 * np.pi), 2 * draw.normal()
+    tilt = 0.2 * draw.normal()
+    axis = np.stack([tilt[..., 0], yaw, tilt[..., 2]], -1)
+    down = np.diag([1.0, -1.0, -1.0])  # the y axis of images points down
+    first = np.where(upright[..., None, None], down @ rotation(axis), rotation(free))
+    first = first * (radius[..., None] * np.exp(0.15 * draw.normal()).clip(0.7, 1.3))[..., None, :]
+    moves = draw.uniform() < 0.85
+    reach = motion_lengths(draw.uniform(), draw.normal()[..., 0], style.object_motion, unit, style) * moves
+    heading = draw.uniform(0, 2 * np.pi)
+    nearer = np.clip(0.08 * draw.normal()[..., 0], -0.3, 0.3) * moves
+    shift = np.stack([reach * np.cos(heading) / focal, reach * np.sin(heading) / focal, nearer], -1) * depth[..., None]
+    turn = 0.12 * draw.normal() * np.where(draw.uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
+    camera = np.swapaxes(rotation(geometry.camera_turn), -1, -2)[:, None]
+    swell = np.exp(0.03 * draw.normal())[..., None, :]
+    second = camera @ rotation(np.clip(turn, -1.0, 1.0)) @ first * swell
+    moved = multiplied(camera, centre + shift - geometry.camera_shift[:, None])
+    maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, moved))]
+    return np.stack(maps, 2)
+
+
+def _draw_clips(
+    draw: _MeshDraw, table: MeshTable, which: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return first rows [B, N, 2, 2] of the poses around each frame's time, and the weights [B, N, 2] of the second."""
+    last = (table.pose_counts[which] - 1).astype(np.float64)
+    start = draw.uniform() * last
+    step = 0.45 * draw.normal()[..., 0] * np.where(draw.uniform() < 0.2, 3, 1)
+    phase = np.stack([start, np.clip(start + step, 0, last)], -1)
+    low: NDArray[np.int64] = np.minimum(np.floor(phase), np.maximum(last - 1, 0)[..., None]).astype(np.int64)
+    high = np.minimum(low + 1, last.astype(np.int64)[..., None])
+    pose: NDArray[np.int64] = np.stack([low, high], -1)
+    rows = pose * table.vertex_counts[which][..., None, None]
+    rows += table.first_rows[which][..., None, None]
+    return rows, (phase - low).astype(np.float32)
+
+
+def _draw_deformations(draw: _MeshDraw, style: SceneStyle) -> NDArray[np.float32]:
+    """Return waves and twists [B, N, 2, DEFORMATION] of some meshes; they change between the frames."""
+    bends = (draw.uniform() < style.waves)[..., None]
+    frames = []
+    waves = []
+    for _ in range(WAVES):
+        along = draw.normal() * 1.5
+        length = np.maximum(np.linalg.norm(along, axis=-1, keepdims=True), 1e-3)
+        high = np.minimum(0.08 * np.abs(draw.uniform())[..., None], 0.25 / length) * bends
+        waves.append((draw.normal().clip(-2, 2) * high, along, draw.uniform(0, 2 * np.pi), draw.uniform(-1.2, 1.2)))
+    twist = draw.normal() * np.array([0.4, 0.2, 0]) * bends
+    for frame in (0, 1):
+        parts = [
+            np.concatenate([amplitude, along, (phase + frame * change)[..., None]], -1)
+            for amplitude, along, phase, change in waves
+        ]
+        frames.append(np.concatenate([*parts, (twist[..., 0] + frame * twist[..., 1])[..., None]], -1))
+    return np.stack(frames, 2).astype(np.float32)
+
+
+def _draw_light(draw: _MeshDraw) -> NDArray[np.float32]:
+    """Return the light [B, N, 2, 4] in both frames, mostly from above and from the camera's side."""
+    strength = draw.uniform(0.0, 1.1)
+    lamp = np.array([0.0, -0.6, -0.7]) + 0.6 * draw.normal()
+    frames = []
+    for change in (0.0, 0.05):
+        towards = lamp + change * draw.normal()
+        towards = towards / np.maximum(np.linalg.norm(towards, axis=-1, keepdims=True), 1e-6)
+        frames.append(np.concatenate([(1 - 0.65 * strength)[..., None].clip(0.15), towards * strength[..., None]], -1))
+    return np.stack(frames, 2).astype(np.float32)
+
+
+def _draw_paint(draw: _MeshDraw, pictures: int, style: SceneStyle) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return pictures [B, N, PARTS] and colours [B, N, PARTS, MESH_COLOURS]."""
+    first = draw.uniform(0, pictures)
+    chosen = np.repeat(first[..., None], PARTS, -1)
+    colours = np.zeros((*first.shape, PARTS, MESH_COLOURS))
+    smooth = np.where(draw.uniform() < style.smooth, draw.uniform(1.0, 4.5), 0.0)
+    contrast = np.where(draw.uniform() < style.plain, draw.uniform(0.02, 0.4), draw.uniform(0.6, 1.3))
+    middle = draw.uniform(0.2, 0.8)
+    gain = 1 + np.clip(0.08 * draw.normal()[..., 0], -0.3, 0.3) * (draw.scene() < 0.3)
+    alike = draw.uniform() < 0.4
+    tint = np.ones((*first.shape, 3))
+    for part in range(PARTS):
+        other = draw.uniform(0, pictures)
+        own = ~alike if part else np.zeros_like(alike)
+        chosen[..., part] = np.where(own & (draw.uniform() < 0.6), other, chosen[..., part])
+        drawn = np.stack([draw.uniform(0.75, 1.25) for _ in range(3)], -1)
+        shade = draw.uniform(0.6, 1.4)[..., None]
+        tint = np.where(own[..., None], drawn * shade, tint) if part else drawn
+        factor = contrast[..., None] * tint
+        offset = middle[..., None] * tint - 0.5 * factor
+        for frame, light in enumerate((np.ones_like(gain), gain)):
+            colours[..., part, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
+            colours[..., part, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
+        colours[..., part, 0] = smooth
+    return np.floor(chosen).astype(np.int32), colours.astype(np.float32)
+
+
+def _group(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Return groups of meshes whose ranges of depth overlap, each named by its nearest mesh, and the groups' depths."""
+    order = np.argsort(np.where(on, depth - radius, np.inf), axis=1, kind="stable")
+    group = np.tile(np.arange(on.shape[1]), (len(on), 1))
+    scenes = np.arange(len(on))
+    current, end = order[:, 0], (depth + radius)[scenes, order[:, 0]]
+    for rank in range(1, on.shape[1]):
+        slot = order[:, rank]
+        near, far = (depth - radius)[scenes, slot], (depth + radius)[scenes, slot]
+        joins = near < end
+        current, end = np.where(joins, current, slot), np.where(joins, np.maximum(end, far), far)
+        group[scenes, slot] = current
+    return group, np.take_along_axis(depth, group, 1)
