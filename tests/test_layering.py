@@ -25,6 +25,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "_lazy": (set(), set()),
     "_read_ahead": (set(), set()),
     "_switch": (set(), set()),
+    "_ledger": ({"_check", "io"}, set()),
     "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),
     "ops": ({"_kernels", "_check", "numba", "llvmlite", *THIRD}, set()),
     "nn": ({"ops", "_check", *THIRD}, set()),
@@ -35,13 +36,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "metrics": ({"_check", "torch"}, set()),
     "datasets": ({"io", "metrics", "_check", *THIRD}, set()),
     "evaluation": (
-        {"datasets", "estimators", "ops", "metrics", "io", "_check", *THIRD},
+        {"datasets", "estimators", "ops", "metrics", "io", "_check", "_ledger", *THIRD},
         {"registration"},
     ),
-    "sequences": ({"estimators", "ops", "io", "viz", "_check", *THIRD}, {"ray"}),
+    "sequences": ({"estimators", "ops", "io", "viz", "_check", "_ledger", *THIRD}, {"ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": (
-        {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", *THIRD},
+        {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", "_ledger", *THIRD},
         {"safetensors", "matplotlib", "PIL"},
     ),
     "viz": ({"_check", *THIRD}, {"PIL", "matplotlib", "cv2"}),
@@ -52,6 +53,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "datasets",
             "estimators",
             "evaluation",
+            "_ledger",
             "models",
             "registration",
             "sequences",
@@ -85,7 +87,8 @@ LIGHT = {
     "fullfield.models.weights",
     "fullfield.training.flow.config",
     "fullfield.sequences.names",
-    "fullfield.sequences.records",
+    "fullfield._ledger.records",
+    "fullfield._ledger.versions",
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
+from fullfield._ledger.notes import check_entries, read_notes
 from fullfield.datasets import CHARGE_SHOTS
-from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT, check_entries, read_json
+from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT
 from fullfield.models.weights import WEIGHTS
 
 CHARGE, KUBRIC = "charge-8k", "kubric-8k"
@@ -186,7 +187,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
         if not folder.is_dir():
             raise InputError(f"{folder}: expected a folder of runs, but it does not exist")
         for path in sorted(folder.rglob(CONFIG)):
-            config = read_json(path)
+            config = read_notes(path)
             if not ("method" in config and isinstance(config.get("dataset"), dict) and "parameters" in config):
                 continue
             check_entries(path, config, method="text", parameters="object")
@@ -197,7 +198,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
                 raise InputError(f"{path}: expected a scale, got {config['parameters']['scale']!r}") from None
             home = path.parent
             result = _result(home / RESULT) if (home / RESULT).is_file() else None
-            failure = str(read_json(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
+            failure = str(read_notes(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
             if result is not None or failure is not None:
                 found[home.resolve()] = StoredRun(home, config, result, None if result is not None else failure)
     return list(found.values())
@@ -205,7 +206,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
 
 def _result(path: Path) -> dict[str, Any]:
     """Return a result with everything that the tables read of it."""
-    result = read_json(path)
+    result = read_notes(path)
     check_entries(path, result, averaging="text", runtime="object", peak_bytes="number or null", backends="list")
     check_entries(path, result["runtime"], **dict.fromkeys(("mean_s", "std_s", "median_s"), "number"))
     if result.get("scores") is not None:

@@ -192,7 +192,7 @@ def test_another_version_of_ones_own_method_is_told_apart(pairs: FlowDataset, tm
         first = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
         same = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
         assert (first["this_call"]["estimated"], same["this_call"]["estimated"]) == (len(pairs), 0)
-        with pytest.raises(InputError, match=r"another configuration \(source was '\w+', is '\w+'\)"):
+        with pytest.raises(InputError, match=r"other settings \(source was '\w+', is '\w+'\)"):
             evaluate(AtScale(mine(tmp_path, "2.0", written), scale), pairs, folder)
     assert "source" not in evaluate(Counting(), pairs, tmp_path / "ours")["config"]
 
@@ -218,7 +218,7 @@ def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, ch
     setting = Setting(warm_start=change == "warm start")
     if change == "scale":
         estimator = AtScale(estimator, "1/2")
-    with pytest.raises(InputError, match="holds predictions of another configuration") as caught:
+    with pytest.raises(InputError, match="was begun with other settings") as caught:
         evaluate(estimator, pairs, tmp_path / "run", setting)
     wanted = {
         "parameter": "parameters.gain was 10.0, is 2.0",
@@ -240,7 +240,7 @@ def test_a_run_without_predictions_is_taken_over(pairs: FlowDataset, tmp_path: P
     assert result["this_call"]["estimated"] == len(pairs)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["parameters"]["gain"] == Counting().gain
     assert not (tmp_path / "run" / "failure.json").exists()
-    refuses("another configuration", failed.save, "late", torch.zeros(2, H, W), {"seconds": 1.0})
+    refuses("other settings", failed.save, "late", torch.zeros(2, H, W), {"seconds": 1.0})
 
 
 def test_stored_json_has_null_where_a_number_is_not_finite(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -440,6 +440,27 @@ def test_what_is_no_estimator_is_named(pairs: FlowDataset, tmp_path: Path) -> No
         refuses("estimator: expected an Estimator", evaluate, wrong, pairs, tmp_path / "run")
         refuses("estimator: expected an Estimator", predict, wrong, pairs, Run(tmp_path / "other", {}))
     assert not (tmp_path / "run").exists()
+
+
+def test_score_scores_a_replaced_prediction_again(pairs: FlowDataset, tmp_path: Path) -> None:
+    before = evaluate(Counting(), pairs, tmp_path / "run")
+    run = Run.load(tmp_path / "run")
+    assert score(pairs, run)["scores"] == before["scores"]
+    prediction = run.path(pairs.records[0].name)
+    state = prediction.stat()
+    write_flow(prediction, torch.full((2, H, W), 50.0))
+    assert prediction.stat().st_size == state.st_size
+    after = score(pairs, Run.load(tmp_path / "run"))["scores"]
+    assert after["epe"] > before["scores"]["epe"] + 5
+
+
+def test_score_keeps_the_scores_of_predictions_that_were_copied(
+    pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = evaluate(Counting(), pairs, tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    monkeypatch.setattr(Run, "read", lambda *_: pytest.fail("was scored again"))
+    assert score(pairs, Run.load(tmp_path / "copy"))["scores"] == before["scores"]
 
 
 def test_a_new_prediction_drops_the_scores_of_the_old(tmp_path: Path) -> None:

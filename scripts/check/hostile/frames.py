@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "io"))
-from io_files import ExrPart, save
+sys.path[:0] = (str(Path(__file__).resolve().parents[3] / name) for name in ("tests", "tests/io"))
+from io_files import ExrPart, save  # noqa: E402  of the tests
 
 SIZES = ((1, 1), (1, 2), (2, 1), (1, 40), (40, 1), (2, 2), (3, 5), (16, 16), (17, 33), (48, 64))
 KINDS = ("smooth", "smooth", "smooth", "same", "black", "white", "noise", "checks", "bright", "brightest", "dim",

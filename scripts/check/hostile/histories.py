@@ -254,8 +254,8 @@ def doomed(folder: Path, command: Sequence[str], call: int) -> None:
         command: its arguments.
         call: the number of that call; 0: none.
     """
+    from fullfield._ledger.records import Journal
     from fullfield.cli.main import main as fullfield
-    from fullfield.sequences.records import Journal
 
     left = itertools.count(call, -1)
     next(left)

@@ -193,8 +193,9 @@ def _device(name: str) -> str:
 
 def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
+    from fullfield._ledger.notes import check_entries
     from fullfield.evaluation import Run
-    from fullfield.evaluation.run import CONFIG, check_entries
+    from fullfield.evaluation.run import CONFIG
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
     given = [*methods.given(args), *(option for option, value in estimation if value)]

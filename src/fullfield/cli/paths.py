@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from fullfield._check import InputError
+from fullfield._ledger.records import Journal
 from fullfield.io.files import remove_abandoned
 from fullfield.sequences.names import Pattern, is_pattern
-from fullfield.sequences.records import Journal
 
 
 def check_input(path: str, what: str) -> None:
@@ -96,7 +96,7 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
     for option, path in outputs:
         if path is None or not Path(path).is_file() or Path(path).stat().st_size == 0:
             continue
-        from fullfield.sequences.records import Records
+        from fullfield._ledger.records import Records
 
         if not Records(_notes(path)).of(os.path.realpath(path)):
             raise InputError(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import io
 from fullfield._check import InputError
+from fullfield._ledger.versions import Checksums, stamp_of
 from fullfield.cli import argtypes, report, vectors
 from fullfield.sequences.names import choose_frames, format_frames
-from fullfield.sequences.records import Checksums, stamp_of
 
 if TYPE_CHECKING:
     from fullfield.io.raw import Raw

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import io
 from fullfield._check import InputError
+from fullfield._ledger.records import Journal
+from fullfield._ledger.versions import Checksums, stamp_of
 from fullfield.cli import paths, report
 from fullfield.cli.progress import ProgressBar
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
 from fullfield.sequences.names import FrameFiles, find_frames, format_frames, is_pattern
-from fullfield.sequences.records import Checksums, Journal, stamp_of
 
 if TYPE_CHECKING:
     from torch import Tensor

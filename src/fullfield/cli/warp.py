@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 from fullfield import viz
 from fullfield._check import InputError
+from fullfield._ledger.versions import Checksums, digest
 from fullfield.cli import argtypes, paths, report, vectors
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_sequence
-from fullfield.sequences.records import Checksums, digest
 
 if TYPE_CHECKING:
     from torch import Tensor

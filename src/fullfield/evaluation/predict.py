@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError, NoRoomError
+from fullfield._ledger.notes import check_entries
 from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
 from fullfield.estimators.protocol import Progress, check_estimator, prepare_estimator, requested_backend_of
@@ -27,7 +28,6 @@ from fullfield.evaluation.run import (
     OUT_OF_MEMORY,
     RESULT,
     Run,
-    check_entries,
     described,
     runtime,
     source_of,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import inspect
-import json
 import os
-import secrets
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,11 +18,14 @@ from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError, differences
+from fullfield._ledger.notes import check_entries, read_notes, to_plain, write_notes
+from fullfield._ledger.settings import SettingsFile
+from fullfield._ledger.versions import Checksums, checksum_of, stamp_of
 from fullfield.datasets.base import Listed
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import atomic_path, read_flow, write_flow
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import check_readable, one_line
+from fullfield.io.files import check_readable, remove_abandoned
 from fullfield.metrics import AVERAGING
 
 try:
@@ -35,13 +35,13 @@ except ImportError:  # Windows
 
 _FORMAT = 2
 _DIGITS = 16
-_LARGEST = 1e300
 _SAMPLES, _SAMPLE_BYTES = 3, 4096
 CONFIG = "config.json"
 RESULT = "result.json"
 FAILURE = "failure.json"
 OUT_OF_MEMORY = "out of memory"
 AUTOMATIC = "automatic"
+_ADVICE = "choose another folder or remove this one"
 
 _Folder = TypeVar("_Folder", bound="RunFolder")
 
@@ -59,34 +59,26 @@ class RunFolder:
 
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.config = _plain(config)
-        stored = self.folder / CONFIG
+        self.config = to_plain(config)
+        self._settings = SettingsFile(
+            self.folder / CONFIG, "the configuration of a run", str(self.folder), binding=_without_path
+        )
         self.check_folder(self.folder)
-        was_there = stored.is_file()
-        if not was_there:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write_first(stored, self.config)
-        if was_there and self._differences() and not self._has_predictions():
-            with self.alone():
-                if not self._has_predictions():  # a run that failed before its first one
-                    (self.folder / FAILURE).unlink(missing_ok=True)
-                    self.write(CONFIG, self.config)
-        self.check_config()
+        before = self._settings.settle(self.config, has_results=self._has_predictions, advice=_ADVICE, lock=self.lock)
+        if before is not None and self._settings.list_changes(before, self.config):
+            (self.folder / FAILURE).unlink(missing_ok=True)  # of the run whose folder this run has taken over
+        self._checksums = Checksums()
+        self._remove_abandoned()
 
-    def check_config(self) -> None:
-        """Raise InputError unless the configuration in the folder is this one."""
-        if changed := self._differences():
-            raise InputError(
-                f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
-                "choose another folder or remove this one"
-            )
-
-    def _differences(self) -> list[str]:
-        """List what differs between the stored configuration and this one."""
-        return differences(_without_path(read_json(self.folder / CONFIG)), _without_path(self.config))
+    def _remove_abandoned(self) -> None:
+        """Remove the temporary files of processes that have ended."""
+        folders = {path.parent for path in self.folder.rglob("*.part*")}
+        for folder in folders:
+            with suppress(OSError):
+                remove_abandoned(folder)
 
     def _has_predictions(self) -> bool:
-        """Return whether any prediction was begun."""
+        """Return whether any prediction was stored."""
         return any(path.is_file() for path in (self.folder / "predictions").rglob("*"))
 
     @staticmethod
@@ -103,7 +95,7 @@ class RunFolder:
         stored = Path(folder) / CONFIG
         if not stored.is_file():
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
-        return cls(folder, read_json(stored))
+        return cls(folder, read_notes(stored))
 
     def check_dataset(self, dataset: Listed[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
@@ -112,7 +104,7 @@ class RunFolder:
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes from storing a prediction in this folder meanwhile, where files can be locked."""
         if fcntl is None:
             yield
@@ -124,10 +116,7 @@ class RunFolder:
 
     def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, whole or not at all."""
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary:
-            temporary.write_text(_text(content), "utf-8")
+        write_notes(self.folder / name, content)
 
     def path(self, name: str) -> Path:
         """Return the path of a pair's prediction."""
@@ -140,7 +129,7 @@ class RunFolder:
     def facts(self, name: str) -> dict[str, Any] | None:
         """Return the facts of a prediction; None where it is not complete."""
         try:
-            facts = read_json(self.noted(name))
+            facts = read_notes(self.noted(name))
             return facts if facts.get("bytes") == self.path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
@@ -158,8 +147,8 @@ class RunFolder:
         """Store a prediction and its facts; where another process was faster, its own stay: they may be in use."""
         path, noted = self.path(name), self.noted(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self.alone():
-            self.check_config()  # another run may have taken over a folder without predictions
+        with self.lock():
+            self._settings.check(self.config, _ADVICE)  # another run may have taken over a folder without predictions
             if self.facts(name) is not None:
                 return
             for file in (noted, *outdated):
@@ -196,13 +185,13 @@ class Run(RunFolder):
         return flow, valid
 
     def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
-        """Return a pair's contribution to the totals if it was scored against the same truth."""
+        """Return a pair's contribution to the totals if this prediction was scored against the same truth."""
         path = self.scored(averaging, name)
         try:
-            stored = read_json(path)
+            stored = read_notes(path)
         except FileNotFoundError:
             return None
-        if stored.get("truth") != truth:
+        if stored.get("truth") != truth or not self._is_scored(name, stored):
             return None
         check_entries(path, stored, state="object")
         state: dict[str, Any] = stored["state"]
@@ -210,7 +199,16 @@ class Run(RunFolder):
 
     def keep_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
         """Store a pair's contribution to the totals."""
-        self.write(self.scored(averaging, name).relative_to(self.folder), {"truth": truth, "state": state})
+        prediction = self.path(name)
+        content = {"truth": truth, "stamp": stamp_of(prediction), "checksum": checksum_of(prediction), "state": state}
+        self.write(self.scored(averaging, name).relative_to(self.folder), content)
+
+    def _is_scored(self, name: str, stored: Mapping[str, Any]) -> bool:
+        """Return whether a stored score is of the prediction that exists now."""
+        prediction = self.path(name)
+        if stored.get("stamp") == list(stamp_of(prediction) or ()):
+            return True
+        return stored.get("checksum") == self._checksums.of(str(prediction))
 
     def scored(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""
@@ -260,7 +258,7 @@ class ScanRun(RunFolder):
     def truth(self, name: str, key: str) -> dict[str, Any] | None:
         """Return the stored truth of a pair if it was made from the same inputs, which ``key`` identifies."""
         path = self._true(name)
-        stored = read_json(path) if path.is_file() else {}
+        stored = read_notes(path) if path.is_file() else {}
         if stored.get("key") != key:
             return None
         check_entries(path, stored, pose="4 rows of 4", overlap="number or null")
@@ -281,26 +279,6 @@ def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(parameters, dict) or not parameters.get("weights_sha256"):
         return dict(config)
     return {**config, "parameters": {**parameters, "weights": None}}
-
-
-def _write_first(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a complete JSON file, unless another process was faster."""
-    mine = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    try:
-        mine.write_text(_text(content), "utf-8")
-        os.link(mine, path)
-    except FileExistsError:
-        pass
-    except OSError as error:  # a file system without links
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-        mine.replace(path)
-    finally:
-        mine.unlink(missing_ok=True)
-
-
-def _text(content: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
@@ -396,53 +374,3 @@ def runtime(seconds: Sequence[float]) -> dict[str, float]:
         "min_s": min(seconds),
         "max_s": max(seconds),
     }
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; InputError where it holds something else."""
-    try:
-        content = json.loads(path.read_text("utf-8"), parse_constant=_null)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got something else ({one_line(str(error))})") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "number": lambda value: type(value) in (int, float) and -_LARGEST < value < _LARGEST,
-    "number or null": lambda value: value is None or _KINDS["number"](value),
-    "count": lambda value: type(value) is int and 0 <= value < _LARGEST,
-    "text": lambda value: isinstance(value, str),
-    "text or null": lambda value: value is None or isinstance(value, str),
-    "true or false": lambda value: isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "list": lambda value: isinstance(value, list),
-    "4 rows of 4": lambda value: _is_square(value, "number"),
-    "4 rows of 4 or null": lambda value: value is None or _is_square(value, "number"),
-    "4 rows of 4, each a number or null": lambda value: _is_square(value, "number or null"),
-}
-
-
-def _is_square(value: Any, kind: str) -> bool:
-    rows = value if isinstance(value, list) else []
-    right = len(rows) == 4 and all(isinstance(row, list) and len(row) == 4 for row in rows)
-    return right and all(_KINDS[kind](entry) for row in rows for entry in row)
-
-
-def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
-    """Raise InputError naming the file unless the object in it has these entries, each of its kind."""
-    for name, kind in kinds.items():
-        if name not in content or not _KINDS[kind](content[name]):
-            came = one_line(repr(content[name]), 60) if name in content else "none"
-            raise InputError(f"{path}: expected an entry {name} ({kind}), got {came}; remove the file to make it again")
-
-
-def _null(_: str) -> None:
-    """Return None for NaN and the infinities, which JSON does not have."""
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content as JSON reads it back, with null for numbers that are not finite."""
-    plain: dict[str, Any] = json.loads(json.dumps(config, default=str, sort_keys=False), parse_constant=_null)
-    return plain

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fullfield import _check
+from fullfield._ledger.versions import Checksums
 from fullfield.estimators.estimation import build
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
@@ -17,7 +18,6 @@ from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan
 from fullfield.sequences.plates import Plates, open_frame_files
-from fullfield.sequences.records import Checksums
 from fullfield.sequences.settings import ShotSettings
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError, differences
+from fullfield._ledger.records import Journal, Record, Records
+from fullfield._ledger.versions import Checksums, checksum_of, digest, stamp_of
 from fullfield.io import atomic_path, read_flow, write_flow, write_st_map
 from fullfield.io.files import cut_bytes, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
@@ -24,7 +26,6 @@ from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
 from fullfield.sequences.names import Pattern
-from fullfield.sequences.records import Checksums, Journal, Record, Records, checksum_of, digest, stamp_of
 from fullfield.sequences.results import FrameResult
 
 Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield._ledger.versions import Identity, Stamp, checksum_of, stamp_of
 from fullfield._read_ahead import reader_count
 from fullfield.estimators.frames import Frame, as_frame, fill_unknown, label
 from fullfield.io import FrameWindow, frame_window, open_video
@@ -23,7 +24,6 @@ from fullfield.io.oiio import Attribute
 from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, parse_frames
-from fullfield.sequences.records import Identity, Stamp, checksum_of, stamp_of
 
 
 class Plate(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield._ledger.versions import Identity
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.sequences.plates import Plate
-from fullfield.sequences.records import Identity
 
 FrameReport = Callable[[int], None]
 """Callback that receives the number of every frame that is finished, from any thread."""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullfield._ledger.records import Records
+from fullfield._ledger.versions import Identity, digest
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
@@ -21,7 +23,6 @@ from fullfield.sequences.engine import Engine, RequestFrames
 from fullfield.sequences.job import ShotJob
 from fullfield.sequences.outputs import to_cpu
 from fullfield.sequences.plates import Plates
-from fullfield.sequences.records import Identity, Records, digest
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, Problem, StageTimes
 from fullfield.sequences.writing import WriterThreads
 

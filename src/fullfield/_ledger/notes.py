@@ -1,0 +1,117 @@
+"""JSON files of notes: reading with checks, and atomic writing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fullfield._check import InputError
+from fullfield.io.files import atomic_path, check_readable, one_line
+
+_LARGEST = 1e300
+
+
+def read_notes(path: Path, description: str = "a JSON object") -> dict[str, Any]:
+    """Return the object in a JSON file, with None for numbers that are not finite.
+
+    Raises:
+        InputError: naming the file, if it is not a regular file or holds something other than an object.
+        FileNotFoundError: if there is no file.
+    """
+    check_readable(path)
+    try:
+        content = json.loads(path.read_text("utf-8"), parse_constant=_parse_constant, parse_float=_parse_float)
+    except (ValueError, RecursionError) as error:  # the second: nested too deeply
+        raise InputError(f"{path}: expected JSON, got something else ({one_line(str(error))})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected {description}, got {type(content).__name__}")
+    return content
+
+
+def write_notes(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as JSON atomically, with null for numbers that are not finite; create the folder if needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path) as temporary:
+        temporary.write_text(_to_text(content), "utf-8")
+
+
+def write_first_notes(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as JSON atomically, unless another process has written the file before."""
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_text(_to_text(content), "utf-8")
+            _link(temporary, path)
+    except _TakenError:
+        return
+
+
+class _TakenError(Exception):
+    """The file exists."""
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a file its name unless the name is taken, where the file system has links.
+
+    The replacement that follows then changes nothing, because both names are the same file.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise _TakenError from None
+    except OSError:  # without links the last of several processes that begin at the same moment wins
+        if path.exists():
+            raise _TakenError from None
+
+
+def to_plain(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content as JSON reads it back, with None for numbers that are not finite."""
+    plain: dict[str, Any] = json.loads(json.dumps(content, default=str), parse_constant=_parse_constant)
+    return plain
+
+
+def _to_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(to_plain(content), indent=1, allow_nan=False) + "\n"
+
+
+def _parse_constant(_: str) -> None:
+    """Return None for NaN and the infinities, which JSON does not have."""
+
+
+def _parse_float(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "number": lambda value: type(value) in (int, float) and -_LARGEST < value < _LARGEST,
+    "number or null": lambda value: value is None or _KINDS["number"](value),
+    "count": lambda value: type(value) is int and 0 <= value < _LARGEST,
+    "text": lambda value: isinstance(value, str),
+    "text or null": lambda value: value is None or isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "list": lambda value: isinstance(value, list),
+    "4 rows of 4": lambda value: _is_square(value, "number"),
+    "4 rows of 4 or null": lambda value: value is None or _is_square(value, "number"),
+    "4 rows of 4, each a number or null": lambda value: _is_square(value, "number or null"),
+}
+
+
+def _is_square(value: Any, kind: str) -> bool:
+    rows = value if isinstance(value, list) else []
+    has_four = len(rows) == 4 and all(isinstance(row, list) and len(row) == 4 for row in rows)
+    return has_four and all(_KINDS[kind](entry) for row in rows for entry in row)
+
+
+def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
+    """Raise InputError naming the file unless the object in it has these entries, each of its kind."""
+    for name, kind in kinds.items():
+        if name not in content or not _KINDS[kind](content[name]):
+            value = one_line(repr(content[name]), 60) if name in content else "none"
+            raise InputError(
+                f"{path}: expected an entry {name} ({kind}), got {value}; remove the file to make it again"
+            )

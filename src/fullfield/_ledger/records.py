@@ -1,0 +1,132 @@
+"""Records of what made each stored file: a folder of notes, with one file for each process that wrote.
+
+A process appends a line before a file takes its name, so every file that exists has a line, no matter which process was
+killed or wrote at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fullfield._ledger.versions import Checksums, Identity, Stamp, checksum_of, stamp_of
+from fullfield.io.files import calling_when_finished, has_ended, writer
+
+
+class Record(NamedTuple):
+    """A file that was written, and what made it."""
+
+    file: Identity
+    made: dict[str, Any]
+    beside: str | None
+    """Checksum of the frame's ST map."""
+
+
+class Records:
+    """The records of a folder of notes. Lines that are damaged, and what is not a regular file, are ignored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checksums = Checksums()
+        self._folder = folder
+        self._by_name: dict[str, list[Record]] = defaultdict(list)
+        self._by_notes: dict[Path, list[tuple[str, Record]]] = {}
+        for notes in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
+            if notes.is_file():
+                self._by_notes[notes] = []
+                with suppress(FileNotFoundError):  # pruned by another run
+                    for line in notes.read_bytes().splitlines():
+                        self._add_line(line, notes)
+
+    def _add_line(self, line: bytes, notes: Path) -> None:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # the last line of a killed process
+        stamp = _parse_stamp(entry)
+        if stamp is None or not isinstance(entry.get("checksum"), str):
+            return
+        identity = Identity(stamp, entry["checksum"])
+        if isinstance(entry.get("input"), str):
+            self.checksums.add(entry["input"], identity)
+        elif isinstance(entry.get("name"), str) and isinstance(entry.get("made"), dict):
+            record = Record(identity, entry["made"], entry.get("beside"))
+            self._by_name[entry["name"]].append(record)
+            self._by_notes[notes].append((entry["name"], record))
+
+    def of(self, path: str) -> list[Record]:
+        """Return the records of the file that exists now, newest last."""
+        records = self._by_name.get(os.path.basename(path), [])  # noqa: PTH119
+        stamp = stamp_of(path)
+        exact = [record for record in records if record.file.stamp == stamp]
+        if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
+            return exact
+        checksum = self.checksums.of(path)
+        return [record for record in records if record.file.checksum == checksum]
+
+    def prune(self) -> None:
+        """Remove the notes of ended processes of this machine whose frames have all been written again.
+
+        Frames that are absent, unreadable or without a record of their own keep the notes: they may only be moved away.
+        """
+        for notes, entries in self._by_notes.items():
+            if has_ended(notes.stem) and all(self._is_replaced(name, record) for name, record in entries):
+                notes.unlink(missing_ok=True)
+
+    def _is_replaced(self, name: str, record: Record) -> bool:
+        """Return whether the file that exists now has only records newer than ``record``."""
+        current = self.of(str(self._folder.parent / name))
+        return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)
+
+
+def _parse_stamp(entry: Any) -> Stamp | None:
+    """Return the stamp of a line; None if the line has none."""
+    values = entry.get("stamp") if isinstance(entry, dict) else None
+    if not isinstance(values, list) or len(values) != 3 or any(type(value) is not int for value in values):
+        return None
+    size, modified, inode = values
+    return size, modified, inode
+
+
+class Journal:
+    """The notes that this process appends to in a folder; the first line creates them."""
+
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        self._folder, self._name = folder, name
+        self._lock = threading.Lock()
+        self._inputs = Checksums()
+
+    @contextmanager
+    def noting(self, path: str, made: Mapping[str, Any], beside: str | None = None) -> Iterator[None]:
+        """Append a record of the file ``path`` when it is written inside, just before it takes its name."""
+        target = os.path.realpath(path)
+
+        def append_record(temporary: Path, written: Path) -> None:
+            stamp = stamp_of(temporary)
+            if os.fspath(written) == target and stamp is not None:
+                entry = {"name": os.path.basename(path), "made": dict(made), "beside": beside}  # noqa: PTH119
+                self._append({**entry, "stamp": stamp, "checksum": checksum_of(temporary)})
+
+        with calling_when_finished(append_record):
+            yield
+
+    def add_input(self, path: str, identity: Identity) -> None:
+        """Append the checksum of an input, once for each version."""
+        with self._lock:
+            is_new = self._inputs.add(path, identity)
+        if is_new:
+            absolute = os.path.abspath(path)  # noqa: PTH100
+            self._append({"input": absolute, "stamp": identity.stamp, "checksum": identity.checksum})
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        line = json.dumps(entry).encode() + b"\n"
+        with self._lock:
+            self._folder.mkdir(exist_ok=True)
+            with (self._folder / f"{self._name or writer()}.jsonl").open("ab", buffering=0) as file:
+                file.write(line)
+                os.fsync(file.fileno())

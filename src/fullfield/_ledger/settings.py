@@ -1,0 +1,112 @@
+"""Settings of a run, in a JSON file with its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullfield._check import InputError, differences
+from fullfield._ledger.notes import check_entries, read_notes, to_plain, write_first_notes, write_notes
+
+_NAMED_CHANGES = 3
+
+
+def _return_all(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    return content
+
+
+@dataclass(frozen=True)
+class SettingsFile:
+    """File with the settings of a run. They bind while there are results.
+
+    Attributes:
+        path: The file.
+        description: What the file is expected to be, for messages: "the settings of a training".
+        subject: What has the settings, for messages; by default the folder of the file.
+        entries: Kinds of entries that the content has, as of :func:`check_entries`.
+        binding: Returns the part of the content that decides the results.
+    """
+
+    path: Path
+    description: str
+    subject: str | None = None
+    entries: Mapping[str, str] = field(default_factory=dict)
+    binding: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _return_all
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the stored content; None where there is no file. InputError for anything else than an object."""
+        try:
+            stored = read_notes(self.path, self.description)
+        except FileNotFoundError:
+            return None
+        check_entries(self.path, stored, **self.entries)
+        return stored
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Write the content atomically."""
+        write_notes(self.path, content)
+
+    def list_changes(self, stored: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
+        """Return the binding settings that differ, the method first; with another method its parameters differ too."""
+        before, now = self.binding(stored), self.binding(to_plain(content))
+        skipped = {"parameters"} if before.get("method") != now.get("method") else set[str]()
+        names = [name for name in dict.fromkeys((*before, *now)) if name not in skipped]
+        names.sort(key=lambda name: name != "method")
+        return differences({name: before.get(name) for name in names}, {name: now.get(name) for name in names})
+
+    def settle(
+        self,
+        content: Mapping[str, Any],
+        *,
+        has_results: Callable[[], bool],
+        advice: str,
+        overwrite: bool = False,
+        lock: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> dict[str, Any] | None:
+        """Write the settings of a run that begins, or check that the run in the folder has the same.
+
+        Args:
+            content: settings, as plain values.
+            has_results: returns whether anything was made with the stored settings.
+            advice: what a user can do about other settings, for the message.
+            overwrite: replace other settings; the caller then makes every result again.
+            lock: keeps other processes from storing results while the settings are replaced.
+
+        Returns:
+            The stored content before; None where there was none.
+
+        Raises:
+            InputError: if there are results of other settings, or results without settings.
+        """
+        # Results first: a run that begins now writes its settings before its results.
+        had_results = has_results()
+        stored = self.read()
+        if stored is None:
+            if had_results and not overwrite:
+                raise InputError(
+                    f"{self._subject}: has results, and no {self.path.name} that says how they were made; {advice}"
+                )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_first_notes(self.path, content)
+        elif self.list_changes(stored, content):
+            with lock():
+                if overwrite or not has_results():
+                    self.write(content)
+        self.check(content, advice)
+        return stored
+
+    def check(self, content: Mapping[str, Any], advice: str) -> None:
+        """Raise InputError unless the stored settings are these."""
+        changes = self.list_changes(self.read() or {}, content)
+        if changes:
+            count = len(changes) - _NAMED_CHANGES
+            more = [f"and {count} more"] if count > 0 else []
+            named = "; ".join(changes[:_NAMED_CHANGES] + more)
+            raise InputError(f"{self._subject}: was begun with other settings ({named}); {advice}")
+
+    @property
+    def _subject(self) -> str:
+        return self.subject or str(self.path.parent)

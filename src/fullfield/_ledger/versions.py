@@ -1,0 +1,86 @@
+"""Versions of files: compared by size and times, and by a checksum where these differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+Stamp = tuple[int, int, int]
+"""Size, modification time in nanoseconds and inode of a file."""
+
+_SAMPLE_BYTES = 4 << 20
+_SAMPLES = 16
+
+
+class Identity(NamedTuple):
+    """A version of a file."""
+
+    stamp: Stamp
+    checksum: str
+
+
+def stamp_of(path: str | os.PathLike[str]) -> Stamp | None:
+    """Return the size and times of a file; None where there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - names of plates are text, and there are many
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def checksum_of(path: str | os.PathLike[str]) -> str:
+    """Return the checksum of a file: of all its bytes up to 64 MiB, of 16 samples of 4 MiB and its size beyond."""
+    with Path(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        checksum = hashlib.blake2b(str(size).encode(), digest_size=16)
+        for index in range(_SAMPLES):
+            if size > _SAMPLES * _SAMPLE_BYTES:
+                file.seek(index * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+            sample = file.read(_SAMPLE_BYTES)
+            if not sample:
+                break
+            checksum.update(sample)
+    return checksum.hexdigest()
+
+
+def digest(values: object) -> str:
+    """Return the checksum of plain values."""
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class Checksums:
+    """Checksums of files by name; a file is read again only when its size or times have changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Stamp], str] = {}
+        self._new: list[tuple[str, Identity]] = []
+
+    def add(self, path: str, identity: Identity) -> bool:
+        """Keep a checksum; return whether it is new."""
+        key = (os.path.abspath(path), identity.stamp)  # noqa: PTH100 - links are not followed
+        if key in self._known:
+            return False
+        self._known[key] = identity.checksum
+        self._new.append((key[0], identity))
+        return True
+
+    def take_new(self) -> list[tuple[str, Identity]]:
+        """Return the names and versions of files that were added since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def of(self, path: str | None) -> str | None:
+        """Return the checksum of a file; None where there is none that can be read."""
+        stamp = None if path is None else stamp_of(path)
+        if path is None or stamp is None:
+            return None
+        checksum = self._known.get((os.path.abspath(path), stamp))  # noqa: PTH100
+        if checksum is None:
+            with suppress(OSError):
+                checksum = checksum_of(path)
+                self.add(path, Identity(stamp, checksum))
+        return checksum

@@ -1,0 +1,125 @@
+"""Notes that were damaged, or that are no regular files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullfield._ledger.notes import read_notes, write_first_notes, write_notes
+from fullfield._ledger.records import Journal, Records
+from fullfield._ledger.settings import SettingsFile
+from fullfield.io import atomic_path
+from refusals import refuses
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "7", "null", '"x"', "[" * 100_000, "\xff"])
+def test_read_notes_names_a_file_without_an_object(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(text, "latin-1")
+    refuses(r"settings\.json: ", read_notes, path)
+
+
+def test_read_notes_reads_numbers_that_are_not_finite_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "notes.json"
+    path.write_text('{"a": 1e999, "b": NaN, "c": [-Infinity, 1.5]}')
+    assert read_notes(path) == {"a": None, "b": None, "c": [None, 1.5]}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
+def test_read_notes_and_records_do_not_wait_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "settings.json")
+    refuses("expected a regular file", read_notes, tmp_path / "settings.json")
+    os.mkfifo(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").mkdir()
+    assert Records(tmp_path).of("x.exr") == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stamp": [1, 2]},
+        {"stamp": "abc"},
+        {"stamp": ["1", "2", "3"]},
+        {"stamp": None},
+        {"checksum": ["a"]},
+        {"name": ["frame.exr"]},
+        {"made": ["settings"]},
+        {"made": None},
+    ],
+)
+def test_records_ignore_damaged_lines(changes: dict[str, Any], tmp_path: Path) -> None:
+    frame, notes = tmp_path / "frame.exr", tmp_path / "notes"
+    with Journal(notes, "run").noting(str(frame), {"settings": "a"}), atomic_path(frame) as temporary:
+        temporary.write_bytes(b"frame")
+    line = json.loads((notes / "run.jsonl").read_text())
+    (notes / "other.jsonl").write_text(json.dumps({**line, "made": {"settings": "b"}, **changes}) + "\n")
+    assert [record.made for record in Records(notes).of(str(frame))] == [{"settings": "a"}]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "1.5", "true"])
+def test_records_ignore_lines_with_numbers_that_are_no_sizes(number: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        f'{{"name": "x.exr", "made": {{}}, "checksum": "a", "stamp": [{number}, 1, 1]}}\n'
+        f'{{"input": "x.exr", "checksum": "a", "stamp": [{number}, 1, 1]}}\n[1]\n"text"\n7\n'
+    )
+    assert Records(tmp_path).of("x.exr") == []
+
+
+def settle(file: SettingsFile, content: dict[str, Any], results: list[str], **options: Any) -> dict[str, Any] | None:
+    return file.settle(content, has_results=lambda: bool(results), advice="use another folder", **options)
+
+
+def test_settings_bind_while_there_are_results(tmp_path: Path) -> None:
+    file, results = SettingsFile(tmp_path / "run" / "settings.json", "the settings of a run"), list[str]()
+    assert settle(file, {"a": 1}, results) is None
+    assert settle(file, {"a": 2}, results) == {"a": 1}
+    assert file.read() == {"a": 2}
+    results.append("x")
+    assert settle(file, {"a": 2}, results) == {"a": 2}
+    refuses(
+        r"run: was begun with other settings \(a was 2, is 3\); use another folder", settle, file, {"a": 3}, results
+    )
+    settle(file, {"a": 3}, results, overwrite=True)
+    assert file.read() == {"a": 3}
+
+
+def test_settings_that_are_missing_beside_results_are_named(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "settings.json", "the settings of a run")
+    refuses(r"no settings\.json that says how they were made", settle, file, {"a": 1}, ["x"])
+    assert file.read() is None
+    settle(file, {"a": 1}, ["x"], overwrite=True)
+    assert file.read() == {"a": 1}
+
+
+def test_settings_name_three_changes_and_the_method_first(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "settings.json", "the settings of a run")
+    settle(file, {"a": 1, "b": 1, "c": 1, "method": "x", "parameters": {"d": 1}}, [])
+    changed = {"a": 2, "b": 2, "c": 2, "method": "y", "parameters": {"d": 2}}
+    refuses(r"method was 'x', is 'y'; a was 1, is 2; b was 1, is 2; and 1 more\)", settle, file, changed, ["x"])
+
+
+def test_settings_of_the_first_process_stay(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    for number in range(3):
+        write_first_notes(path, {"number": number})
+    assert read_notes(path) == {"number": 0}
+    write_notes(path, {"number": float("inf")})
+    assert read_notes(path) == {"number": None}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]
+
+
+def test_settings_without_links_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    for number in range(2):
+        write_first_notes(tmp_path / "settings.json", {"number": number})
+    assert read_notes(tmp_path / "settings.json") == {"number": 0}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["settings.json"]
