@@ -36,13 +36,6 @@ def test_the_reference_is_the_formula(shape: tuple[int, ...], window: Window) ->
     torch.testing.assert_close(found, by_loops(one, two, window), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("shape", "window"), CASES)
-def test_cpu_kernels_are_the_reference(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
-    tensors = draw(shape, window, dtype)
-    compare(results(tensors, window, "cpu"), results([t.double() for t in tensors], window, "reference"), dtype)
-
-
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -70,16 +63,6 @@ def test_emulated_kernels_are_the_reference(number: int, gpu: Device, emulate: C
     compare(found, truth, dtype)
 
 
-def test_results_do_not_depend_on_threads() -> None:
-    tensors, before = draw((1, 8, 20, 33), Window((5, 5)), torch.float32), torch.get_num_threads()
-    found = []
-    for threads in (1, 4):
-        torch.set_num_threads(threads)
-        found.append(results(tensors, Window((5, 5)), "cpu"))
-    torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("window", [Window((3, 3)), Window((3, 2), (2, 3), (1, 1), (1, 0))])
 def test_gradients_of_gradients(window: Window) -> None:
     one, two, _ = (t.requires_grad_() for t in draw((1, 2, 3, 4), window, torch.float64))
@@ -90,9 +73,7 @@ def test_gradients_of_gradients(window: Window) -> None:
     assert torch.autograd.gradcheck(call, (one, two))
     assert torch.autograd.gradgradcheck(call, (one, two), fast_mode=True)
     a, b = (t.detach().float().requires_grad_() for t in (one, two))
-    first = torch.autograd.grad(
-        spatial_correlation(a, b, **named(window), backend="cpu").square().sum(), a, create_graph=True
-    )
+    first = torch.autograd.grad(spatial_correlation(a, b, **named(window)).square().sum(), a, create_graph=True)
     exact = torch.autograd.grad(call(one, two).square().sum(), one, create_graph=True)
     second, truth = torch.autograd.grad(first[0].sum(), b)[0], torch.autograd.grad(exact[0].sum(), two)[0]
     torch.testing.assert_close(second.double(), truth, rtol=1e-4, atol=1e-4)
@@ -121,11 +102,10 @@ def test_strides_and_empty_inputs() -> None:
     assert torch.equal(spatial_correlation(*strided, 3), plain)
     for shape in ((0, 6, 5, 8), (1, 0, 5, 8), (1, 6, 0, 8)):
         maps = [torch.ones(shape, requires_grad=True) for _ in range(2)]
-        for backend in ("cpu", "reference"):
-            out = spatial_correlation(maps[0], maps[1], 3, backend=backend)
-            assert out.shape == (shape[0], 3, 3, shape[2], 8)
-            assert not out.any()
-            assert not torch.autograd.grad(out.sum(), maps)[0].any()
+        out = spatial_correlation(maps[0], maps[1], 3)
+        assert out.shape == (shape[0], 3, 3, shape[2], 8)
+        assert not out.any()
+        assert not torch.autograd.grad(out.sum(), maps)[0].any()
 
 
 def test_only_what_is_wanted() -> None:
@@ -161,8 +141,6 @@ def test_backends_say_why() -> None:
     told = dict(backends("cpu"))
     assert told["reference"] is None
     assert "NVIDIA" in str(told["cuda"])
-    with pytest.raises(InputError, match="stride that divides"):
-        spatial_correlation(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 4, 4), 3, stride=2, backend="cpu")
 
 
 @pytest.mark.parametrize("shared", sorted({64 << 10, 99 << 10, 163 << 10, 227 << 10}))

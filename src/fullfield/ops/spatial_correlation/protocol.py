@@ -58,7 +58,7 @@ class Request:
     device: torch.device
 
 
-BACKENDS = ("cuda", "cpu", "reference")
+BACKENDS = ("cuda", "reference")
 """By preference."""
 SAMPLERS = Backends("spatial_correlation", f"{__package__}.", BACKENDS)
 
