@@ -32,7 +32,7 @@ from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, 
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
-from fullfield.ops.splatting import moved_forward
+from fullfield.ops._splatting import moved_forward
 from fullfield.registration import (
     LearnedDescriptor,
     alignment,

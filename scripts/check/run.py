@@ -40,7 +40,7 @@ STEPS = ("lint", "spelling", "format", "types", "kernels", "site", "tests")
 # Modules with compiled kernels, in two processes. Compiled before the site and the tests, whose processes would all do
 # it otherwise.
 KERNELS = (
-    ("ops.correlation.cpu", "ops.splatting.cpu", "registration.descriptors"),
+    ("ops.correlation.cpu", "ops._splatting.cpu", "registration.descriptors"),
     ("ops.neighbors.cpu", "ops.point_conv.cpu", "ops.tvl1.cpu", "ops.tvl1.guided_cpu"),
 )
 COMPILE = """

@@ -14,7 +14,7 @@ import torch
 from benchmarks.cases.tvl1 import tuning
 from benchmarks.cases.tvl1.romera import SCHEDULES, cost
 from benchmarks.cases.tvl1.tuning import CANDIDATES, shape_for
-from fullfield.ops import launching
+from fullfield.ops import _launching
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -38,7 +38,7 @@ def test_tuning_takes_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     times = tuning.tune(torch.cuda.current_device())
     assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}
-    device = launching.device_of(torch.device("cuda"))
+    device = _launching.device_of(torch.device("cuda"))
     for kind in CANDIDATES:
         found = times[tuning._key(*kind)]
         assert found[repr(shape_for(*kind, device))] == min(found.values())

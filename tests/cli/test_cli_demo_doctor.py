@@ -22,7 +22,7 @@ from fullfield.cli import doctor
 from fullfield.cli.demo import FILES
 from fullfield.cli.doctor import install_command
 from fullfield.io import read_flow, read_frame
-from fullfield.ops import launching
+from fullfield.ops import _launching
 
 
 def test_demo_writes_what_it_says(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatc
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (7 + index, 0))
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
-    monkeypatch.setattr(launching, "_why_not", launching._why_not.__wrapped__)  # keeps no answer of such a machine
+    monkeypatch.setattr(_launching, "_why_not", _launching._why_not.__wrapped__)  # keeps no answer of such a machine
     monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: None)
     out = cli("doctor").out
     assert "fast networks on cuda:0: needs compute capability 7.5, got 7.0" in out

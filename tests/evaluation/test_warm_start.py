@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fullfield.datasets import FlowDataset, Pairs
 from fullfield.evaluation import Run, Setting, evaluate
 from fullfield.io import read_flow, write_image
-from fullfield.ops.splatting import fill_holes, moved_forward
+from fullfield.ops._splatting import fill_holes, moved_forward
 
 
 def test_warm_start_hands_the_moved_flow_on(pairs: FlowDataset, tmp_path: Path) -> None:

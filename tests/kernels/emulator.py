@@ -30,8 +30,8 @@ from kept import kept
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops import launching
-from fullfield.ops.launching import Device
+from fullfield.ops import _launching
+from fullfield.ops._launching import Device
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
 MACHINE = Path(__file__).with_name("cuda_machine.cpp")
@@ -369,8 +369,8 @@ class Emulator:
             for name in fakes.keys() & vars(module).keys():
                 patch.setattr(module, name, fakes[name])
         for name, fake in (("device_at", gpu), ("device_of", gpu), ("raw_stream", 0)):
-            patch.setattr(launching, name, lambda _, fake=fake: fake)
-        patch.setattr(launching, "current_device", lambda: gpu.index)
+            patch.setattr(_launching, name, lambda _, fake=fake: fake)
+        patch.setattr(_launching, "current_device", lambda: gpu.index)
         patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
     @contextlib.contextmanager
@@ -406,7 +406,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Emulator]
             machine = _machine_of(gpu.shared, flags)
             machine.installed(monkeypatch, gpu, *modules)
             if serve:
-                monkeypatch.setattr(launching, "why_not", lambda _: None)
+                monkeypatch.setattr(_launching, "why_not", lambda _: None)
             machine.launched.clear()
             stack.enter_context(machine.used())
             return machine

@@ -18,10 +18,10 @@ from benchmarks.cases.points import listing as points_listing
 from benchmarks.cases.tvl1 import romera, tuning
 from fullfield._kernels import nvrtc
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops import launching
+from fullfield.ops import _launching
+from fullfield.ops._fused import cuda as fused
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.fused import cuda as fused
 from fullfield.ops.matching import cuda as matching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import protocol as points
@@ -52,8 +52,8 @@ def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.
     return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
 
 
-def device_of(arch: str) -> launching.Device:
-    return launching.Device(0, "", arch, 132, SHARED[arch])
+def device_of(arch: str) -> _launching.Device:
+    return _launching.Device(0, "", arch, 132, SHARED[arch])
 
 
 def most(registers: int, arch: str) -> int:
@@ -93,7 +93,7 @@ def of_lookups(arch: str) -> Limits:
     hopper, turing = arch == "sm_90a", arch == "sm_75"
     for dtype in DTYPES:
         request = request_of(dtype=dtype)
-        forward, code = shapes.forward_config(request, device_of(arch)), launching.CODES[dtype]
+        forward, code = shapes.forward_config(request, device_of(arch)), _launching.CODES[dtype]
         # Hopper's blocks move registers between their warps at run time.
         yield lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
         prepare = shapes.prepare_source(forward, code, shapes.is_scaled(request, forward), False)
@@ -277,7 +277,7 @@ ITERATIONS = [
 @pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
 def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
     """Registers for as many blocks as are to run at once, and none spilled."""
-    device = launching.Device(0, "any", arch, 100, SHARED[arch])
+    device = _launching.Device(0, "any", arch, 100, SHARED[arch])
     level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
     for launch in romera.passes_of(schedule, level, romera.depth_of(schedule, shape), shape, device):
         registers, spilled = resources(launch.source, arch)[launch.name]

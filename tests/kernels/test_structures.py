@@ -17,7 +17,7 @@ import fullfield
 from fullfield._kernels import nvrtc
 from fullfield._kernels.nvrtc import Source
 from fullfield._kernels.structures import Structures
-from fullfield.ops import launching
+from fullfield.ops import _launching
 
 ROOM = Path(fullfield.__file__).parent
 TYPES = """
@@ -37,7 +37,7 @@ def declarations() -> Iterator[tuple[str, dict[str, type[ctypes.Structure]]]]:
     """Yield the text of every source with what its folder shares, and those of its structures that launches fill."""
     for path in sorted(ROOM.rglob("*.cu*")):
         common = path.with_name("common.cuh")
-        text = launching.read_source(*dict.fromkeys(part for part in (common, path) if part.exists()))
+        text = _launching.read_source(*dict.fromkeys(part for part in (common, path) if part.exists()))
         declared, found = Structures(text), {}
         for name in re.findall(r"^struct (\w+) \{", text, re.MULTILINE):
             with contextlib.suppress(ValueError):  # a structure of the GPU's own types
@@ -72,7 +72,7 @@ def test_every_kernels_structure_is_looked_at() -> None:
         taken |= {re.findall(r"\(const (?:__grid_constant__ )?(\w+) ", kernel)[0] for kernel in kernels}
     assert len(known) > 30
     assert taken - known == {"RadiusBatch", "TripletBatch"}, "those of batches.cuh"
-    batch = launching.batch(Structures(launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"])
+    batch = _launching.batch(Structures(_launching.read_source(ROOM / "ops/neighbors/cuda/radius.cu"))["RadiusParams"])
     assert ctypes.sizeof(batch) == 16 * 136 + 4 * 17 + 4
 
 

@@ -14,7 +14,7 @@ from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
 from fullfield.models.prepared.shared import Form
-from fullfield.ops.fused import reference
+from fullfield.ops._fused import reference
 from refusals import refuses
 
 SIZE = (70, 93)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.nn import upsampling
 from fullfield.nn.upsampling import convex_upsample
-from fullfield.ops.fused.reference import convex_upsample as definition  # tests/ops/fused compare it with unfold
+from fullfield.ops._fused.reference import convex_upsample as definition  # tests/ops/fused compare it with unfold
 
 
 def example(factor: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,14 @@ from fullfield import InputError
 from fullfield._check import NoRoomError
 from fullfield._kernels import Missing, numba_cache
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops import backends, correlation, neighbors, point_conv, tvl1
-from fullfield.ops.backends import Backends, NoRoom
+from fullfield.ops import _backends, correlation, neighbors, point_conv, tvl1
+from fullfield.ops._backends import Backends, NoRoom
 from fullfield.ops.neighbors import radius_search
 
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(_backends, "_warned", set())
 
 
 def made(monkeypatch: pytest.MonkeyPatch, **reasons: str | None) -> Backends:

@@ -11,10 +11,10 @@ import torch
 from fullfield._kernels import Missing
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield._kernels.structures import Structures
-from fullfield.ops import launching
+from fullfield.ops import _launching
 
 PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
-GPU = launching.Device(-1, "none", "sm_80", 1, 99 << 10)
+GPU = _launching.Device(-1, "none", "sm_80", 1, 99 << 10)
 
 
 class Recorder(Libraries):
@@ -40,33 +40,33 @@ class Recorder(Libraries):
 
 @pytest.fixture
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "device_at", lambda _: GPU)
-    monkeypatch.setattr(launching, "current_device", lambda: -1)
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 7)
+    monkeypatch.setattr(_launching, "device_at", lambda _: GPU)
+    monkeypatch.setattr(_launching, "current_device", lambda: -1)
+    monkeypatch.setattr(_launching, "raw_stream", lambda _: 7)
 
 
 def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert launching.why_not(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
+    assert _launching.why_not(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
     for device in (torch.device("cuda"), torch.device("cuda:3")):
-        launching._why_not.cache_clear()
+        _launching._why_not.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert launching.why_not(device) == "no NVIDIA GPU or driver was found"
-        launching._why_not.cache_clear()
+        assert _launching.why_not(device) == "no NVIDIA GPU or driver was found"
+        _launching._why_not.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-        assert launching.why_not(device) == "needs compute capability 7.5, got 7.0"
-    launching._why_not.cache_clear()
+        assert _launching.why_not(device) == "needs compute capability 7.5, got 7.0"
+    _launching._why_not.cache_clear()
 
 
 def test_bfloat16_needs_a_newer_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    reason = launching.why_not_bfloat16(torch.device("cuda", 0))
+    reason = _launching.why_not_bfloat16(torch.device("cuda", 0))
     assert reason == "needs compute capability 8.0 for bfloat16, got 7.5"
     assert isinstance(reason, Missing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert launching.why_not_bfloat16(torch.device("cuda", 0)) is None
-    turing, ampere, hopper = (launching.Device(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
+    assert _launching.why_not_bfloat16(torch.device("cuda", 0)) is None
+    turing, ampere, hopper = (_launching.Device(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
     assert [gpu.capability for gpu in (turing, ampere, hopper)] == [75, 80, 90]
     assert [gpu.multiplies_bfloat16 for gpu in (turing, ampere, hopper)] == [False, True, True]
 
@@ -75,9 +75,9 @@ def test_traced_code_asks_without_a_warning() -> None:
     """Of a cached function that is traced Dynamo warns, and warnings are errors here."""
 
     def asking(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if launching.why_not(torch.device("cuda", 0)) is None else x + 2
+        return x + 1 if _launching.why_not(torch.device("cuda", 0)) is None else x + 2
 
-    launching._why_not.cache_clear()
+    _launching._why_not.cache_clear()
     found = torch.compile(asking, fullgraph=True, backend="eager")(torch.zeros(1))
     assert float(found) == 2 - torch.cuda.is_available()
 
@@ -86,8 +86,8 @@ def test_traced_code_asks_without_a_warning() -> None:
 def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries = Recorder()
-    kernels = launching.kernels(libraries, Source("text"), -1)
-    assert launching.kernels(libraries, Source("text"), -1) is kernels
+    kernels = _launching.kernels(libraries, Source("text"), -1)
+    assert _launching.kernels(libraries, Source("text"), -1) is kernels
     for blocks in (1, 2, 0):
         kernels.launch("double", blocks, 256, PARAMS())
     assert [one[3] for one in libraries.launched] == [(1, 1), (2, 1)]
@@ -100,9 +100,9 @@ def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("current", [-1, 1])
 def test_a_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
     switched: list[int] = []
-    monkeypatch.setattr(launching, "current_device", lambda: current)
+    monkeypatch.setattr(_launching, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", lambda index: switched.append(index) or torch.no_grad())
-    kernels = launching.kernels(Recorder(), Source("text"), -1)
+    kernels = _launching.kernels(Recorder(), Source("text"), -1)
     switched.clear()  # they were loaded on it
     kernels.launch("double", 1, 256, PARAMS())
     assert switched == ([] if current == -1 else [-1])
@@ -112,7 +112,7 @@ def test_a_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, curren
 def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries, source = Recorder(), Source("text")
-    kernels = launching.kernels(libraries, source, -1)
+    kernels = _launching.kernels(libraries, source, -1)
     for blocks, rows in ((5, 3), (5, 0), (0, 3)):
         kernels.launch("double", blocks, 256, PARAMS(), rows=rows)
     assert [one[3] for one in libraries.launched] == [(5, 3)]
@@ -122,8 +122,8 @@ def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prepared_launches_read_their_parameters_when_they_are_made() -> None:
     libraries, params, beside = Recorder(), PARAMS(), ctypes.c_int(3)
     at = ctypes.addressof(beside)
-    launch = launching.Launch(
-        launching.kernels(libraries, Source("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
+    launch = _launching.Launch(
+        _launching.kernels(libraries, Source("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
     )
     launch(5)
     (made,) = libraries.launched
@@ -136,9 +136,9 @@ def test_prepared_launches_read_their_parameters_when_they_are_made() -> None:
 
 def test_parameters(tmp_path: Path) -> None:
     tensor = torch.zeros(3)
-    params = PARAMS(launching.address(tensor), 5)
+    params = PARAMS(_launching.address(tensor), 5)
     assert (params.data, params.count) == (tensor.data_ptr(), 5)
-    assert PARAMS(launching.address(None), 0).data is None
+    assert PARAMS(_launching.address(None), 0).data is None
     for name in "ab":
         (tmp_path / name).write_text(name)
-    assert launching.read_source(tmp_path / "a", tmp_path / "b") == "ab"
+    assert _launching.read_source(tmp_path / "a", tmp_path / "b") == "ab"

@@ -18,7 +18,7 @@ import test_tvl1_cuda as tvl1
 import torch
 from lookup_cases import BACKENDS, DTYPES, SHIFTS, check, check_moving, single_level
 
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.tvl1.cuda import fused
 from tests.oracles.correlation import make_case
 
@@ -34,16 +34,16 @@ SHARED = 64 << 10
 @pytest.fixture(autouse=True)
 def _turing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     about = torch.cuda.get_device_properties(0)
-    device = launching.Device(0, about.name, "compute_75", about.multi_processor_count, SHARED)
+    device = _launching.Device(0, about.name, "compute_75", about.multi_processor_count, SHARED)
     for name in ("device_at", "device_of"):
-        monkeypatch.setattr(launching, name, lambda _: device)
+        monkeypatch.setattr(_launching, name, lambda _: device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
-    monkeypatch.setattr(launching, "_KERNELS", {})
-    launching._why_not.cache_clear()
+    monkeypatch.setattr(_launching, "_KERNELS", {})
+    _launching._why_not.cache_clear()
     torch.manual_seed(0)
     yield
-    assert launching._KERNELS, "no kernel was compiled for compute_75"
-    launching._why_not.cache_clear()
+    assert _launching._KERNELS, "no kernel was compiled for compute_75"
+    _launching._why_not.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

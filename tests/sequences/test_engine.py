@@ -132,7 +132,7 @@ def test_a_gap_is_named_and_the_ends_are_not(shot: Path, estimator: TVL1Estimato
 
 
 def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) -> None:
-    from fullfield.ops.splatting import moved_forward
+    from fullfield.ops._splatting import moved_forward
 
     frames = moving(4)
     found = list(estimate_sequence(frames, estimator, settings=ShotSettings("both", warm_start=True)))

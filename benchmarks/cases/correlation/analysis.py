@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
+from fullfield.ops._positions import positions
 from fullfield.ops.correlation.in_pytorch import cells, place
-from fullfield.ops.positions import positions
 
 BLOCKS = (1, 2, 4, 8, 16)
 LAYOUTS = ("row-major", "patch-major")

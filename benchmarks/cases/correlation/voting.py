@@ -11,9 +11,9 @@ from benchmarks.cases.correlation.blocks import BLOCK, to_patches
 from benchmarks.cases.correlation.contenders import Contender, Lookup, Problem
 from benchmarks.harness import Unsupported
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, structures
 from fullfield.ops.correlation import correlation_pyramid
-from fullfield.ops.launching import CODES, structures
 
 NAME = "Briedis et al., reimplemented"
 LIBRARIES = Libraries("the voting kernel")
@@ -26,7 +26,7 @@ _Params = structures(_SOURCE)["VotingParams"]
 
 def source(dtype: torch.dtype) -> Source:
     """Return the kernel for 16-bit features of ``dtype``."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, launching.PRODUCTS, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _SOURCE)
     return Source(text, (f"-DIN={CODES[dtype]}", f"-DBF16={int(dtype == torch.bfloat16)}"))
 
 
@@ -36,7 +36,7 @@ def contender() -> Contender:
 
 
 def _admit(problem: Problem) -> None:
-    reason = launching.why_not(problem.device)
+    reason = _launching.why_not(problem.device)
     if reason is not None:
         raise Unsupported(reason)
     if problem.dtype not in (torch.float16, torch.bfloat16):
@@ -60,7 +60,7 @@ def _prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
     seconds = [in_blocks(level) for level in levels]
     height, width = fmap1.shape[2:]
     taps = (2 * problem.radius + 1) ** 2
-    kernels = launching.kernels(LIBRARIES, source(problem.dtype), fmap1.get_device())
+    kernels = _launching.kernels(LIBRARIES, source(problem.dtype), fmap1.get_device())
 
     def lookup(coords: Tensor) -> Tensor:
         coords = coords.contiguous()

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.cases.points.listing import ORDERS, listing
 from benchmarks.harness import Unsupported, first_line
 from fullfield._check import InputError
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.point_conv import BACKENDS, PointGeometry, point_conv
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
 
@@ -133,7 +133,7 @@ def _reduced(problem: Problem) -> Apply:
 
 
 def _listed(order: str, problem: Problem) -> Apply:
-    reason = launching.why_not(problem.device)
+    reason = _launching.why_not(problem.device)
     if reason is not None:
         raise Unsupported(reason)
     return listing(problem.geometry.triplets(), problem.geometry.centers, order)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, structures
 
 ORDERS = ("k", "i", "j")
 """By what triplets are sorted: the kernel's cell, the centre or the point."""
@@ -27,7 +27,7 @@ Run = Callable[[str, Tensor, Tensor, Columns, tuple[int, ...]], Tensor]
 
 def source(dtype: torch.dtype) -> Source:
     """Both kernels."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source(text, (f"-DIN={CODES[dtype]}",))
 
 
@@ -42,7 +42,7 @@ def run(name: str, weight: Tensor, features: Tensor, columns: Columns, shape: tu
     p.blocks_in, p.blocks_out = -(-p.inputs // 32), -(-p.outputs // 32)
     warps = -(-p.count // _LENGTH) * p.blocks_in * p.blocks_out
     # every warp of the last block has work: a share beyond the end has no triplets
-    kernels = launching.kernels(LIBRARIES, source(features.dtype), features.get_device())
+    kernels = _launching.kernels(LIBRARIES, source(features.dtype), features.get_device())
     kernels.launch(name, -(-warps // _WARPS), 32 * _WARPS, p)
     return out.to(features.dtype)
 

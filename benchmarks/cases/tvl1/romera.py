@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops import launching
-from fullfield.ops.launching import HALVES, Device, Kernels, Launch, address, read_source, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import HALVES, Device, Kernels, Launch, address, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
 from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
@@ -171,7 +171,7 @@ def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, devic
         for one in passes_of(schedule, level, depth, shape, device)
     ]
     if sources:
-        launching.several(passes.LIBRARIES, sources, device.index)
+        _launching.several(passes.LIBRARIES, sources, device.index)
 
 
 # ---- running
@@ -185,9 +185,9 @@ class Romera:
         self._scratch: Tensor | None = None
 
     def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
-        device = launching.device_of(level.device)
+        device = _launching.device_of(level.device)
         found = passes_of(self._schedule, level, depth, self._shape, device)
-        kernels = launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
+        kernels = _launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
         return list(zip(found, kernels, strict=True))
 
     def prepare(self, level: Level, iterations: int) -> None:

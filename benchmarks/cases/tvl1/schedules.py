@@ -22,8 +22,8 @@ from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of, idle_watts
 from benchmarks.harness import Candidate, captured, clock_of, event_clock, first_line, interleaved, spread
 from fullfield._kernels.nvrtc import Compiler, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import Device
+from fullfield.ops import _launching
+from fullfield.ops._launching import Device
 from fullfield.ops.tvl1 import PRESETS, TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.pipeline import plan
@@ -153,7 +153,7 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 
     def begin(state: State, iterations: int, config: TVL1Config) -> Work:
         device, (height, width) = state.flow.device, state.size
-        shape = shape_for(schedule, dtype, launching.device_of(device))
+        shape = shape_for(schedule, dtype, _launching.device_of(device))
         if depth is not None:
             shape = dataclasses.replace(shape, depth=depth)
         level = Level(1, height, width, dtype, device)
@@ -194,7 +194,7 @@ def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version],
     """Compile what the versions will launch, all at once: one after the other it takes minutes."""
     if device.type != "cuda":
         return
-    here = launching.device_of(device)
+    here = _launching.device_of(device)
     Compiler(here.arch, "TV-L1 iterations").compile(sources_of(contenders, iterations, here))
 
 

@@ -26,7 +26,7 @@ from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of
 from benchmarks.harness import Candidate, clock_of, first_line, interleaved, release, spread, wall_clock
 from fullfield.metrics import aae, epe
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver, persistent
 from fullfield.ops.tvl1.frames import level_sizes
 
@@ -89,7 +89,7 @@ def make_solver(
     """Return a solver for uint8 frames [B, C, H, W] on the device, with this schedule on every level."""
     if schedule == AUTO:
         return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
-    tuned = shape_for(schedule, PRECISIONS[config.precision], launching.device_of(device))
+    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.device_of(device))
     return ScheduledSolver(shape, config, device, schedule_of(schedule, tuned))
 
 

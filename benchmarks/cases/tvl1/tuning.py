@@ -23,7 +23,7 @@ import torch
 from benchmarks.cases.tvl1.romera import OURS, compile_all, schedule_of
 from fullfield._kernels.cache_folder import folder_named
 from fullfield._kernels.nvrtc import KernelError
-from fullfield.ops.launching import Device, device_at
+from fullfield.ops._launching import Device, device_at
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import pipeline
 from fullfield.ops.tvl1.cuda.pipeline import SHAPES, Shape

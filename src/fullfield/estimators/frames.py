@@ -101,7 +101,7 @@ def fill_unknown(frame: Tensor, valid: Tensor | None, name: str) -> Tensor:  # [
     if valid is None:
         return frame
     _check.require(bool(valid.any()), name, "a frame with a known pixel", "none")
-    from fullfield.ops.splatting import fill_holes
+    from fullfield.ops._splatting import fill_holes
 
     pairs = [frame[[first, min(first + 1, len(frame) - 1)]] for first in range(0, len(frame), 2)]
     return torch.cat([fill_holes(pair, valid) for pair in pairs])[: len(frame)]

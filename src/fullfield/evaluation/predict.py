@@ -34,7 +34,7 @@ from fullfield.evaluation.run import (
 )
 from fullfield.evaluation.sharing import Share, wait_for_all
 from fullfield.io import write_flow
-from fullfield.ops.splatting import moved_forward
+from fullfield.ops._splatting import moved_forward
 
 ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
 

@@ -24,7 +24,7 @@ from fullfield.integrations.forms import (
 )
 from fullfield.integrations.handle import Change, Recogniser
 from fullfield.nn import local_correlation_with_flow
-from fullfield.ops.positions import positions
+from fullfield.ops._positions import positions
 
 TESTED = "0.4.2"
 

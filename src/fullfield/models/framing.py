@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.positions import positions
+from fullfield.ops._positions import positions
 
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
+from fullfield.ops._positions import positions
 from fullfield.ops.correlation.protocol import check_features, check_window
-from fullfield.ops.positions import positions
 
 
 def _positions(coords: Tensor, features: torch.dtype) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.fused import reference
-from fullfield.ops.launching import is_eager, is_traced, why_not
-from fullfield.ops.operators import gradients_again
+from fullfield.ops._fused import reference
+from fullfield.ops._launching import is_eager, is_traced, why_not
+from fullfield.ops._operators import gradients_again
 
 # Number of weights at a time without gradients.
 _ELEMENTS = 1 << 25
@@ -54,7 +54,7 @@ def convex_upsample(
 
 
 def _kernels() -> Any:
-    from fullfield.ops.fused import cuda
+    from fullfield.ops._fused import cuda
 
     return cuda
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fullfield import _check
-from fullfield.ops import launching
+from fullfield.ops import _launching
 
 AUTO = "auto"
 """Device name: the first GPU that runs the kernels, else the CPU."""
@@ -23,5 +23,5 @@ def resolve_device(device: str | torch.device, name: str = "device") -> torch.de
     """
     if isinstance(device, str) and device == AUTO:
         gpus = (torch.device("cuda", index) for index in range(torch.cuda.device_count()))
-        return next((gpu for gpu in gpus if launching.why_not(gpu) is None), torch.device("cpu"))
+        return next((gpu for gpu in gpus if _launching.why_not(gpu) is None), torch.device("cpu"))
     return torch.empty(0, device=_check.device(device, name)).device

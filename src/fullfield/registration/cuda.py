@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import address
+from fullfield.ops import _launching
+from fullfield.ops._launching import address
 from fullfield.ops.neighbors import Neighbors
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.registration.descriptors import BINS
@@ -20,13 +20,13 @@ from fullfield.registration.descriptors import BINS
 LIBRARIES = Libraries("descriptor kernels")
 _WARPS = 8
 _SOURCE = Path(__file__).with_name("describe.cu")
-_Params = launching.structures(_SOURCE)["DescribeParams"]
+_Params = _launching.structures(_SOURCE)["DescribeParams"]
 
 
 @functools.cache
 def source(inputs: int, kernel: tuple[int, int, int]) -> Source:
     """Return the source of all kernels for ``inputs`` numbers of a point and these cells."""
-    text = launching.read_source(launching.HALVES, launching.BATCHES, launching.WARPS, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.WARPS, _SOURCE)
     rings, elevations, bends = kernel
     return Source.defining(text, INPUTS=inputs, BINS=BINS, RINGS=rings, ELEVATIONS=elevations, BENDS=bends)
 
@@ -40,7 +40,7 @@ class Describer:
         self._edges = [*edges, *(math.tan(math.pi * (k / BINS - 0.5)) for k in range(1, BINS))]
 
     def _launch(self, name: str, like: Tensor, params: Any) -> None:
-        kernels = launching.kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
+        kernels = _launching.kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
     def shapes(self, fine: Tensor, queries: Tensor, found: Neighbors, radius: float, upright: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_state, recognise
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors.api import several_within
 from fullfield.ops.neighbors.ragged import Cloud
@@ -114,7 +114,7 @@ def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = Fals
 
 def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
     """Return :func:`network_levels` of float64 tensors, with the surroundings, computed on their device."""
-    if launching.why_not(fine.device) is not None:
+    if _launching.why_not(fine.device) is not None:
         return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
     _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
     _check.require(fits(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))

@@ -19,7 +19,7 @@ from fullfield.estimators.refined import refiner_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
-from fullfield.ops.splatting import moved_forward
+from fullfield.ops._splatting import moved_forward
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
 from fullfield.sequences.plates import Plate, Plates, common_box, pin_plate, place_in_box
 from fullfield.sequences.results import FrameResult, Problem, StageTimes

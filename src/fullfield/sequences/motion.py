@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.ops.splatting import carried, fill_holes
+from fullfield.ops._splatting import carried, fill_holes
 from fullfield.viz import warp
 
 Field = Callable[[int], Tensor]

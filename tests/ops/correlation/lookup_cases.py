@@ -12,9 +12,9 @@ from emulator import AMPERE, TURING, Emulator
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
+from fullfield.ops._launching import Device
 from fullfield.ops.correlation import correlation_lookup, cuda
 from fullfield.ops.correlation.cuda import launch, launch_backward
-from fullfield.ops.launching import Device
 from tests.oracles.correlation import Case, assert_within, budget, make_case, rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -8,13 +8,13 @@ from collections import defaultdict
 import pytest
 import torch
 
-from fullfield.ops import launching
+from fullfield.ops import _launching
+from fullfield.ops._launching import Device
 from fullfield.ops.correlation import cuda
 from fullfield.ops.correlation.cuda import launch_backward
 from fullfield.ops.correlation.cuda.config import forward_config, is_scaled, lookup_config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
 from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.launching import Device
 
 TURING = Device(0, "", "sm_75", 40, 64 << 10)
 HOPPER = Device(0, "", "sm_90a", 132, 227 << 10)
@@ -39,8 +39,8 @@ class Libraries:
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
     monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
-    monkeypatch.setattr(launching, "current_device", lambda: 0)
+    monkeypatch.setattr(_launching, "device_at", lambda _: HOPPER)
+    monkeypatch.setattr(_launching, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
 
@@ -112,8 +112,8 @@ def test_coarse_levels_are_split() -> None:
 def test_what_does_not_fit_a_block_of_turing_is_refused(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "device_of", lambda _: TURING)
-    monkeypatch.setattr(launching, "why_not", lambda _: None)
+    monkeypatch.setattr(_launching, "device_of", lambda _: TURING)
+    monkeypatch.setattr(_launching, "why_not", lambda _: None)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         request = Request(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
         assert cuda.supports(request) == reason

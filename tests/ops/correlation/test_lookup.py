@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.ops.correlation.cuda import config, launch
 from tests.oracles.correlation import Case, assert_within, budget, lookup_by_loops, make_case, rounded, run
@@ -805,6 +805,6 @@ def test_refusals(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         look(case.double(), "cuda")
     assert CorrelationPyramid(case.fmap1, case.fmap2).backend == "cuda"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 0))
-    monkeypatch.setattr(launching, "_why_not", launching._why_not.__wrapped__)
+    monkeypatch.setattr(_launching, "_why_not", _launching._why_not.__wrapped__)
     with pytest.raises(InputError, match=r"cuda: needs compute capability 7.5, got 7.0"):
         look(case, "cuda")

@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield._check import NoRoomError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops import backends as backends_of
+from fullfield.ops import _backends as backends_of
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid, reference
 from fullfield.ops.correlation.prepared import fold, pool
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Request

@@ -11,10 +11,10 @@ from emulator import AMPERE, TURING, Emulator
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops import launching
-from fullfield.ops.fused import cuda, reference
-from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame, Norm, Target
-from fullfield.ops.launching import Device
+from fullfield.ops import _launching
+from fullfield.ops._fused import cuda, reference
+from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops._launching import Device
 
 POISON = 7.0
 gpu = pytest.mark.gpu
@@ -328,7 +328,7 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         def launch(self, name: str, blocks: int, threads: int, _params: object, rows: int = 1) -> None:
             launched.append((name, blocks, threads, rows))
 
-    monkeypatch.setattr(launching, "kernels", lambda *_: Kernels())
+    monkeypatch.setattr(_launching, "kernels", lambda *_: Kernels())
     x = torch.zeros(2, 20, 30, 16)
     cuda.gelu_(x)
     cuda.affine_(x, Norm(None, torch.zeros(16)))

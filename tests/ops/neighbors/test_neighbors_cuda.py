@@ -19,7 +19,7 @@ from fullfield._kernels.nvrtc import Source
 from fullfield._kernels.structures import Structures
 from fullfield.io import read_point_cloud
 from fullfield.models.pointcnnpp import PointPyramid
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.neighbors import backends, downsampling, grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
@@ -124,10 +124,10 @@ _OWN, _WHOLE = 1 << 62, -(1 << 63)  # as batches.cuh marks a block's own sum and
 
 def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
     """What `running_sums` writes, and what its blocks return; both begin as -1."""
-    source = Source(launching.read_source(launching.HALVES, launching.BATCHES) + _SUMS)
+    source = Source(_launching.read_source(_launching.HALVES, _launching.BATCHES) + _SUMS)
     out, ends = torch.full((len(numbers),), -1), torch.full((len(passed),), -1)
-    params = _Sums(*map(launching.address, (numbers, out, passed, ends)), len(numbers))
-    launching.kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]
+    params = _Sums(*map(_launching.address, (numbers, out, passed, ends)), len(numbers))
+    _launching.kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]
     return out, ends
 
 

@@ -17,8 +17,8 @@ from gpu_modes import no_waiting
 from point_cases import draw, random_geometry, results
 from torch import Tensor
 
-from fullfield.ops import launching
-from fullfield.ops.launching import Device
+from fullfield.ops import _launching
+from fullfield.ops._launching import Device
 from fullfield.ops.point_conv import (
     PointGeometry,
     Triplets,
@@ -47,7 +47,7 @@ def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -
 def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: Device, bands: int | None = None) -> None:
     """``bands`` of 0: forms with wgmma for any number of rows."""
     for name in ("device_at", "device_of"):
-        monkeypatch.setattr(launching, name, lambda _: gpu)
+        monkeypatch.setattr(_launching, name, lambda _: gpu)
     if bands is not None:
         monkeypatch.setattr(config, "_BANDS", bands)
 

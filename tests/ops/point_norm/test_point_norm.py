@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fullfield import InputError
 from fullfield.nn import PointNorm
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import point_conv, protocol, radius_geometry, reference
 from fullfield.ops.point_conv.api import point_conv_norm
@@ -239,7 +239,7 @@ def test_a_residual_of_another_type_is_named() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    not torch.cuda.is_available() or launching.why_not(torch.device("cuda")) is not None,
+    not torch.cuda.is_available() or _launching.why_not(torch.device("cuda")) is not None,
     reason="no GPU that the kernels run on",
 )
 class TestOnTheGpu:

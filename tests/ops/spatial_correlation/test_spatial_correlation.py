@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from windows_cases import ALIGNED_NOT, CASES, by_loops, compare, draw, named, results
 
 from fullfield import InputError
-from fullfield.ops import launching
-from fullfield.ops.launching import Device
+from fullfield.ops import _launching
+from fullfield.ops._launching import Device
 from fullfield.ops.spatial_correlation import backends, cuda, reference, spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import Window
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_GPU = launching.why_not(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
+_GPU = _launching.why_not(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
 needs_gpu = pytest.mark.skipif(_GPU is not None, reason=str(_GPU))
 LARGE = [
     ((1, 32, 112, 256), Window((9, 9))),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops.splatting import carried, cpu, fill_holes, moved_forward, reference
+from fullfield.ops._splatting import carried, cpu, fill_holes, moved_forward, reference
 
 SIZES = [(1, 1), (1, 9), (7, 1), (37, 53)]
 

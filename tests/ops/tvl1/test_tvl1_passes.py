@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.cases.tvl1.solver import make_solver
 from fullfield import InputError
-from fullfield.ops.launching import Device
+from fullfield.ops._launching import Device
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda import engine as engines

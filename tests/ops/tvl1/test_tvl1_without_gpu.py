@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from fullfield.ops import recording
+from fullfield.ops import _recording
 from fullfield.ops.tvl1.cuda.pipeline import plan
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of, planes_of
 
@@ -67,7 +67,7 @@ def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = recording.InOrder(torch.device("cuda", 0)), Used()
+    in_order, kept = _recording.InOrder(torch.device("cuda", 0)), Used()
     for stream in (one, one, two, one):
         now[0] = stream
         with in_order(lambda: iter([kept])):  # type: ignore[list-item]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops.positions import positions
+from fullfield.ops._positions import positions
 from fullfield.training.flow.config import PRESETS, SceneStyle
 from fullfield.training.flow.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.scene import COLOURS, ELLIPSOID, LIGHT, PAINT, SOFTNESS, TEXTURE

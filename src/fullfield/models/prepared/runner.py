@@ -19,9 +19,9 @@ from fullfield._check import InputError
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
-from fullfield.ops.fused import reference
-from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame
-from fullfield.ops.recording import InOrder
+from fullfield.ops._fused import reference
+from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame
+from fullfield.ops._recording import InOrder
 
 PRECISIONS = ("fast", "bfloat16", "exact")
 _DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
@@ -369,14 +369,14 @@ def _kit(model: FlowNetwork, precision: str) -> _Kit:
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
     if dtype == torch.float32 or device.type == "cpu":
         return reference
-    from fullfield.ops import launching
+    from fullfield.ops import _launching
 
     reason = why_not(device)
     if reason is None and dtype == torch.bfloat16:
-        reason = launching.why_not_bfloat16(device)
+        reason = _launching.why_not_bfloat16(device)
     if reason is not None:
         raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
-    from fullfield.ops.fused import cuda
+    from fullfield.ops._fused import cuda
 
     return cuda
 
@@ -391,9 +391,9 @@ def cpu_dtype() -> torch.dtype:
 
 def why_not(device: torch.device) -> str | None:
     """Return why the fast form cannot run in half precision on ``device``; None if it can."""
-    from fullfield.ops import launching
+    from fullfield.ops import _launching
 
-    reason = launching.why_not(device)
+    reason = _launching.why_not(device)
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
     return "cuDNN is missing" if reason is None and not has_cudnn else reason
 

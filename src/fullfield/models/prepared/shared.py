@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield.models.network import FlowNetwork
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.arguments import CELL_CHANNELS, Norm, Target
+from fullfield.ops._fused.arguments import CELL_CHANNELS, Norm, Target
 
 LANE = 8
 """Channels are padded to multiples of this: 16 bytes of half precision."""
@@ -31,7 +31,7 @@ class Form:
     device: torch.device
     dtype: torch.dtype
     passes: Any
-    """Module ``reference`` or ``cuda`` of :mod:`fullfield.ops.fused`."""
+    """Module ``reference`` or ``cuda`` of :mod:`fullfield.ops._fused`."""
     made: list[Tensor] = field(default_factory=list, repr=False, compare=False)
     """Every parameter converted so far."""
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, lanes, mask_head, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.arguments import Target
+from fullfield.ops._fused.arguments import Target
 
 
 @dataclass

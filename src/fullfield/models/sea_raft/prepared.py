@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, mask_head
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.fused.arguments import Target
+from fullfield.ops._fused.arguments import Target
 
 
 @dataclass

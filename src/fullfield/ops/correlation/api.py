@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops._operators import once_only, register
 from fullfield.ops.correlation.prepared import NAME, Lookups, feature_gradients, pool, prepare
 from fullfield.ops.correlation.protocol import (
     FEATURES,
@@ -31,7 +32,6 @@ from fullfield.ops.correlation.protocol import (
     request_of,
     shape_of,
 )
-from fullfield.ops.operators import once_only, register
 
 
 def _prepare_request(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops.backends import NoRoom
+from fullfield.ops._backends import NoRoom
 from fullfield.ops.correlation import in_pytorch
 from fullfield.ops.correlation.protocol import Gradients, Request, as_written
 

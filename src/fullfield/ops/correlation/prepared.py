@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullfield.ops._launching import is_traced, raw_stream
+from fullfield.ops._operators import direct_apply, once_only
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
     Gradients,
@@ -24,8 +26,6 @@ from fullfield.ops.correlation.protocol import (
     request_of,
     shape_of,
 )
-from fullfield.ops.launching import is_traced, raw_stream
-from fullfield.ops.operators import direct_apply, once_only
 
 
 def pool(fmap2: Tensor, levels: int) -> tuple[Tensor, ...]:

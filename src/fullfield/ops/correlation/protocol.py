@@ -3,7 +3,7 @@
 A backend is a module with
 
 ``supports(request) -> str | None``
-    As :class:`fullfield.ops.backends.Backends` describes.
+    As :class:`fullfield.ops._backends.Backends` describes.
 ``prepare(request, fmap1, maps) -> Prepared``
     Bring a pair into the backend's layout. ``maps`` are all levels, or the finest alone if the module sets
     ``POOLS = True`` and ``request.pooled``: then the backend pools.
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # dtypes of feature maps
 Precision = str  # "highest", "high" or "medium": torch.get_float32_matmul_precision()

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.backends import Backends
-from fullfield.ops.launching import is_eager
+from fullfield.ops._backends import Backends
+from fullfield.ops._launching import is_eager
+from fullfield.ops._operators import direct_apply, gradients_again, wants_gradient
 from fullfield.ops.matching import chunks, cuda, fused
 from fullfield.ops.matching.protocol import Request, map_of, rows_of, size_of
-from fullfield.ops.operators import direct_apply, gradients_again, wants_gradient
 from fullfield.ops.spatial_correlation import spatial_correlation
 
 BACKENDS = ("cuda", "chunks")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fullfield.ops.launching import is_eager
+from fullfield.ops._launching import is_eager
+from fullfield.ops._operators import direct_apply, gradients_again
 from fullfield.ops.matching.protocol import Request, flow_of, positions_of, rows_at_a_time, rows_of
-from fullfield.ops.operators import direct_apply, gradients_again
 
 
 def supports(_request: Request) -> None:

@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, structures
 from fullfield.ops.matching.protocol import HALVES, Request, rows_at_a_time
 
 LIBRARIES = Libraries("kernels of matching by a softmax")
 _THREADS, _ALIGNED, _LOG2_E = 256, 8, 1.4426950408889634
 _SOURCE = Path(__file__).with_name("positions.cu")
-_Params = structures(launching.HALVES, launching.VALUES, _SOURCE)["PositionParams"]
+_Params = structures(_launching.HALVES, _launching.VALUES, _SOURCE)["PositionParams"]
 # Products of 16-bit features that stay float32: PyTorch 2.8.
 _WIDENS = hasattr(torch.ops.aten.bmm, "dtype")
 
@@ -32,13 +32,13 @@ def supports(request: Request) -> str | None:
         return "needs float32, float16 or bfloat16 features"
     if not request.eager:
         return "is not for traced or transformed code"
-    return launching.why_not(request.device)
+    return _launching.why_not(request.device)
 
 
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for features of ``dtype``."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, launching.WARPS, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.WARPS, _SOURCE)
     return Source.defining(text, IN=CODES[dtype])
 
 
@@ -52,7 +52,7 @@ def rows(fmap: Tensor, aligned: bool = False) -> Tensor:
 def _products(one: Tensor, two: Tensor) -> Tensor:
     """Return the products [B, N, M] of [B, N, C] and [B, C, M], always float32."""
     as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
-    if as_they_are and (one.dtype == torch.float16 or launching.why_not_bfloat16(one.device) is None):
+    if as_they_are and (one.dtype == torch.float16 or _launching.why_not_bfloat16(one.device) is None):
         return torch.bmm(one, two, out_dtype=torch.float32)
     return torch.bmm(one.float(), two.float())
 
@@ -70,7 +70,7 @@ class _Rows:
         p.pixels, p.count, p.pitch = self.count, searched[0] * searched[1], key.shape[1]
         p.own_width, p.width = own[1], searched[1]
         p.sharpness, p.scale = scale * _LOG2_E, scale
-        self.kernels = launching.kernels(LIBRARIES, source(query.dtype), query.get_device())
+        self.kernels = _launching.kernels(LIBRARIES, source(query.dtype), query.get_device())
 
     def parts(self) -> list[slice]:
         """Return the rows that are in memory together."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.matching.protocol import HALVES, Request
 
 WIDEST = 256
@@ -24,7 +24,7 @@ def supports(request: Request) -> str | None:
     if not 0 < request.channels <= WIDEST:
         return f"needs 1 to {WIDEST} channels"
     # Below, PyTorch would multiply out the whole matrix.
-    return launching.why_not_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
+    return _launching.why_not_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullfield.ops.positions import positions
+from fullfield.ops._positions import positions
 
 HALVES = (torch.float16, torch.bfloat16)
 ELEMENTS = 1 << 24

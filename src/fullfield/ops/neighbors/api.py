@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_length, check_pair, recentred
 
 BACKENDS = ("cuda", "cpu", "reference")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import is_eager, refuse_forward_mode
-from fullfield.ops.operators import direct_apply, register_for_func, wants_gradient
+from fullfield.ops._launching import is_eager, refuse_forward_mode
+from fullfield.ops._operators import direct_apply, register_for_func, wants_gradient
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request, check_conv
 from fullfield.ops.point_conv.triplets import Triplets

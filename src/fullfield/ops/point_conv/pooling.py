@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import usable
-from fullfield.ops.launching import is_eager, refuse_forward_mode
-from fullfield.ops.operators import register_for_func
+from fullfield.ops._backends import usable
+from fullfield.ops._launching import is_eager, refuse_forward_mode
+from fullfield.ops._operators import register_for_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import check_rows

@@ -3,7 +3,7 @@
 A backend is a module with
 
 ``supports(request) -> str | None``
-    As :class:`fullfield.ops.backends.Backends` asks.
+    As :class:`fullfield.ops._backends.Backends` asks.
 ``builds(device) -> str | None``
     The same question about making triplets there.
 ``multiply(request, features, weight, bias, triplets) -> Tensor``
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 from fullfield.ops.point_conv.triplets import Triplets
 
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

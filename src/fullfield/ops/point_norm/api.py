@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import usable
-from fullfield.ops.launching import is_eager
-from fullfield.ops.operators import direct_apply, gradients_again, wants_gradient
+from fullfield.ops._backends import usable
+from fullfield.ops._launching import is_eager
+from fullfield.ops._operators import direct_apply, gradients_again, wants_gradient
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.reference import Running, normalised
 

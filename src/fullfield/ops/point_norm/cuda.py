@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, Kernels, address, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, Kernels, address, structures
 
 LIBRARIES = Libraries("normalisation kernels")
 _SOURCE = Path(__file__).with_name("norm.cu")
@@ -41,7 +41,7 @@ def supports(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | 
         return "needs parameters of one dtype, and a residual of the rows' dtype, on one device"
     if not (weight.is_contiguous() and bias.is_contiguous()):
         return "needs contiguous parameters"
-    return launching.why_not(device)
+    return _launching.why_not(device)
 
 
 @functools.cache
@@ -49,7 +49,7 @@ def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) 
     """Return the source of all kernels for rows of ``channels``; ``wide``: rows begin at multiples of 16 bytes."""
     vector = 16 // dtype.itemsize if wide else 1
     lanes, steps = _layout(channels, vector)
-    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.defining(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
 
@@ -58,7 +58,7 @@ def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
     together = x.data_ptr() | x.shape[1] * x.itemsize
     for at in rows:
         together |= at or 0
-    return launching.kernels(LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device())
+    return _launching.kernels(LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device())
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, eps: float, relu: bool) -> Tensor:

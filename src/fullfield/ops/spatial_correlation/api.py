@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullfield import _check
-from fullfield.ops.launching import is_eager
-from fullfield.ops.operators import direct_apply, gradients_again, register, wants_gradient
+from fullfield.ops._launching import is_eager
+from fullfield.ops._operators import direct_apply, gradients_again, register, wants_gradient
 from fullfield.ops.spatial_correlation.protocol import BACKENDS, FEATURES, SAMPLERS, Pair, Request, Window, choose
 from fullfield.ops.spatial_correlation.reference import compared
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 
 Pair = tuple[int, int]
 """Vertical, horizontal."""

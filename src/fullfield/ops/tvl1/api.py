@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import check_arguments, check_frame, placed
 

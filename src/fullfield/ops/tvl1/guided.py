@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
 from fullfield.ops.tvl1.config import JUDGED, RefinementConfig

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import HALVES, VALUES, Launch, address, raw_stream, read_source, structures
-from fullfield.ops.recording import InOrder, record
+from fullfield.ops import _launching
+from fullfield.ops._launching import HALVES, VALUES, Launch, address, raw_stream, read_source, structures
+from fullfield.ops._recording import InOrder, record
 from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.cuda.state import pitch_of
 from fullfield.ops.tvl1.frames import BRIGHTEST
@@ -60,7 +60,7 @@ SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5,
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return None if the kernels can compute with this dtype on ``device``, else the reason."""
-    reason = launching.why_not(device)
+    reason = _launching.why_not(device)
     if reason is None and dtype != torch.float32:
         reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     return reason
@@ -92,9 +92,9 @@ class Refiner:
         self, height: int, width: int, config: RefinementConfig, device: torch.device, shape: Shape = SHAPE
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
-        self._about = about = launching.device_of(device)
+        self._about = about = _launching.device_of(device)
         self._pitch = pitch_of(width, torch.float32)
-        self._library = launching.kernels(LIBRARIES, source(shape), about.index)
+        self._library = _launching.kernels(LIBRARIES, source(shape), about.index)
         self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import FRAMES
-from fullfield.ops.recording import InOrder, record
+from fullfield.ops._launching import FRAMES
+from fullfield.ops._recording import InOrder, record
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine

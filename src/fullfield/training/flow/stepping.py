@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import say
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.training.checkpoint import DivergedError, all_not_finite
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
@@ -39,7 +39,7 @@ def default_precision(device: torch.device) -> str:
     """Return the precision of training where none is given: the fastest whose products the device computes."""
     if device.type != "cuda":
         return "float32"
-    return "bfloat16" if launching.why_not_bfloat16(device) is None else "float16"
+    return "bfloat16" if _launching.why_not_bfloat16(device) is None else "float16"
 
 
 class AveragedWeights:

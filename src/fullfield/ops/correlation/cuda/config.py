@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source, product_with_registers
+from fullfield.ops._launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
 from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.launching import BARRIERS, COPIES, HALVES, PRODUCTS, WARPS, Device, read_source
 
 _FOLDER = Path(__file__).parent
 _SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops import launching
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, Launch, current_device, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
@@ -29,7 +30,6 @@ from fullfield.ops.correlation.cuda.structs import (
 )
 from fullfield.ops.correlation.prepared import pool
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
-from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
 # Levels that the kernel pools; all are pooled in float32.
 MOST_POOLED = 4
@@ -41,10 +41,10 @@ SMALL_ITEMS = 9
 
 def supports(request: Request) -> str | None:
     """Return why the kernels cannot serve the request; None if they can."""
-    reason = launching.why_not(request.device)
+    reason = _launching.why_not(request.device)
     if reason is not None:
         return reason
-    if request.dtype not in launching.CODES:
+    if request.dtype not in _launching.CODES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
         return (
@@ -59,7 +59,7 @@ def _too_large(request: Request) -> str | None:
     most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > most:
         return f"needs a first map of at most {most} pixels, got {pixels}"
-    device = launching.device_of(request.device)
+    device = _launching.device_of(request.device)
     config, shared = shapes.forward_config(request, device), device.shared
     own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
     if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
@@ -72,7 +72,7 @@ def _too_large(request: Request) -> str | None:
 
 def config_of(request: Request) -> Config:
     """Return the configuration of the lookup; its gradients read the features in the same form."""
-    return shapes.forward_config(request, launching.device_of(request.device))
+    return shapes.forward_config(request, _launching.device_of(request.device))
 
 
 def pixels_of(request: Request) -> int:
@@ -111,7 +111,7 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
     if f2 is not None and len(maps) < r.levels and r.levels > MOST_POOLED:
         fmap1, maps = fmap1.float(), pool(maps[0].float(), r.levels)
     source = shapes.prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
-    kernels = launching.kernels(LIBRARIES, source, launching.device_of(r.device).index)
+    kernels = _launching.kernels(LIBRARIES, source, _launching.device_of(r.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [_prepare_params(r, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
     if factor is not None:
@@ -147,7 +147,7 @@ def _prepare_params(
 
 def first_sources(request: Request) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
-    device, config = launching.device_of(request.device), config_of(request)
+    device, config = _launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
     pooled = 0 if request.pooled and request.levels > MOST_POOLED else dtype
     sources = [shapes.prepare_source(config, pooled, scaled, False)]
@@ -161,9 +161,9 @@ def first_sources(request: Request) -> list[Source]:
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
     """Lay out a pair, after compiling its kernels where needed."""
-    device = launching.device_of(request.device)
+    device = _launching.device_of(request.device)
     with torch.cuda.device(device.index):
-        launching.several(LIBRARIES, first_sources(request), device.index)
+        _launching.several(LIBRARIES, first_sources(request), device.index)
         state = empty_state(request, fmap1)
         f1, f2, scale, *rest = state
         _lay_out(request, fmap1, maps, f1, f2, scale)
@@ -181,7 +181,7 @@ class _LookupLaunch:
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
     ) -> None:
-        device = launching.device_of(request.device)
+        device = _launching.device_of(request.device)
         source = shapes.lookup_source(config, out, channels_last)
         self.params = Params()
         fill(self.params, request, config, state[0], state[1])
@@ -200,7 +200,7 @@ class _LookupLaunch:
             self.maps, *extra = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.active_teams = blocks * config.teams
-        kernels = launching.kernels(LIBRARIES, source, device.index)
+        kernels = _launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
         self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *extra)
         self.shape = (request.batch, request.out_channels, *request.size1)
@@ -212,7 +212,7 @@ class Cuda(Prepared):
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
-        self._device = launching.device_of(request.device)
+        self._device = _launching.device_of(request.device)
         self._config = config_of(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
         self._queues = queues_of(request.device, self._device.index)

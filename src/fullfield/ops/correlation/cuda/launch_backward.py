@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops import launching
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, Device, Launch, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import MOST_LEVELS, Config
 from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill
 from fullfield.ops.correlation.protocol import Gradients, Request
-from fullfield.ops.launching import CODES, Device, Launch, raw_stream
 
 # ``mode`` of gradients.cuh.
 FIRST_LOOKUP, ADD, END = range(3)
@@ -73,7 +73,7 @@ class FeatureGradients:
         self._plan(pair)
         self._pair = pair
         source = gradient_sources(config, 0, device.shared)[1]
-        self._kernels = launching.kernels(LIBRARIES, source, device.index)
+        self._kernels = _launching.kernels(LIBRARIES, source, device.index)
         # Two blocks share a multiprocessor if they fit.
         each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
         splits = sum(
@@ -181,7 +181,7 @@ class FeatureGradients:
     def _collect_of(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
         """Return the launch for incoming gradients of ``dtype``."""
         source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
-        kernels = launching.kernels(LIBRARIES, source, self.device.index)
+        kernels = _launching.kernels(LIBRARIES, source, self.device.index)
         return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
     @staticmethod
@@ -209,7 +209,7 @@ def coords_gradient(
     _set_strides(params, grad_out.stride(), coords.stride())
     params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
     params.grad_coords = grad_coords.data_ptr()
-    kernels = launching.kernels(LIBRARIES, source, device.index)
+    kernels = _launching.kernels(LIBRARIES, source, device.index)
     kernels.launch("coords_gradient", blocks, 256, params, shapes.coords_shared(config))
     return grad_coords
 

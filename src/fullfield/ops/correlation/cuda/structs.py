@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, capture_id, encode_tensor_map
+from fullfield.ops._launching import structures
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.launching import structures
 
 LIBRARIES = Libraries("correlation kernels")
 _FOLDER = Path(__file__).parent

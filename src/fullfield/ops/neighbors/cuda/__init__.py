@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import Kernels, address, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import Kernels, address, structures
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors
 
 Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
@@ -28,22 +28,22 @@ _WARPS, _QUERIES, _BRANCHES = 8, 8, 32
 _HERE = Path(__file__).parent
 _DECLARED = structures(*(_HERE / name for name in ("radius.cu", "knn.cu", "thin.cu")))
 _Radius, _Tree, _Thin = (_DECLARED[f"{name}Params"] for name in ("Radius", "Tree", "Thin"))
-_Radii = launching.batch(_Radius)
+_Radii = _launching.batch(_Radius)
 
 
 def supports(device: torch.device) -> str | None:
     """Return None if the kernels run on ``device``, else the reason."""
-    return launching.why_not(device)
+    return _launching.why_not(device)
 
 
 def _read(*files: Path) -> str:
-    return launching.read_source(launching.HALVES, _HERE / "clouds.cuh", *files)
+    return _launching.read_source(_launching.HALVES, _HERE / "clouds.cuh", *files)
 
 
 @functools.cache
 def radius_source() -> Source:
     """Return the source of the radius search."""
-    text = _read(launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
+    text = _read(_launching.BATCHES, _launching.SORT_ROWS, _HERE / "radius.cu")
     return Source.defining(text, KEY="unsigned", ROOM=_ROOM)
 
 
@@ -51,13 +51,13 @@ def radius_source() -> Source:
 def tree_source(k: int) -> Source:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.defining(_read(launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
+    return Source.defining(_read(_launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
 def thin_source() -> Source:
     """Return the source of the grid downsampling."""
-    return Source(_read(launching.BATCHES, _HERE / "thin.cu"))
+    return Source(_read(_launching.BATCHES, _HERE / "thin.cu"))
 
 
 def _slots(count: int) -> int:
@@ -72,7 +72,7 @@ def _offsets(offsets: Tensor, device: torch.device) -> Tensor | None:
 
 def _parts(numbers: int) -> int:
     """Return the number of blocks that sum this many numbers."""
-    return -(-numbers // launching.SUMMED)
+    return -(-numbers // _launching.SUMMED)
 
 
 class _Tables:
@@ -118,7 +118,7 @@ class _Searches:
 
     def __init__(self, searches: Sequence[Search], sort: bool) -> None:
         self.like = like = searches[0][0]
-        self.kernels = launching.kernels(LIBRARIES, radius_source(), like.get_device())
+        self.kernels = _launching.kernels(LIBRARIES, radius_source(), like.get_device())
         asked = [search[1].shape[0] for search in searches]
         parts = [_parts(count + 1) for count in asked]
         self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in asked]
@@ -168,8 +168,8 @@ class _Searches:
 def radius_searches(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
     """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
     found: list[Neighbors] = []
-    for begin in range(0, len(searches), launching.MOST_PROBLEMS):
-        some = _Searches(searches[begin : begin + launching.MOST_PROBLEMS], sort)
+    for begin in range(0, len(searches), _launching.MOST_PROBLEMS):
+        some = _Searches(searches[begin : begin + _launching.MOST_PROBLEMS], sort)
         found += some.finish(some.totals.tolist())
     return found
 
@@ -218,7 +218,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     p.rows, p.indices = rows.data_ptr(), indices.data_ptr()
     p.count, p.asked, p.batches, p.own, p.k = count, asked, offsets.numel() - 1, own, k
     p.bits = min(21, (63 - (offsets.numel() - 2).bit_length()) // 3)
-    kernels = launching.kernels(LIBRARIES, tree_source(k), points.get_device())
+    kernels = _launching.kernels(LIBRARIES, tree_source(k), points.get_device())
     kernels.launch("make_keys", -(-count // 256), 256, p)
     order = torch.argsort(keys, stable=True)
     p.order = order.data_ptr()
@@ -255,7 +255,7 @@ def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
     p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
     p.largest = noted.data_ptr() + 8 * (size - 1)
-    kernels = launching.kernels(LIBRARIES, thin_source(), points.get_device())
+    kernels = _launching.kernels(LIBRARIES, thin_source(), points.get_device())
     made = []
     for number, cell in enumerate(cells):
         table.fill_(-1)

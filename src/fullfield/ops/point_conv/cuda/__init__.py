@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from fullfield.ops import launching
+from fullfield.ops import _launching
 from fullfield.ops.point_conv.cuda.launch import multiply as multiply
 from fullfield.ops.point_conv.cuda.launch import outer as outer
 from fullfield.ops.point_conv.cuda.triplets import assemble as assemble
@@ -27,4 +27,4 @@ def supports(request: Request) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return launching.why_not(request.device)
+    return _launching.why_not(request.device)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source, product_with_registers
-from fullfield.ops.launching import BARRIERS, CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
+from fullfield.ops._launching import BARRIERS, CODES, COPIES, HALVES, PRODUCTS, VALUES, WARPS, Device, read_source
 from fullfield.ops.point_conv.protocol import Request
 
 _FOLDER = Path(__file__).parent

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import MOST_BLOCKS, Device, Kernels, address, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import MOST_BLOCKS, Device, Kernels, address, structures
 from fullfield.ops.point_conv.cuda.config import (
     Channels,
     Multiply,
@@ -154,13 +154,13 @@ def multiply(
         return out
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
-    device = launching.device_at(features.get_device())
+    device = _launching.device_at(features.get_device())
     if not device.multiplies_bfloat16 and request != (wide := without_bfloat16(request)):
         wide_bias = None if bias is None else bias.float()
         return out.copy_(multiply(wide, features.float(), weight.float(), wide_bias, triplets, transposed))
     rows, entries, beside = triplets
     plan = _multiply_plan(device, _alike(request), beside.numel() > 0)
-    kernels = launching.kernels(LIBRARIES, plan.source, device.index)
+    kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
     room = features.new_empty((plan.room,), dtype=torch.uint8)
     packed = room.data_ptr()
@@ -187,12 +187,12 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
         return out
     if not request.entries:
         return out.zero_()
-    device = launching.device_at(features.get_device())
+    device = _launching.device_at(features.get_device())
     if not device.multiplies_bfloat16 and request != (wide := without_bfloat16(request)):
         return out.copy_(outer(wide, features.float(), grad.float(), triplets))
     rows, entries, beside = triplets
     plan = _outer_plan(device, _alike(request), beside.numel() > 0)
-    kernels = launching.kernels(LIBRARIES, plan.source, device.index)
+    kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, grad)) if plan.scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
     segments, slots, share = _segments(request, columns, cell_blocks, config, device)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, address, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, address, structures
 from fullfield.ops.point_conv.triplets import Triplets, index_bits
 
 LIBRARIES = Libraries("pooling kernels")
@@ -21,13 +21,13 @@ _Params = structures(_SOURCE)["PoolParams"]
 
 def supports(features: Tensor) -> str | None:
     """Return None if the kernels can pool the features, else the reason."""
-    return launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
+    return _launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
 
 
 @functools.cache
 def source(dtype: torch.dtype, beside: bool) -> Source:
     """Return the source of all kernels; ``beside``: whether triplets keep cells apart from the words."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.defining(text, IN=_CODES[dtype], BESIDE=beside)
 
 
@@ -39,7 +39,7 @@ def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets
     p.features, p.winners, p.out = map(address, (features, winners, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], index_bits(cells)
     kernels_of = source(features.dtype, bool(triplets.cells.numel()))
-    launching.kernels(LIBRARIES, kernels_of, features.get_device()).launch(name, -(-p.count // 256), 256, p)
+    _launching.kernels(LIBRARIES, kernels_of, features.get_device()).launch(name, -(-p.count // 256), 256, p)
     return out
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import address, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import address, structures
 from fullfield.ops.point_conv.protocol import Transposition, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 
@@ -21,19 +21,19 @@ _ROOM = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
 _SOURCE = Path(__file__).with_name("triplets.cu")
-_Batch = launching.batch(structures(_SOURCE)["TripletParams"])
+_Batch = _launching.batch(structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
     """Return None if the kernels can build triplets of points on ``device``, else the reason."""
-    return launching.why_not(device)
+    return _launching.why_not(device)
 
 
 @functools.cache
 def source(beside: bool, given: bool = False) -> Source:
     """Return the source; ``beside``: whether written triplets keep cells apart from the words, ``given``: read ones."""
     key = "unsigned long long" if beside else "unsigned"
-    text = launching.read_source(launching.HALVES, launching.BATCHES, launching.SORT_ROWS, _SOURCE)
+    text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.SORT_ROWS, _SOURCE)
     return Source.defining(text, KEY=key, ROOM=_ROOM, BESIDE=beside, GIVEN=given)
 
 
@@ -48,8 +48,8 @@ def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
     for place, key in enumerate(keys):
         found.setdefault(key, []).append(place)
     for places in found.values():
-        for begin in range(0, len(places), launching.MOST_PROBLEMS):
-            yield places[begin : begin + launching.MOST_PROBLEMS]
+        for begin in range(0, len(places), _launching.MOST_PROBLEMS):
+            yield places[begin : begin + _launching.MOST_PROBLEMS]
 
 
 def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
@@ -72,7 +72,7 @@ def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triple
             p.bits, p.sides[:] = index_bits(math.prod(one.kernel_size)), one.kernel_size
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
         first = made[places[0]]
-        kernels = launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
+        kernels = _launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
         kernels.launch_batch("assemble_rows", batch, blocks)
     return made
 
@@ -103,7 +103,7 @@ def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
 
 def _transpose(wanted: Sequence[Transposition], made: Sequence[Triplets], kernels_of: Source) -> None:
     rows = made[0].rows
-    parts = [max(1, -(-one.columns // launching.SUMMED)) for one in wanted]
+    parts = [max(1, -(-one.columns // _launching.SUMMED)) for one in wanted]
     words = len(wanted) + sum(parts)
     zeros = rows.new_zeros(words + -(-sum(one.columns for one in wanted) // 2))
     batch, word, count = _Batch(), zeros.data_ptr(), zeros.data_ptr() + 8 * words
@@ -114,7 +114,7 @@ def _transpose(wanted: Sequence[Transposition], made: Sequence[Triplets], kernel
         p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
         p.bits = index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
-    kernels = launching.kernels(LIBRARIES, kernels_of, rows.get_device())
+    kernels = _launching.kernels(LIBRARIES, kernels_of, rows.get_device())
     kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in made])
     kernels.launch_batch("start_rows", batch, parts)
     each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in wanted]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, structures
 from fullfield.ops.spatial_correlation.protocol import FEATURES, Request, Window
 
 LIBRARIES = Libraries("spatial correlation kernels")
@@ -40,7 +40,7 @@ def supports(request: Request) -> str | None:
         return f"needs a stride that divides dilation_patch, got {request.window.stride}"
     if max(request.size) >= 1 << 24 or max(request.window.patch) >= 1 << 12:
         return f"needs maps below 2**24 and patches below 4096, got {request.size}, {request.window.patch}"
-    return launching.why_not(request.device)
+    return _launching.why_not(request.device)
 
 
 class Columns(NamedTuple):
@@ -67,7 +67,7 @@ def _read(columns: Columns) -> int:
 
 
 def _source(name: str, dtype: torch.dtype, wide: bool, columns: Columns, **macros: int) -> Source:
-    text = launching.read_source(launching.HALVES, launching.VALUES, launching.COPIES, _COMMON, _HERE / name)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _HERE / name)
     common = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
     return Source.defining(text, **common, **macros)
 
@@ -121,8 +121,8 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
 @functools.cache
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
     """Return the source of the forward kernel of 16-bit features."""
-    shared = (launching.HALVES, launching.VALUES, launching.PRODUCTS, launching.COPIES)
-    text = launching.read_source(*shared, _COMMON, _HERE / "forward_half.cu")
+    shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
+    text = _launching.read_source(*shared, _COMMON, _HERE / "forward_half.cu")
     return Source.defining(
         text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
         CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
@@ -201,7 +201,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     out = fmap1.new_empty((batch, *window.patch, *out_size))
     if not out.numel() or not channels:
         return out.zero_()
-    device = launching.device_at(fmap1.get_device())
+    device = _launching.device_at(fmap1.get_device())
     if fmap1.dtype == torch.bfloat16 and not device.multiplies_bfloat16:
         return out.copy_(forward(fmap1.float(), fmap2.float(), window))
     p = _Forward()
@@ -218,7 +218,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(wide, columns, rows), "spatial_forward"
         threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
-    kernels = launching.kernels(LIBRARIES, source, device.index)
+    kernels = _launching.kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
 
@@ -244,13 +244,13 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     p.channels, p.second = channels, second
     columns = columns_of(window.patch[1])
     tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
-    device = launching.device_at(features.get_device())
+    device = _launching.device_at(features.get_device())
     spread = spread_of(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
     wide = _is_wide(window, width, (start,), features)
-    kernels = launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), device.index)
+    kernels = _launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), device.index)
     threads, shared = backward_threads(spread), backward_shared(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fullfield.ops import launching
-from fullfield.ops.launching import Launch, raw_stream
+from fullfield.ops import _launching
+from fullfield.ops._launching import Launch, raw_stream
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
 from fullfield.ops.tvl1.cuda.passes import Passes, Planes, planes_of
@@ -61,7 +61,7 @@ class Engine:
         self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._schedule: Schedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
-        self._passes, self._about = Passes(device, dtype), launching.device_of(device)
+        self._passes, self._about = Passes(device, dtype), _launching.device_of(device)
         pitches = [pitch_of(w, torch.float32) for _, w in sizes]
         self._images = [self._new((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops.launching import (
+from fullfield.ops._launching import (
     BARRIERS,
     COPIES,
     HALVES,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, FRAMES, HALVES, VALUES, Launch, address, read_source, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, FRAMES, HALVES, VALUES, Launch, address, read_source, structures
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import FLOW, Level
 from fullfield.ops.tvl1.frames import BRIGHTEST, Window, gaussian_window, linear_window
@@ -108,9 +108,9 @@ class Passes:
     """Makes launches for one device and one precision; keeps the resampling tables."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._place, index = device, launching.device_of(device).index
+        self._place, index = device, _launching.device_of(device).index
         sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
-        self._pyramid, self._warp, self._median = launching.several(LIBRARIES, sources, index)
+        self._pyramid, self._warp, self._median = _launching.several(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _Table] = {}
 
     def tables(self) -> Iterator[Tensor]:

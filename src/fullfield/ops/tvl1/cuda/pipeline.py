@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops import launching
-from fullfield.ops.launching import COPIES, HALVES, Device, Launch, read_source, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import COPIES, HALVES, Device, Launch, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.state import Level
@@ -122,9 +122,9 @@ class RegisterPipeline:
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
-        device, shape = launching.device_of(level.device), self._shape_for(level)
+        device, shape = _launching.device_of(level.device), self._shape_for(level)
         found = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
-        loaded = launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
+        loaded = _launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
         for one, kernels in zip(found, loaded, strict=True):
             kernels.kernel(_NAME, one.shared)
 
@@ -142,12 +142,12 @@ class RegisterPipeline:
             stream: CUDA stream as an integer, of ``level.device``.
             zero_dual: whether the dual variable starts from zero, for any values in memory.
         """
-        device, shape = launching.device_of(level.device), self._shape_for(level)
+        device, shape = _launching.device_of(level.device), self._shape_for(level)
         for depth in plan(iterations, shape.depth):
             one = one_pass(level, shape, depth, device)
             params: Any = _Params()
             fill(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns
-            kernels = launching.kernels(passes.LIBRARIES, one.source, device.index)
+            kernels = _launching.kernels(passes.LIBRARIES, one.source, device.index)
             Launch(kernels, _NAME, one.blocks, one.threads, params, one.shared)(stream)
             level.front, zero_dual = 1 - level.front, False

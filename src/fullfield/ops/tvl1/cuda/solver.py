@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fullfield.ops.launching import FRAMES
-from fullfield.ops.recording import InOrder, record
+from fullfield.ops._launching import FRAMES
+from fullfield.ops._recording import InOrder, record
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import CODES, structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import CODES, structures
 
 LIBRARIES = Libraries("kernels of the training loss")
 FACTOR, VALUES = 8, 6
@@ -26,14 +26,14 @@ def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
         return f"needs a factor of {FACTOR} and {VALUES} values, got {factor} and {field.shape[1]}"
     if field.dtype != torch.float32 or mask.dtype not in CODES:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
-    return launching.why_not(field.device)
+    return _launching.why_not(field.device)
 
 
 @functools.cache
 def source(dtype: torch.dtype) -> Source:
     """Return the source of both kernels for weights of a dtype."""
-    shared = (launching.HALVES, launching.VALUES, launching.WARPS, launching.CONVEX_CELLS)
-    return Source.defining(launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
+    shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
+    return Source.defining(_launching.read_source(*shared, _SOURCE), IN=CODES[dtype], CHANNELS=VALUES)
 
 
 def loss(
@@ -55,7 +55,7 @@ def loss(
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
     p.batch, p.height, p.width, p.low, p.high = batch, height, width, low, high
-    kernels = launching.kernels(LIBRARIES, source(mask.dtype), field.get_device())
+    kernels = _launching.kernels(LIBRARIES, source(mask.dtype), field.get_device())
     kernels.launch("loss", blocks, _THREADS, p)
     kernels.launch("gather", -(-cells // _THREADS), _THREADS, p)
     return sums.sum(0), grad_field, grad_mask

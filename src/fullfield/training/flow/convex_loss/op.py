@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.backends import usable
-from fullfield.ops.operators import once_only
+from fullfield.ops._backends import usable
+from fullfield.ops._operators import once_only
 from fullfield.training.flow.convex_loss import cuda, reference
 
 

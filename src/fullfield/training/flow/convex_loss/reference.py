@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fullfield.ops.fused.reference import convex_upsample
+from fullfield.ops._fused.reference import convex_upsample
 
 
 def mixture_surprise(

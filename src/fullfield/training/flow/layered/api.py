@@ -6,7 +6,7 @@ import torch
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.ops.backends import Backends
+from fullfield.ops._backends import Backends
 from fullfield.training.flow.layered.meshes import build_triangles
 from fullfield.training.flow.layered.scene import MESH, LayeredScenes, PictureAtlas, RenderedPairs
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.launching import structures
+from fullfield.ops import _launching
+from fullfield.ops._launching import structures
 from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
@@ -30,13 +30,13 @@ _Params = structures(_LAYERS)["LayeredParams"]
 
 def supports(device: torch.device) -> str | None:
     """Return None if the kernels run on the device, else the reason why not."""
-    return launching.why_not(device)
+    return _launching.why_not(device)
 
 
 @functools.cache
 def source() -> Source:
     """Return the source of all kernels."""
-    return Source(launching.read_source(launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
+    return Source(_launching.read_source(_launching.HALVES, _LAYERS, _MESHES, _FRAMES), ())
 
 
 def render(
@@ -57,7 +57,7 @@ def render(
         setattr(p, name, tensor.data_ptr())
     p.pictures, p.side, p.levels = atlas.count, atlas.side, atlas.levels
     p.shape_count, p.shape_side = atlas.shapes.shape[:2]
-    pixels, kernels = batch * height * width, launching.kernels(LIBRARIES, source(), scenes.to_card.get_device())
+    pixels, kernels = batch * height * width, _launching.kernels(LIBRARIES, source(), scenes.to_card.get_device())
     if triangles is not None and len(triangles.corners):
         for name, tensor in zip(_TRIANGLES, triangles, strict=True):
             setattr(p, name, tensor.data_ptr())

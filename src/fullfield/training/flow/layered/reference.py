@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fullfield.ops.positions import positions
+from fullfield.ops._positions import positions
 from fullfield.training.flow.layered import raster
 from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.sampling import sample_pictures

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.positions import positions
+from fullfield.ops._positions import positions
 
 
 def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
-    """Move each vector along itself; see :func:`fullfield.ops.splatting.moved_forward`."""
+    """Move each vector along itself; see :func:`fullfield.ops._splatting.moved_forward`."""
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
     xs, ys = positions((height, width), flow.device, flow.dtype)
@@ -31,7 +31,7 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
 
 
 def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
-    """Fill unknown vectors; see :func:`fullfield.ops.splatting.fill_holes`."""
+    """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_holes`."""
     height, width = known.shape
     if not bool(known.any()):
         return torch.zeros_like(flow)
@@ -57,7 +57,7 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
 
 
 def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops.splatting.carried`."""
+    """Splat a flow; see :func:`fullfield.ops._splatting.carried`."""
     height, width = flow.shape[-2:]
     columns, rows = positions((height, width), flow.device, flow.dtype)
     x, y = columns + part * flow[0], rows + part * flow[1]

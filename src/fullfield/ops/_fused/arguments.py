@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 CELL_CHANNELS = 32
-"""Channels of :func:`fullfield.ops.fused.reference.frames_to_cells`: twelve values of each frame, then zeros."""
+"""Channels of :func:`fullfield.ops._fused.reference.frames_to_cells`: twelve values of each frame, then zeros."""
 
 
 class Norm(NamedTuple):

@@ -16,7 +16,7 @@ def serves(flow: Tensor) -> bool:
 
 
 def moved_forward(flow: Tensor) -> Tensor:
-    """Move each vector along itself; see :func:`fullfield.ops.splatting.moved_forward`."""
+    """Move each vector along itself; see :func:`fullfield.ops._splatting.moved_forward`."""
     known = torch.zeros(flow.shape[1:], dtype=torch.uint8)
     moved = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()
@@ -26,7 +26,7 @@ def moved_forward(flow: Tensor) -> Tensor:
 
 
 def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
-    """Fill unknown vectors; see :func:`fullfield.ops.splatting.fill_holes`."""
+    """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_holes`."""
     have = known.to(torch.uint8).contiguous().clone()
     field = torch.where(known, flow.detach(), 0.0)
     _kernels().fill_rings(field.numpy(), have.numpy())
@@ -34,7 +34,7 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
 
 
 def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops.splatting.carried`."""
+    """Splat a flow; see :func:`fullfield.ops._splatting.carried`."""
     trust = trust.detach().to(torch.float32)
     weights = torch.stack((torch.exp(12 * trust), trust))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.fused.arguments import Frame, Norm, Target
-from fullfield.ops.positions import positions
+from fullfield.ops._fused.arguments import Frame, Norm, Target
+from fullfield.ops._positions import positions
 
 _CACHED = 1 << 19  # values
 

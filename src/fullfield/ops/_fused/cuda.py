@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
-from fullfield.ops import launching
-from fullfield.ops.fused.arguments import CELL_CHANNELS, Frame, Norm, Target
-from fullfield.ops.launching import CODES, FRAMES, Kernels, address, read_source, structures
+from fullfield.ops import _launching
+from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops._launching import CODES, FRAMES, Kernels, address, read_source, structures
 
 LIBRARIES = Libraries("kernels of the networks")
 LARGEST_FACTOR = 8
@@ -22,7 +22,7 @@ _MOST_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
 _FOLDER = Path(__file__).parent
 _DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
-_OF_GRADIENTS = structures(launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
+_OF_GRADIENTS = structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
 _Gradients = _OF_GRADIENTS["ConvexGradientParams"]
 GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_OF_GRADIENTS.number(name) for name in ("SIDE", "CELLS"))
 
@@ -32,7 +32,7 @@ GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_OF_GRADIENTS.number(name) for name in ("S
 
 def _source(name: str, **values: int) -> Source:
     return Source.defining(
-        read_source(launching.HALVES, launching.VALUES, _FOLDER / "common.cuh", _FOLDER / name), **values
+        read_source(_launching.HALVES, _launching.VALUES, _FOLDER / "common.cuh", _FOLDER / name), **values
     )
 
 
@@ -57,7 +57,7 @@ def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Sourc
 @functools.cache
 def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
     """Return the source of ``convex_gradients`` for weights of ``dtype`` and a field of ``channels`` channels."""
-    shared = (launching.HALVES, launching.VALUES, launching.WARPS, launching.CONVEX_CELLS)
+    shared = (_launching.HALVES, _launching.VALUES, _launching.WARPS, _launching.CONVEX_CELLS)
     text = read_source(*shared, _FOLDER / "convex_gradients.cu")
     return Source.defining(text, IN=CODES[dtype], CHANNELS=channels)
 
@@ -66,7 +66,7 @@ def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
 
 
 def _kernels(source: Source, like: Tensor) -> Kernels:
-    return launching.kernels(LIBRARIES, source, like.get_device())
+    return _launching.kernels(LIBRARIES, source, like.get_device())
 
 
 def _pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
@@ -125,7 +125,7 @@ def convolve(
 
 
 def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.frames_to_cells` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.frames_to_cells` does."""
     batch, rows, columns, channels = out.shape
     _whole(out)
     if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
@@ -143,7 +143,7 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
-    """Run the pass as :func:`fullfield.ops.fused.reference.affine_` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.affine_` does."""
     _whole(y, x)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
@@ -160,12 +160,12 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
-    """Run the pass as :func:`fullfield.ops.fused.reference.moments` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.moments` does."""
     _whole(y)
     batch, height, width, channels = y.shape
     if channels // _vector(y.dtype) > _THREADS:
         raise ValueError(f"moments: expected at most {_THREADS * _vector(y.dtype)} channels, got {channels}")
-    processors = launching.device_of(y.device).processors
+    processors = _launching.device_of(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
     params.y, params.item, params.pixels, params.channels = y.data_ptr(), y[0].numel(), height * width, channels
@@ -180,7 +180,7 @@ def moments(y: Tensor, epsilon: float) -> Norm:
 
 
 def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.pack` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.pack` does."""
     _whole(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
@@ -194,7 +194,7 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.flow_patches` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.flow_patches` does."""
     _whole(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
@@ -219,12 +219,12 @@ def _targets(like: Tensor, to: Sequence[Target]) -> Any:
 
 
 def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.gate_reset` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.gate_reset` does."""
     _gate("gate_reset", state, zr, zr_map, None, None, [to])
 
 
 def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.gate_update` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.gate_update` does."""
     _gate("gate_update", state, zr, zr_map, q, q_map, to)
 
 
@@ -241,7 +241,7 @@ def _gate(
 
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.flow_step_` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.flow_step_` does."""
     _whole(coords, taps)
     params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
@@ -251,7 +251,7 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 
 def gelu_(y: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.gelu_` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.gelu_` does."""
     _whole(y)
     params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
@@ -259,7 +259,7 @@ def gelu_(y: Tensor) -> None:
 
 
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.depthwise_norm` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.depthwise_norm` does."""
     _whole(x, weight, bias, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
@@ -279,7 +279,7 @@ def convex_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    """Run the pass as :func:`fullfield.ops.fused.reference.convex_strip` does."""
+    """Run the pass as :func:`fullfield.ops._fused.reference.convex_strip` does."""
     params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
@@ -304,7 +304,7 @@ def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
         return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"
-    return launching.why_not(field.device)
+    return _launching.why_not(field.device)
 
 
 def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

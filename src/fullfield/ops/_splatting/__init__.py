@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.splatting import cpu, reference
+from fullfield.ops._splatting import cpu, reference
 
 
 def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
