@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from fullfield._kernels import Missing
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield._kernels.structures import Structures
 from fullfield.ops import _launching
+from fullfield.ops.spatial_correlation import protocol as spatial_correlation
+from fullfield.ops.tvl1 import TVL1Config
+from fullfield.ops.tvl1.api import SOLVERS
 
 PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
 GPU = _launching.Device(-1, "none", "sm_80", 1, 99 << 10)
@@ -57,6 +61,22 @@ def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
         assert _launching.why_not(device) == "needs compute capability 7.5, got 7.0"
     _launching._why_not.cache_clear()
+
+
+def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "AMD Instinct MI300X")
+    _launching._rocm_name.cache_clear()
+    reason = _launching.why_not(device)
+    _launching._rocm_name.cache_clear()
+    assert reason == "runs on NVIDIA GPUs, the tensors are on AMD Instinct MI300X (ROCm)"
+    window = spatial_correlation.Request(spatial_correlation.Window((3, 3)), (4, 5), torch.float32, device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert spatial_correlation.SAMPLERS.choose(None, window) == "reference"
+        assert SOLVERS.choose(None, device, torch.float32, TVL1Config()) == "reference"
 
 
 def test_bfloat16_needs_a_newer_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

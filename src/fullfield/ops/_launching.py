@@ -35,8 +35,9 @@ FRAMES = {**CODES, torch.uint8: 3}
 
 def why_not(device: torch.device) -> str | None:
     """Return None where kernels run on the device, else the reason that they do not."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"runs on NVIDIA GPUs, the tensors are on {device.type}"
+    reason = why_not_nvidia(device)
+    if reason is not None:
+        return reason
     if device.index is None:
         return _why_not(torch.cuda.current_device() if torch.cuda.is_available() else -1)
     return _why_not(device.index)
@@ -44,6 +45,20 @@ def why_not(device: torch.device) -> str | None:
 
 # As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
 why_not.__dict__["_dynamo_marked_constant"] = True
+
+
+def why_not_nvidia(device: torch.device) -> str | None:
+    """Return None if the device is an NVIDIA GPU to PyTorch, else the reason, which names the device."""
+    if device.type == "cuda" and torch.version.hip is None:
+        return None
+    # PyTorch for ROCm calls AMD's GPUs "cuda" as well.
+    name = f"{_rocm_name(device.index or 0)} (ROCm)" if device.type == "cuda" else device.type
+    return f"runs on NVIDIA GPUs, the tensors are on {name}"
+
+
+@functools.cache
+def _rocm_name(index: int) -> str:
+    return torch.cuda.get_device_name(index) if torch.cuda.is_available() else "an AMD GPU"
 
 
 @functools.cache

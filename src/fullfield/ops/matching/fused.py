@@ -17,8 +17,9 @@ WIDEST = 256
 
 def supports(request: Request) -> str | None:
     """Return None if the fused kernels can serve the request, else the reason."""
-    if request.device.type != "cuda" or torch.version.hip is not None:
-        return f"runs on NVIDIA GPUs, the tensors are on {request.device.type}"
+    reason = _launching.why_not_nvidia(request.device)
+    if reason is not None:
+        return reason
     if request.dtype not in (torch.float32, *HALVES):
         return "needs float32, float16 or bfloat16 features"
     if not 0 < request.channels <= WIDEST:
