@@ -99,6 +99,7 @@ METHODS = {
         cascades=True,
     ),
     "fullfield-s": _network("fullfield-s", "fullfield-s", cascades=True),
+    "fullfield-m": _network("fullfield-m", "fullfield-m", cascades=True),
     "raft": _network("RAFT", "raft", "RAFTEstimatorConfig", "RAFT_PRESETS"),
     "raft-small": _network("RAFT-small", "raft-small", "RAFTEstimatorConfig", "RAFT_PRESETS"),
     "sea-raft-s": _network("SEA-RAFT (S)", "sea-raft-s"),

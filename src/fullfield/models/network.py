@@ -76,6 +76,16 @@ class FlowNetwork(nn.Module):
                     setattr(module, behind, nn.Identity())
         self.to(memory_format=self.cpu_format)  # type: ignore[call-overload]
 
+    def biases_before_norms(self) -> list[nn.Parameter]:
+        """Return the biases that a batch norm in training mode cancels, whose gradients are therefore zero."""
+        biases = []
+        for module in self.modules():
+            for layer, norm in pairwise(module.children()):
+                cancels = isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.training
+                if cancels and isinstance(layer.bias, nn.Parameter):
+                    biases.append(layer.bias)
+        return biases
+
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""
         return padding.pad(framing.normalized(frame, self.fnet.conv1.weight.dtype))

@@ -233,11 +233,12 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 """Entry that a model loads by default."""
 
 _SHAPES = (
-    SEARAFTConfig.fullfield_s(), RAFTConfig.large(), RAFTConfig.small(),
+    SEARAFTConfig.fullfield_s(), SEARAFTConfig.fullfield_m(), RAFTConfig.large(), RAFTConfig.small(),
     SEARAFTConfig.small(), SEARAFTConfig.medium(), SEARAFTConfig.large(),
 )  # fmt: skip
 NETWORKS: Mapping[str, NetworkShape] = MappingProxyType({shape.name: shape for shape in _SHAPES})
-"""Shape of every network that has published weights, by the model's name. A new network adds one entry."""
+"""Shape of every network, by the model's name. A new network adds one entry, and one to :data:`DEFAULTS` as soon as it
+has published weights."""
 
 
 def weights_entry(name: str) -> WeightsEntry:
@@ -402,8 +403,8 @@ def load_weights(
     """Return a model with weights, on the CPU; a new one is in evaluation mode.
 
     Args:
-        model: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``, ``"sea-raft-l"``, a
-            shape, or a model to fill.
+        model: ``"fullfield-s"``, ``"fullfield-m"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``,
+            ``"sea-raft-l"``, a shape, or a model to fill.
         source: a file, an entry or its name, ``"random"`` (for a new model), or a result of :func:`origin_of`; by
             default the model's entry in :data:`DEFAULTS`.
         progress: as for :func:`fetch_weights`.

@@ -749,7 +749,6 @@ def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None
         ({"updates": (4,)}, "updates: expected two numbers, the lower first"),
         ({"updates": (12, 4)}, "updates: expected two numbers, the lower first"),
         ({"updates": (0, 4)}, "updates: expected an integer >= 1"),
-        ({"updates": (4, 12), "graph": True}, "graph: expected False where each step draws its updates"),
         ({"compile": "fast"}, "compile: expected one of"),
         ({"channels_last": 1}, "channels_last: expected True or False"),
     ],

@@ -291,13 +291,22 @@ class SEARAFT(FlowNetwork):
 
     def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
-        return net, context
+        # With the strides of later states, so that compiled updates serve the first one too.
+        return net.clone() if self.training else net, context
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         """Return the pair's correlation lookup."""
         config = self.config
+        in_rows = self.training and fmap1.is_cuda and fmap1.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if in_rows else torch.contiguous_format
         return CorrelationPyramid(
-            fmap1, fmap2, config.levels, config.radius, backend=self.correlation, out_dtype=fmap1.dtype
+            fmap1,
+            fmap2,
+            config.levels,
+            config.radius,
+            backend=self.correlation,
+            out_dtype=fmap1.dtype,
+            memory_format=layout,
         )
 
     def start(self, net: Tensor) -> Tensor:
@@ -353,6 +362,8 @@ class SEARAFT(FlowNetwork):
         """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
         regressed, info = self._head(net)
+        if self.training:
+            regressed = regressed.clone()  # with the strides of later flows, see _context
         state = _State(net, regressed if flow is None else flow, info)
         yield state
         if updates == 0:

@@ -51,7 +51,8 @@ class FlowTraining(Config):
     """Network and loss become one graph; where each step draws its number of updates, each child module of the network
     (of a class outside ``torch.nn``) becomes one, which serves any number."""
     graph: bool = parameter(False, "record the step as a CUDA graph, which saves the host's work")
-    """It needs a network that never waits for the device and batches of one shape. It changes nothing on the CPU."""
+    """It needs a network that never waits for the device and batches of one shape; each number of updates has a graph
+    of its own. It changes nothing on the CPU."""
     freeze_norms: bool = parameter(False, "keep the statistics of batch norms")
     seed: int = parameter(0, "seed of everything")
 
@@ -77,7 +78,6 @@ class FlowTraining(Config):
         if isinstance(self.updates, (tuple, list)):
             object.__setattr__(self, "updates", tuple(self.updates))
             _check_range(self.updates)
-            _check.require(self.graph is not True, "graph", "False where each step draws its updates", self.graph)
         elif self.updates is not None:
             _check.number(self.updates, "updates", integer=True, low=0)
         _check.number(self.seed, "seed", integer=True, low=0, high=2**31)

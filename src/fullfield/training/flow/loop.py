@@ -154,12 +154,15 @@ def train_flow(
         model.train()
         if training.freeze_norms:
             freeze_norms(model)
+        stepper = None
         try:
             stepper = Stepper(model, training, team)
             ahead = Ahead(source, training.batch // team.count, first.device, team)
             return _Loop(Path(folder), stepper, ahead, run, validation, progress).train()
         finally:
             model.eval()
+            if stepper is not None:
+                stepper.close()
 
 
 def freeze_norms(model: nn.Module) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -95,18 +97,24 @@ class PairGenerator:
         scenes, steps = self._drawn.take(index, count)
         totals = None if scenes.meshes is None else scenes.meshes.totals
         if self.device.type == "cuda":
-            scenes = scenes.map(torch.Tensor.pin_memory).to(self.device)
+            scenes = scenes.map(self._on_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
         if steps.any():
             frame1, frame2 = self._stored(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
+    def _on_device(self, part: Tensor) -> Tensor:
+        """Copy a tensor to the device without waiting for what the device still has to do."""
+        if self.device.type == "cuda":
+            part = part.pin_memory()  # a copy from other memory would wait
+        return part.to(self.device, non_blocking=True)
+
     @torch.no_grad()
     def _stored(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = steps > 0
-        chosen, coarse = (part.to(self.device, non_blocking=True) for part in (rough.nonzero()[:, 0], steps[rough]))
+        chosen, coarse = (self._on_device(part) for part in (rough.nonzero()[:, 0], steps[rough]))
         with torch.autocast(self.device.type, enabled=False):
             both = _compressed(
                 torch.cat([frame.index_select(0, chosen) for frame in (frame1, frame2)]),
@@ -141,25 +149,35 @@ class _Drawn:
 def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
     """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
-    transform = _cosines(frames.device)
+    tables = _tables(frames.device)
     padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
-    blocks = torch.einsum("cd,bdhw->bchw", _LUMA.to(frames.device), padded)
+    blocks = torch.einsum("cd,bdhw->bchw", tables.luma, padded)
     rows, columns = (side // _BLOCK for side in blocks.shape[2:])
     blocks = blocks.reshape(-1, 3, rows, _BLOCK, columns, _BLOCK)
-    spectrum = torch.einsum("iy,bchywx,jx->bchiwj", transform, blocks, transform)
-    rank = torch.arange(_BLOCK, device=frames.device, dtype=torch.float32)
-    table = 2 + (rank[:, None] + rank) ** 1.3  # [8, 8]
-    channel = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float32, device=frames.device)
-    step = steps[..., None, None] * table[:, None, :] * channel[:, None, None, None, None] / 255
+    spectrum = torch.einsum("iy,bchywx,jx->bchiwj", tables.cosines, blocks, tables.cosines)
+    step = steps[..., None, None] * tables.quantisation
     spectrum = (spectrum / step).round_().mul_(step)
-    blocks = torch.einsum("iy,bchiwj,jx->bchywx", transform, spectrum, transform)
-    restored = torch.einsum("cd,bdhw->bchw", _RGB.to(frames.device), blocks.flatten(4).flatten(2, 3))
+    blocks = torch.einsum("iy,bchiwj,jx->bchywx", tables.cosines, spectrum, tables.cosines)
+    restored = torch.einsum("cd,bdhw->bchw", tables.rgb, blocks.flatten(4).flatten(2, 3))
     return restored[:, :, :height, :width].clamp(0, 1)
 
 
-def _cosines(device: torch.device) -> Tensor:
-    """Return the orthonormal transform of JPEG [8, 8]."""
+class _Tables(NamedTuple):
+    """Constants of JPEG on a device."""
+
+    luma: Tensor  # [3, 3]: from RGB to brightness and two colours
+    rgb: Tensor  # [3, 3]: back
+    cosines: Tensor  # [8, 8]: the orthonormal transform
+    quantisation: Tensor  # [3, 1, 8, 1, 8]: relative steps of the channels and frequencies
+
+
+@functools.lru_cache(maxsize=16)
+def _tables(device: torch.device) -> _Tables:
+    """Return the constants; a copy for each batch would wait for the device."""
     rank = torch.arange(_BLOCK, dtype=torch.float64)
-    found = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)
-    found[0] /= math.sqrt(2)
-    return found.float().to(device)
+    cosines = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)
+    cosines[0] /= math.sqrt(2)
+    table = 2 + (rank.float()[:, None] + rank.float()) ** 1.3
+    channel = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float32)
+    quantisation = table[:, None, :] * channel[:, None, None, None, None] / 255
+    return _Tables(*(part.to(device) for part in (_LUMA, _RGB, cosines.float(), quantisation)))

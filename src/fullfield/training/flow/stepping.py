@@ -157,6 +157,10 @@ class Stepper:
         self.model = model
         self.training = training
         self.ranks = ranks or Ranks()
+        biases: Callable[[], list[nn.Parameter]] = getattr(model, "biases_before_norms", list)
+        self._untrained = [bias for bias in biases() if bias.requires_grad]
+        for bias in self._untrained:  # the sums over all pixels that their zero gradients are would take time
+            bias.requires_grad_(False)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         _check.require(len(self._parameters) > 0, "model", "parameters to train", "none")
         self.device = self._parameters[0].device
@@ -177,7 +181,7 @@ class Stepper:
                 part.compile(mode=training.compile)
         elif training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
-        self._recorded: _Recorded | None = None
+        self._recorded: _Recorder | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
         # Float16's scale, finite steps since it last changed.
@@ -187,6 +191,11 @@ class Stepper:
         self._totals = torch.zeros(6, dtype=torch.float32, device=self.device)
         self._whole = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
+
+    def close(self) -> None:
+        """Let all parameters of the model require their gradients again."""
+        for bias in self._untrained:
+            bias.requires_grad_(True)
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
@@ -210,17 +219,14 @@ class Stepper:
 
     def _backward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Compute gradients, loss and error; by a CUDA graph after the first steps."""
+        if self._unrecorded > 0:
+            self._unrecorded -= 1
+            self.optimizer.zero_grad(set_to_none=True)
+            return self._gradients(*inputs)
         if self._recorded is None:
-            self.optimizer.zero_grad(set_to_none=True)  # those of a graph are its own
-            if self._unrecorded > 0:
-                self._unrecorded -= 1
-                return self._gradients(*inputs)
-            try:
-                self._recorded = _Recorded(self._gradients, inputs)
-            except RuntimeError as error:
-                reason = str(error).split("\n", 1)[0]
-                raise InputError(f"graph: expected a network whose step can be recorded, got: {reason}") from error
-        return self._recorded(*inputs)
+            self.optimizer.zero_grad(set_to_none=True)  # frees their memory before that of the graphs is taken
+            self._recorded = _Recorder(self._gradients, self._parameters, inputs)
+        return self._recorded(self._uncompiled.updates, inputs)
 
     def _gradients(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor, share: Tensor
@@ -289,25 +295,60 @@ class Stepper:
         return Reading(steps, loss, error, norm, int(skipped), int(worst))
 
 
-class _Recorded:
-    """Function of tensors of fixed shapes, recorded as a CUDA graph: a call costs the host one launch."""
+class _Recording(NamedTuple):
+    """CUDA graph of a step, and the tensors that it writes."""
 
-    def __init__(self, work: Callable[..., tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:
+    graph: torch.cuda.CUDAGraph
+    loss: Tensor
+    error: Tensor
+    gradients: list[Tensor | None]
+
+
+class _Recorder:
+    """CUDA graphs of a step on batches of one shape: a call costs the host one launch.
+
+    Each number of updates has a graph. All of them share their inputs and their memory: one runs at a time, and its
+    results are used or copied before the next one starts.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., tuple[Tensor, Tensor]],
+        parameters: Sequence[nn.Parameter],
+        inputs: Sequence[Tensor],
+    ) -> None:
+        self._work, self._parameters = work, list(parameters)
         self._inputs = [torch.empty_like(part) for part in inputs]
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile: those that read batches ahead.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._results = work(*self._inputs)
+        self._memory = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._recordings: dict[int | None, _Recording] = {}
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, updates: int | None, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Run the step with that number of updates and set the parameters' gradients; return loss and error."""
         for own, given in zip(self._inputs, inputs, strict=True):
             if own.shape != given.shape:
                 shapes = tuple(own.shape), tuple(given.shape)
                 raise InputError(f"graph: expected batches of one shape, got {shapes[1]} after {shapes[0]}")
-            own.copy_(given)
-        self._graph.replay()
-        loss, error = self._results
-        return loss.clone(), error.clone()
+        torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
+        recording = self._recordings.get(updates)
+        if recording is None:
+            recording = self._recordings[updates] = self._record()
+        for parameter, gradient in zip(self._parameters, recording.gradients, strict=True):
+            parameter.grad = gradient
+        recording.graph.replay()
+        return recording.loss.clone(), recording.error.clone()
+
+    def _record(self) -> _Recording:
+        for parameter in self._parameters:
+            parameter.grad = None
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads may allocate meanwhile: those that read batches ahead.
+            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                loss, error = self._work(*self._inputs)
+        except RuntimeError as error_:
+            reason = str(error_).split("\n", 1)[0]
+            raise InputError(f"graph: expected a network whose step can be recorded, got: {reason}") from error_
+        return _Recording(graph, loss, error, [parameter.grad for parameter in self._parameters])
 
 
 def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
