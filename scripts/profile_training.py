@@ -148,7 +148,7 @@ def main() -> None:
         found["cases"].append(result)
         try:
             measure(text, args, Mixture(parts), result)
-        except Exception as error:  # the other cases go on
+        except Exception as error:  # noqa: BLE001  # the other cases go on
             result["error"] = traceback.format_exc()[-3000:] if args.traceback else f"{type(error).__name__}: {error}"
         short = {key: value for key, value in result.items() if not key.endswith("kernels")}
         print(json.dumps(short), flush=True)

@@ -38,7 +38,7 @@ MISTAKES = {
         ("--warps 1_0", "--warps: expected INT"),
         ("--median 4", "--median: expected one of 0, 3, 5"),
         ("--precision float16", "--precision: expected 'float32', or an NVIDIA GPU as device, got 'float16' on cpu"),
-        ("--cascade", "--cascade: belongs to --method auto, fullfield-s, raft, raft-small, sea-raft-s, "),
+        ("--cascade", "--cascade: belongs to --method auto, fullfield-s, fullfield-m, raft, raft-small, sea-raft-s, "),
     ],
     "flow a.png b.png -o out.flo --method raft": [
         ("--weights raft-thing", "did you mean raft-things?"),

@@ -614,7 +614,7 @@ def test_mistakes(weights: Path) -> None:
     ):
         refuses(message, RAFTEstimatorConfig, **arguments)
     assert NetworkConfig(weights=weights).weights == str(weights)  # type: ignore[arg-type]
-    refuses("method: expected one of fullfield-s, raft, raft-small, sea-raft-s", NetworkEstimator, "tvl1")
+    refuses("method: expected one of fullfield-s, fullfield-m, raft, raft-small, sea-raft-s", NetworkEstimator, "tvl1")
     with pytest.raises(InputError, match="coarse_updates: expected None without a cascade, got 2"):
         NetworkEstimator("raft", RAFTEstimatorConfig(coarse_updates=2))
     with pytest.raises(InputError, match="config: expected a NetworkConfig, got RAFTEstimatorConfig"):

@@ -56,7 +56,9 @@ def test_a_new_method_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_entries_agree_with_the_networks() -> None:
     for name, entry in METHODS.items():
         assert entry.has_weights == (name != "tvl1"), name
-        assert entry.network is None or entry.network in DEFAULTS, name
+        if entry.network is not None and entry.network not in DEFAULTS:  # not trained yet
+            refuses(f"^weights: expected a file for {name}, which has no published weights, got None", build, name)
+            continue
         if name != PTLFLOW:
             estimator = build(name)
             assert estimator.parameters.get("cascade", False) == entry.cascades, name

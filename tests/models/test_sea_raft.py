@@ -16,6 +16,7 @@ from fullfield.models import framing
 from fullfield.models.framing import padding_for, still_moves
 from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
+from fullfield.models.weights import NETWORKS
 
 
 def both_networks(ptlflow: Any, size: str) -> tuple[nn.Module, SEARAFT]:
@@ -211,5 +212,8 @@ def test_configurations() -> None:
     assert len({small, medium, large}) == 3
     assert SEARAFTConfig(**medium.as_dict()) == medium
     assert sum(p.numel() for p in SEARAFT(small).parameters()) == 8_883_460
+    ours = SEARAFTConfig.fullfield_m()
+    assert ours.replace(name=small.name, most_updates=None, loss_log_scale_max=None) == small
+    assert (ours.updates, ours.most_updates, NETWORKS["fullfield-m"]) == (4, 12, ours)
     with pytest.raises(InputError, match="settings: expected those of a SEA-RAFT network, 'dim' is missing"):
         SEARAFTConfig.from_official({k: v for k, v in OFFICIAL.items() if k != "dim"})

@@ -33,6 +33,7 @@ _AUGMENTATIONS = ("usual", "colour", "none")
 _HELD_OUT = 1_000_003  # added to the seed of pairs that validate
 _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
 _STEPS = 100_000
+_GPU_WORKERS = 2  # draw scenes faster than a GPU trains on them
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
 EPILOG = """\
@@ -121,7 +122,10 @@ def _add_run_options(group: Any) -> None:
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
     group.add_argument("--device", default="cpu", metavar="NAME", help="device [%(default)s]")
     group.add_argument(
-        "--workers", type=argtypes.integer, default=0, help="processes for each part of --data [this one]"
+        "--workers",
+        type=argtypes.integer,
+        metavar="N",
+        help=f"processes for each part of --data; 0: this one does their work [{_GPU_WORKERS} on a GPU, else 0]",
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
 
@@ -135,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--init: the weights come from --after; give one of the two")
     if args.pictures is not None:
         paths.check_input(args.pictures, "--pictures")
-    if not 0 <= args.workers <= 1024:
+    if args.workers is not None and not 0 <= args.workers <= 1024:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
 
     from fullfield.training.flow import FlowRun, train_flow
@@ -159,6 +163,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if training.graph and device.type != "cuda" and not args.quiet:
         report.note("--graph: nothing is recorded without a CUDA device")
+    if args.workers is None:
+        args.workers = _GPU_WORKERS if device.type == "cuda" else 0
     generators = _Generators(args, device)
     model, source = _network(args, device), _source(args, device, generators)
     pause = None if args.pause is None else 60 * args.pause

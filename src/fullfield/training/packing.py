@@ -1,0 +1,234 @@
+"""Compact copies of training runs, to carry a run to another machine or to keep it.
+
+A run's state takes 16 bytes per parameter: weights, their average, and both moments of the optimizer. A packed run
+takes 3.7, split into files of limited size. Vectors and single numbers stay exact; all other tensors are rounded:
+
+- weights to float16, which changes them less than a step of training does;
+- the average, as its difference from these weights, to 4 bits and a scale for every 64 values;
+- the first moment likewise;
+- the logarithm of the second moment to 4 bits, between the lowest and highest of every 64 values.
+
+A run that continues from such a copy has the loss of one that never stopped, within the noise between batches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.models.state import read_safetensors
+from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_state, write_json, write_tensors
+
+INDEX = "packed.json"
+_FILE = "packed-{}.safetensors"
+_BLOCK = 64
+_TOP = 7  # codes of signed values are -7 ... 7
+_STEPS = 15  # codes of logarithms are 0 ... 15
+_LOGARITHMS = 20.0  # values under 2^-20 of their block's highest are raised to it
+_MODEL, _AVERAGE, _FIRST, _SECOND = "model", "average", "exp_avg", "exp_avg_sq"
+_PARTS = (_MODEL, _AVERAGE, _FIRST, _SECOND)
+
+
+def pack_run(
+    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, file_bytes: int = 15 << 20
+) -> list[Path]:
+    """Write a compact copy of a run's state to the folder ``target``; return its files.
+
+    Args:
+        folder: folder of a run with a checkpoint, see :class:`~fullfield.training.checkpoint.TrainingFolder`.
+        target: new or empty folder, or one with an earlier copy, which is replaced.
+        file_bytes: size limit of a file. A tensor is never divided.
+
+    Raises:
+        InputError: if the folder has no checkpoint or the target holds other files.
+    """
+    folder, target = Path(folder), Path(target)
+    _check.number(file_bytes, "file_bytes", integer=True, low=1 << 16)
+    if not has_state(folder):
+        raise InputError(f"{folder}: expected the folder of a run with a checkpoint, got none")
+    target.mkdir(parents=True, exist_ok=True)
+    foreign = sorted(path.name for path in target.iterdir() if not path.name.startswith("packed"))
+    if foreign:
+        raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
+    pointer = _read_json(folder / STATE / POINTER)
+    files: list[dict[str, Tensor]] = [{}]
+    free_bytes = file_bytes
+    for key, tensor in _packed(folder / STATE, pointer["step"]):
+        size = tensor.numel() * tensor.element_size() + len(key) + 200  # and its entry in the header
+        if size > free_bytes and files[-1]:
+            files.append({})
+            free_bytes = file_bytes
+        files[-1][key] = tensor
+        free_bytes -= size
+    for path in target.iterdir():
+        path.unlink()
+    names = [_FILE.format(number) for number in range(len(files))]
+    for name, content in zip(names, files, strict=True):
+        write_tensors(target / name, content)
+    history = folder / HISTORY
+    index = {
+        "files": names,
+        "recipe": _read_json(folder / RECIPE),
+        "state": pointer,
+        "history": history.read_text("utf-8") if history.is_file() else "",
+    }
+    write_json(target / INDEX, index)
+    return [target / INDEX, *(target / name for name in names)]
+
+
+def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+    """Write the folder of a run from its compact copy; return it.
+
+    Args:
+        packed: folder that :func:`pack_run` wrote.
+        folder: new or empty folder.
+
+    Raises:
+        InputError: if the copy is incomplete or damaged, or the folder is not empty.
+    """
+    packed, folder = Path(packed), Path(folder)
+    if not (packed / INDEX).is_file():
+        raise InputError(f"{packed}: expected a packed run, got a folder without {INDEX}")
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: expected a new or empty folder")
+    index = _read_json(packed / INDEX)
+    unreadable = f"{packed / INDEX}: expected a packed run, cannot be read"
+    try:
+        step, files = int(index["state"]["step"]), [packed / str(name) for name in index["files"]]
+        recipe, pointer, history = index["recipe"], index["state"], str(index["history"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(unreadable) from None
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"{path}: is named by {INDEX}, but is missing")
+    content = {key: value for path in files for key, value in read_safetensors(path).items()}
+    try:
+        parts = _unpacked(content)
+    except (KeyError, RuntimeError):
+        raise InputError(unreadable) from None
+    (folder / STATE).mkdir(parents=True, exist_ok=True)
+    for part, tensors in parts.items():
+        write_tensors(folder / STATE / f"{step}.{part}.safetensors", tensors)
+    write_tensors(folder / WEIGHTS, parts.get(_AVERAGE, parts[_MODEL]))
+    write_json(folder / RECIPE, recipe)
+    (folder / HISTORY).write_text(history, "utf-8")
+    write_json(folder / STATE / POINTER, pointer)
+    return folder
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise InputError(f"{path}: expected a file of a training run, cannot be read") from None
+
+
+def _packed(state: Path, step: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a packed run, by part, name and kind."""
+    stored = {part: state / f"{step}.{part}.safetensors" for part in _PARTS}
+    parts = {part: read_safetensors(path) for part, path in stored.items() if path.is_file()}
+    rounded: dict[str, Tensor] = {}
+    for part, tensors in parts.items():
+        for name, value in tensors.items():
+            key = f"{part}/{name}"
+            fits = value.ndim >= 2 and value.is_floating_point() and bool(value.half().isfinite().all())
+            if not fits or (part == _AVERAGE and name not in rounded):
+                yield f"{key}/exact", value
+            elif part == _MODEL:
+                rounded[name] = value.half()
+                yield f"{key}/half", rounded[name]
+            elif part == _SECOND:
+                for kind, packed in zip(("codes", "lowest", "span"), _pack_logarithms(value), strict=True):
+                    yield f"{key}/{kind}", packed
+                yield f"{key}/shape", torch.tensor(value.shape)
+            else:
+                change = value - rounded[name].to(value.dtype) if part == _AVERAGE else value
+                for kind, packed in zip(("codes", "scale"), _pack_signed(change), strict=True):
+                    yield f"{key}/{kind}", packed
+                yield f"{key}/shape", torch.tensor(value.shape)
+
+
+def _unpacked(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a run's state by part and name."""
+    kinds: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for key, value in content.items():
+        part, _, rest = key.partition("/")
+        name, _, kind = rest.rpartition("/")
+        kinds.setdefault((part, name), {})[kind] = value
+    parts: dict[str, dict[str, Tensor]] = {}
+    for part in _PARTS:  # the average needs the weights
+        for (own, name), packed in kinds.items():
+            if own != part:
+                continue
+            if "exact" in packed:
+                value = packed["exact"]
+            elif "half" in packed:
+                value = packed["half"].float()
+            elif "span" in packed:
+                value = _unpack_logarithms(packed["codes"], packed["lowest"], packed["span"], packed["shape"].tolist())
+            else:
+                value = _unpack_signed(packed["codes"], packed["scale"], packed["shape"].tolist())
+                if part == _AVERAGE:
+                    value = value + parts[_MODEL][name]
+            parts.setdefault(part, {})[name] = value
+    return parts
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """Return the values as rows of a block each; the last value fills the last row."""
+    flat = values.detach().float().reshape(1, -1)
+    return functional.pad(flat, (0, -flat.shape[1] % _BLOCK), mode="replicate").view(-1, _BLOCK)
+
+
+def _joined(codes: Tensor) -> Tensor:
+    """Return two codes of 4 bits in each byte."""
+    pairs = codes.to(torch.uint8).view(-1, 2)
+    return pairs[:, 0] | (pairs[:, 1] << 4)
+
+
+def _split(codes: Tensor) -> Tensor:
+    """Return the codes of :func:`_joined` as rows of a block each."""
+    return torch.stack((codes & 15, codes >> 4), 1).view(-1, _BLOCK).float()
+
+
+def _shaped(blocks: Tensor, shape: list[int]) -> Tensor:
+    count = torch.Size(shape).numel()
+    return blocks.reshape(-1)[:count].reshape(shape)
+
+
+def _pack_signed(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return codes and the highest magnitude of each block."""
+    blocks = _blocks(values)
+    scale = blocks.abs().amax(1).bfloat16()
+    unit = torch.where(scale > 0, scale.float(), 1.0)[:, None] / _TOP
+    return _joined((blocks / unit).round().clamp(-_TOP, _TOP) + _TOP), scale
+
+
+def _unpack_signed(codes: Tensor, scale: Tensor, shape: list[int]) -> Tensor:
+    return _shaped((_split(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
+
+
+def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, and the lowest logarithm to base 2 and the span of each block; the lowest is -inf for zeros."""
+    blocks = _blocks(values)
+    highest = blocks.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    logarithms = torch.log2(torch.maximum(blocks, highest * 2.0**-_LOGARITHMS))
+    lowest = logarithms.amin(1).half()
+    span = (logarithms.amax(1) - lowest.float()).clamp(min=0.0).half()
+    unit = torch.where(span > 0, span.float(), 1.0)[:, None] / _STEPS
+    codes = ((logarithms - lowest.float()[:, None]) / unit).round().clamp(0, _STEPS)
+    zero = blocks.amax(1) == 0
+    return _joined(codes), torch.where(zero, -torch.inf, lowest.float()).half(), torch.where(zero, 0.0, span)
+
+
+def _unpack_logarithms(codes: Tensor, lowest: Tensor, span: Tensor, shape: list[int]) -> Tensor:
+    return _shaped(torch.exp2(lowest.float()[:, None] + _split(codes) * (span.float()[:, None] / _STEPS)), shape)
