@@ -319,7 +319,7 @@ class _Recorder:
     ) -> None:
         self._work, self._parameters = work, list(parameters)
         self._inputs = [torch.empty_like(part) for part in inputs]
-        self._memory = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
         self._recordings: dict[int | None, _Recording] = {}
 
     def __call__(self, updates: int | None, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
