@@ -203,15 +203,21 @@ class NetworkEstimator(LoadingEstimator):
         return self._estimated(frame1, frame2, [initial_flow], progress)[0].flow
 
     def bidirectional(
-        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        initial_backward: Tensor | None = None,
+        progress: Progress | None = None,
     ) -> Bidirectional | None:
         """Estimate the forward and the backward flow; each frame goes through the feature encoder once.
 
-        Without updates the result is None. ``initial_flow`` starts the forward flow.
+        Without updates the result is None. ``initial_flow`` starts the forward flow, ``initial_backward`` the other.
         """
         if 0 in self._updates():
             return None
-        forward, backward = self._estimated(frame1, frame2, [initial_flow, None], progress)
+        forward, backward = self._estimated(frame1, frame2, [initial_flow, initial_backward], progress)
         scales = None
         if forward.log_scale is not None and backward.log_scale is not None:
             scales = forward.log_scale[:, 0], backward.log_scale[:, 0]

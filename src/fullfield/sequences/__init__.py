@@ -5,6 +5,7 @@
 - ``settings``, ``job``: what a run does, settled before it starts; ``results``: what it reports
 - ``changes``: cuts and duplicate frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
+- ``tracking``: one reference frame in all others; ``follow``: the same for a shot, with its files
 - ``outputs``: the files of a shot; ``records``: what each of them was made from
 - ``run``: estimates and writes, in one process; ``writing``: its threads that write
 - ``pool``: several devices of one machine; ``cluster``: many machines, through Ray
@@ -20,6 +21,10 @@ from fullfield._lazy import lazy
 if TYPE_CHECKING:
     from fullfield.sequences.estimation import FrameFlows as FrameFlows
     from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
+    from fullfield.sequences.follow import FollowedFrame as FollowedFrame
+    from fullfield.sequences.follow import FollowJob as FollowJob
+    from fullfield.sequences.follow import follow_frames as follow_frames
+    from fullfield.sequences.follow import run_follow as run_follow
     from fullfield.sequences.job import ShotJob as ShotJob
     from fullfield.sequences.names import find_frames as find_frames
     from fullfield.sequences.names import format_frames as format_frames
@@ -38,6 +43,7 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "estimation": "FrameFlows estimate_sequence",
+        "follow": "FollowJob FollowedFrame follow_frames run_follow",
         "job": "ShotJob",
         "names": "find_frames format_frames parse_frames",
         "outputs": "Output",

@@ -1,0 +1,234 @@
+"""Dense position of every pixel of a reference frame in other frames of a shot.
+
+The flow between frames over several distances is chained; for each pixel the chain with the least expected error wins.
+A direct match with the reference, which starts from the best chain, finds pixels that were hidden or out of the frame,
+and keeps errors from adding up. Related work: multi-flow tracking (Neoral et al., WACV 2024).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
+
+from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.ops.consistency import forward_backward_distance
+from fullfield.ops.warping import warp
+
+DISTANCES = (1, 2, 4, 8, 16)
+"""Distances in frames over which flow is estimated, besides the direct match with the reference."""
+_MIN_ERROR_PX = 0.07  # the least that a confidence in float32 can express
+_MAX_ERROR_PX = 50.0
+_HIDDEN_ERROR_PX = 100.0  # added to the expected error of a chain that leads over a hidden pixel
+_AGREEMENT = 3.0  # expected errors by which a direct match may differ from a chain that is sure
+_DIRECT_MAX_ERROR_PX = 2.0
+_FILL_STRIDE = 8  # pixels of the finest cell from which hidden pixels are filled
+_FILL_WEIGHT = 0.01
+
+
+class Field(NamedTuple):
+    """Displacement of each pixel to another frame, and what is known about it."""
+
+    flow: Tensor  # [2, H, W], (u, v), pixels
+    error: Tensor  # [H, W], expected error in pixels
+    occlusion: Tensor  # [H, W], 0 ... 1, probability that the pixel is hidden in the other frame
+
+
+class Match(NamedTuple):
+    """Motion between two frames in both directions."""
+
+    forward: Field
+    backward: Field
+
+
+class PairMatcher(Protocol):
+    """Estimator of both directions of a pair of frames [1, C, H, W], with optional initial flows [1, 2, H, W]."""
+
+    def __call__(
+        self, frame1: Tensor, frame2: Tensor, forward: Tensor | None, backward: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Return the forward and the backward flow [1, 2, H, W], and their log scales [1, H, W] if known."""
+        ...
+
+
+Refine = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Refinement of a flow: first frame, second frame, flow, backward flow -> flow; all [1, ., H, W]."""
+
+
+class _State(NamedTuple):
+    frame: Tensor  # [1, C, H, W]
+    match: Match  # of the reference and the frame
+
+
+class Tracker:
+    """Tracker of all pixels of one reference frame; frames are added in order, away from the reference.
+
+    A frame's motion depends only on the reference, the frames of the last ``max(distances)`` steps, and the values that
+    :meth:`add` returned for them. So a tracker that is restored from stored values continues with the same results.
+
+    Args:
+        reference: [1, C, H, W], the reference frame.
+        match: estimator of a pair in both directions.
+        refine: refinement of the final flow against the reference; None leaves it out.
+        distances: distances in frames over which flow is chained.
+    """
+
+    def __init__(
+        self,
+        reference: Tensor,
+        match: PairMatcher,
+        refine: Refine | None,
+        distances: Iterable[int] = DISTANCES,
+    ) -> None:
+        self._reference, self._match, self._refine = reference, match, refine
+        self._distances = sorted(distances)
+        flow = reference.new_zeros(2, *reference.shape[-2:])
+        still = Field(flow, torch.zeros_like(flow[0]), torch.zeros_like(flow[0]))
+        self._states = [_State(reference, Match(still, still))]
+
+    def add(self, frame: Tensor, *, is_half: bool = False) -> dict[str, Tensor]:
+        """Return the motion between the reference and the next frame [1, C, H, W], by the names of stored layers.
+
+        ``forward`` [2, H, W] leads from the reference to the frame, on the reference's pixels; ``backward`` from the
+        frame to the reference. ``occlusion.forward`` [H, W] is the probability that a pixel of the reference is hidden
+        in the frame, ``confidence.forward`` that its error is under a pixel; those of ``backward`` belong to pixels of
+        the frame. With ``is_half`` the values are rounded to half precision.
+        """
+        match = self._find_best_chain(frame)
+        # The first match starts where the chain leads; the second finds what the chain has lost.
+        for starts in (tuple(_fill_hidden(field) for field in match), None):
+            direct = self._measure(self._reference, frame, starts)
+            match = Match(*(_judge(chain, other) for chain, other in zip(match, direct, strict=True)))
+        if self._refine is not None:
+            forward, backward = match.forward.flow[None], match.backward.flow[None]
+            match = Match(
+                match.forward._replace(flow=self._refine(self._reference, frame, forward, backward)[0]),
+                match.backward._replace(flow=self._refine(frame, self._reference, backward, forward)[0]),
+            )
+        layers = _to_layers(_check_cycle(match))
+        if is_half:
+            layers = {name: plane.half().float() for name, plane in layers.items()}
+        self.restore(frame, layers)
+        return layers
+
+    def restore(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
+        """Add the next frame with the layers that :meth:`add` returned for it."""
+        self._states.append(_State(frame, _from_layers(layers)))
+        del self._states[: -self._distances[-1]]
+
+    def _find_best_chain(self, frame: Tensor) -> Match:
+        best: Match | None = None
+        for distance in self._distances[: bisect_right(self._distances, len(self._states))]:
+            state = self._states[-distance]
+            chain = _join(state.match, self._measure(state.frame, frame))
+            best = chain if best is None else _select_better(best, chain)
+        assert best is not None
+        return best
+
+    def _measure(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Match:
+        forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
+        own = (None, None) if scales is None else scales
+        fields = []
+        for one, two, flow, back, scale in (
+            (first, second, forward, backward, own[0]),
+            (second, first, backward, forward, own[1]),
+        ):
+            occlusion, confidence = occlusion_and_confidence(one, two, flow, back, scale)
+            fields.append(Field(flow[0], expected_error(confidence[0]), occlusion[0]))
+        return Match(*fields)
+
+
+def expected_error(confidence: Tensor) -> Tensor:
+    """Return the expected error in pixels of flow whose error is under a pixel with probability ``confidence``.
+
+    Errors are taken to be distributed exponentially.
+    """
+    return (-1.0 / torch.log1p(-confidence.clamp(1e-6, 1 - 1e-6))).clamp(_MIN_ERROR_PX, _MAX_ERROR_PX)
+
+
+def confidence_of(error: Tensor) -> Tensor:
+    """Return the probability of an error under one pixel; the inverse of :func:`expected_error`."""
+    return -torch.expm1(-1.0 / error.clamp(_MIN_ERROR_PX))
+
+
+def _to_layers(match: Match) -> dict[str, Tensor]:
+    layers: dict[str, Tensor] = {}
+    for name, field in zip(Match._fields, match, strict=True):
+        layers[name] = field.flow
+        layers[f"occlusion.{name}"] = field.occlusion
+        layers[f"confidence.{name}"] = confidence_of(field.error)
+    return layers
+
+
+def _from_layers(layers: Mapping[str, Tensor]) -> Match:
+    return Match(
+        *(
+            Field(layers[name], expected_error(layers[f"confidence.{name}"]), layers[f"occlusion.{name}"])
+            for name in Match._fields
+        )
+    )
+
+
+def _join(state: Match, step: Match) -> Match:
+    """Chain the motion from the reference to a frame with the step from that frame to the next one."""
+    return Match(_follow(state.forward, step.forward), _follow(step.backward, state.backward))
+
+
+def _follow(first: Field, second: Field) -> Field:
+    """Return the field that follows ``first`` and then ``second``."""
+    planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
+    sampled, inside = warp(planes, first.flow[None])
+    flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
+    hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
+    return Field(first.flow + flow, first.error + error, hidden)
+
+
+def _cost(field: Field) -> Tensor:
+    return field.error + _HIDDEN_ERROR_PX * (field.occlusion > 0.5)
+
+
+def _select_better(one: Match, two: Match) -> Match:
+    return Match(*(_select(_cost(b) < _cost(a), b, a) for a, b in zip(one, two, strict=True)))
+
+
+def _select(mask: Tensor, one: Field, other: Field) -> Field:
+    return Field(*(torch.where(mask, a, b) for a, b in zip(one, other, strict=True)))
+
+
+def _judge(chain: Field, direct: Field) -> Field:
+    """Take the direct match where it is trusted and does not contradict a chain that is sure."""
+    distance = torch.linalg.vector_norm(chain.flow - direct.flow, dim=0)
+    limit = _AGREEMENT * (chain.error + direct.error) + 0.5
+    contradicts = (chain.occlusion < 0.5) & (distance > limit) & (chain.error < direct.error)
+    trusted = (direct.occlusion < 0.5) & (direct.error < _DIRECT_MAX_ERROR_PX) & ~contradicts
+    better = trusted & (_cost(direct) < _cost(chain))
+    return _select(better, direct, chain)
+
+
+def _fill_hidden(field: Field) -> Tensor:
+    """Return the flow [1, 2, H, W] with hidden pixels filled from those around them."""
+    weight = (field.occlusion < 0.5).float() / (0.1 + field.error)
+    planes = torch.cat((field.flow * weight, weight[None]))[None]
+    levels = [avg_pool2d(planes, _FILL_STRIDE, ceil_mode=True)]
+    while max(levels[-1].shape[-2:]) > 1:
+        levels.append(avg_pool2d(levels[-1], 2, ceil_mode=True))
+    filled = levels[-1][:, :2] / levels[-1][:, 2:].clamp(min=1e-6)
+    for level in levels[-2::-1]:
+        coarse = interpolate(filled, size=level.shape[-2:], mode="bilinear", align_corners=False)
+        filled = (level[:, :2] + _FILL_WEIGHT * coarse) / (level[:, 2:] + _FILL_WEIGHT)
+    filled = interpolate(filled, size=field.flow.shape[-2:], mode="bilinear", align_corners=False)
+    return torch.where(field.occlusion < 0.5, field.flow, filled)
+
+
+def _check_cycle(match: Match) -> Match:
+    """Count pixels as hidden whose way to the other frame and back does not end where it began."""
+    fields = []
+    for own, other in (match, match[::-1]):
+        distance = forward_backward_distance(own.flow[None], other.flow[None])[0]
+        hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
+        fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
+    return Match(*fields)

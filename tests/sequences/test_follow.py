@@ -1,0 +1,188 @@
+"""Following a reference frame: accuracy on synthetic shots, resumption, cuts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io import read_vectors, write_image
+from fullfield.ops.warping import warp
+from fullfield.sequences.follow import FollowJob, follow_frames, run_follow
+from fullfield.sequences.names import find_frames
+from fullfield.sequences.outputs import Output
+from fullfield.sequences.tracking import Tracker, confidence_of, expected_error
+from fullfield.testing.shots import SyntheticShot
+
+HEIGHT, WIDTH = 60, 80
+
+
+class OracleMatcher:
+    """True motion with a constant error, found by the identity of the frames."""
+
+    def __init__(self, shot: SyntheticShot, frames: list[Tensor], bias_px: float) -> None:
+        self.shot, self.frames, self.bias_px = shot, frames, bias_px
+        self.pairs: list[tuple[int, int]] = []
+
+    def __call__(
+        self, frame1: Tensor, frame2: Tensor, _forward: Tensor | None, _backward: Tensor | None
+    ) -> tuple[Tensor, Tensor, None]:
+        first, second = (next(i for i, f in enumerate(self.frames) if f is frame) for frame in (frame1, frame2))
+        self.pairs.append((first, second))
+        flows = [self.shot.truth(*pair).flow[None] for pair in ((first, second), (second, first))]
+        return flows[0] + self.bias_px, flows[1] - self.bias_px, None
+
+
+@pytest.fixture(scope="module")
+def shot() -> SyntheticShot:
+    return SyntheticShot(HEIGHT, WIDTH, 14, seed=3, bodies=2, shutter=0.0)
+
+
+def mean_error(flow: Tensor, shot: SyntheticShot, first: int, second: int) -> float:
+    truth = shot.truth(first, second)
+    return float(torch.linalg.vector_norm(flow - truth.flow, dim=0)[truth.visible].mean())
+
+
+def test_truth_of_a_synthetic_shot_maps_one_frame_onto_another(shot: SyntheticShot) -> None:
+    first, second, truth = shot.frame(2), shot.frame(6), shot.truth(2, 6)
+    warped, inside = warp(second[None], truth.flow[None])
+    visible = truth.visible & inside[0]
+    visible[1:-1, 1:-1] &= torch.stack([visible.roll((y, x), (0, 1)) for y in (-1, 0, 1) for x in (-1, 0, 1)]).all(0)[
+        1:-1, 1:-1
+    ]
+    assert 0.3 < float(visible.float().mean()) < 1
+    # The brightness changes from frame to frame, so ratios are compared.
+    ratio = (warped[0].mean(0) / first.mean(0).clamp(min=0.05))[visible]
+    assert float((ratio - ratio.median()).abs().median()) < 0.03
+    back = shot.truth(6, 2)
+    there_and_back = truth.flow + warp(back.flow[None], truth.flow[None])[0][0]
+    assert float(there_and_back.abs().mean(0)[visible].median()) < 0.05
+
+
+def test_errors_do_not_add_up_where_the_direct_match_is_good(shot: SyntheticShot) -> None:
+    frames = [shot.frame(index)[None] for index in range(shot.frames)]
+    matcher = OracleMatcher(shot, frames, bias_px=0.2)
+    tracker = Tracker(frames[0], matcher, None)
+    layers: dict[str, Tensor] = {}
+    for frame in frames[1:]:
+        layers = tracker.add(frame)
+    last = shot.frames - 1
+    assert mean_error(layers["forward"], shot, 0, last) < 2.5 * 0.2 * 2**0.5  # chaining would give 13 times as much
+    assert mean_error(layers["backward"], shot, last, 0) < 2.5 * 0.2 * 2**0.5
+
+
+def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
+    frames = [shot.frame(index)[None] for index in range(8)]
+    tracker = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.0), None)
+    for frame in frames[1:]:
+        layers = tracker.add(frame)
+    visible = shot.truth(0, 7).visible
+    predicted = layers["occlusion.forward"] < 0.5
+    true_positives = float((visible & predicted).sum())
+    assert 2 * true_positives / float(visible.sum() + predicted.sum()) > 0.93
+
+
+def test_a_restored_tracker_gives_the_same_values(shot: SyntheticShot) -> None:
+    frames = [shot.frame(index)[None] for index in range(shot.frames)]
+    whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
+    stored = [whole.add(frame, is_half=True) for frame in frames[1:]]
+    continued = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
+    for frame, layers in zip(frames[1:9], stored[:8], strict=True):
+        continued.restore(frame, layers)
+    for frame, expected in zip(frames[9:], stored[8:], strict=True):
+        for name, plane in continued.add(frame, is_half=True).items():
+            assert torch.equal(plane, expected[name]), name
+
+
+def test_expected_error_and_confidence_are_inverse() -> None:
+    error = torch.tensor([0.1, 0.5, 1.0, 5.0, 40.0])
+    assert torch.allclose(expected_error(confidence_of(error)), error, rtol=1e-2)
+
+
+@pytest.fixture
+def plates(tmp_path: Path, shot: SyntheticShot, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for index in range(6):
+        write_image(f"plate.{1001 + index}.png", shot.frame(index))
+    return tmp_path
+
+
+QUICK = {"warps": 2, "iterations": 4}
+
+
+def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
+    from fullfield.estimators.estimation import build
+
+    config = build("tvl1", "fast", **QUICK).config  # type: ignore[attr-defined]
+    return FollowJob(find_frames("plate.%04d.png"), tuple(numbers), reference, Output(pattern), "tvl1", config)
+
+
+def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
+    estimator, plates = job.build_estimator(), job.open_plates()
+    settled, plan = job.settle(estimator, plates)
+    outcome = run_follow(settled, plan.left if numbers is None else numbers, estimator, plates)
+    assert not outcome.problems, outcome.problems
+    return outcome.written
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_writes_both_sides_of_the_reference_and_continues() -> None:
+    numbers = list(range(1001, 1007))
+    assert run_job(follow_job("whole.%04d.exr", numbers, 1003)) == numbers
+    reference = read_vectors("whole.1003.exr")
+    assert not reference["forward"].any()
+    assert float(reference["confidence.backward"].min()) == 1
+    job = follow_job("parts.%04d.exr", numbers, 1003)
+    assert run_job(job, [1003, 1004, 1002]) == [1002, 1003, 1004]
+    assert run_job(job) == [1001, 1005, 1006]  # continues from the stored frames
+    assert run_job(job) == []
+    for number in numbers:
+        whole, parts = (read_vectors(f"{name}.{number}.exr") for name in ("whole", "parts"))
+        assert whole.keys() == parts.keys()
+        assert all(torch.equal(whole[name], parts[name]) for name in whole), number
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_recomputes_what_a_replaced_plate_changes(shot: SyntheticShot) -> None:
+    numbers = list(range(1001, 1007))
+    job = follow_job("ref.%04d.exr", numbers, 1002)
+    run_job(job)
+    write_image("plate.1004.png", shot.frame(4))
+    assert run_job(job) == [1004, 1005, 1006]
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_refuses_other_settings_and_absent_references() -> None:
+    numbers = list(range(1001, 1007))
+    run_job(follow_job("ref.%04d.exr", numbers[:2], 1002))
+    with pytest.raises(InputError, match=r"reference"):
+        run_job(follow_job("ref.%04d.exr", numbers, 1003))
+    with pytest.raises(InputError, match=r"reference: expected a frame of plate\.%04d\.png, got 1050"):
+        follow_job("ref.%04d.exr", numbers, 1050).open_plates()
+
+
+def test_nothing_is_followed_across_a_cut(shot: SyntheticShot) -> None:
+    other = SyntheticShot(HEIGHT, WIDTH, 4, seed=11)
+    frames = [*(shot.frame(index) for index in range(3)), *(other.frame(index) for index in range(2))]
+    results = list(follow_frames(frames, 1, "tvl1", preset="fast", **QUICK))
+    assert [result.number for result in results] == [1, 2, 3, 4, 5]
+    assert [result.is_cut_off for result in results] == [False, False, False, True, True]
+    assert float(results[4].occlusion["forward"].min()) == 1
+    assert not results[4].forward.any()
+
+
+@pytest.mark.usefixtures("plates")
+def test_a_bad_plate_costs_its_own_frame_alone() -> None:
+    Path("plate.1003.png").write_bytes(b"")
+    numbers = list(range(1001, 1007))
+    job = follow_job("ref.%04d.exr", numbers, 1001)
+    estimator, source = job.build_estimator(), job.open_plates()
+    settled, plan = job.settle(estimator, source)
+    outcome = run_follow(settled, plan.left, estimator, source)
+    assert outcome.written == [1001, 1002, 1004, 1005, 1006]
+    assert [Path(problem.path).name for problem in outcome.problems] == ["plate.1003.png"]
+    assert np.isfinite(read_vectors("ref.1006.exr")["forward"].numpy()).all()
