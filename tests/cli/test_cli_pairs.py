@@ -72,5 +72,5 @@ def test_mistakes(refused: Callable[..., str], cli: Any, scene: Path) -> None:
     assert "--device: expected" in refused(*OUT, 1, "--device", "abacus")
     assert "--style: expected one of usual, small, figures, bodies" in refused(*OUT, 1, "--style", "thin")
     assert cli(*OUT, 1, "-q").code == 0
-    assert "made.json: holds pairs of other settings (seed was 0, is 1)" in refused(*OUT, 1, "--seed", "1")
+    assert "made: was begun with other settings (seed was 0, is 1)" in refused(*OUT, 1, "--seed", "1")
     assert "(style.camera_motion was 9.0, is 3.0; style.object_motion was " in refused(*OUT, 1, "--style", "small")

@@ -91,7 +91,7 @@ def test_settings_bind_while_there_are_results(tmp_path: Path) -> None:
 
 def test_settings_that_are_missing_beside_results_are_named(tmp_path: Path) -> None:
     file = SettingsFile(tmp_path / "settings.json", "the settings of a run")
-    refuses(r"no settings\.json that says how they were made", settle, file, {"a": 1}, ["x"])
+    refuses(r"no settings\.json says how they were made", settle, file, {"a": 1}, ["x"])
     assert file.read() is None
     settle(file, {"a": 1}, ["x"], overwrite=True)
     assert file.read() == {"a": 1}

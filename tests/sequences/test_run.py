@@ -131,7 +131,7 @@ def test_nothing_is_made_twice_and_nothing_overwritten(flow: CommandLine) -> Non
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
     Path("mv.exr.fullfield.json").unlink()
     err = flow.refused("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2")
-    assert "mv.0011.exr: is there already, and no mv.exr.fullfield.json says how it was made" in err
+    assert "mv.0011.exr: exists, and no mv.exr.fullfield.json says how it was made" in err
 
 
 def test_a_run_that_wrote_nothing_does_not_bind_the_next(flow: CommandLine, shot: Path) -> None:

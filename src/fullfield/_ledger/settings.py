@@ -87,7 +87,7 @@ class SettingsFile:
         if stored is None:
             if had_results and not overwrite:
                 raise InputError(
-                    f"{self._subject}: has results, and no {self.path.name} that says how they were made; {advice}"
+                    f"{self._subject}: holds files, and no {self.path.name} says how they were made; {advice}"
                 )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_first_notes(self.path, content)

@@ -50,7 +50,7 @@ class Vectors:
             found = find_frames(pattern)
             self.numbers = list(found.files)
             self._path: Callable[[int], str] = found.path
-            self._settings = Output(str(found.pattern)).noted_settings()
+            self._settings = Output(str(found.pattern)).read_settings()
         else:
             paths.check_input(pattern, "--flow")
             self.numbers, self._path, self._settings = [1], lambda _: pattern, {}

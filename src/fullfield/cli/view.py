@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     paths.check_output(page, "--output")
 
     stored = sequences.Output(str(found.pattern))
-    settings = stored.noted_settings()
+    settings = stored.read_settings()
     plates, why = _plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")

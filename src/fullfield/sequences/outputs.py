@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import __version__
-from fullfield._check import InputError, differences
+from fullfield._check import InputError
+from fullfield._ledger.notes import check_entries
 from fullfield._ledger.records import Journal, Record, Records
+from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, checksum_of, digest, stamp_of
-from fullfield.io import atomic_path, read_flow, write_flow, write_st_map
-from fullfield.io.files import cut_bytes, remove_abandoned
+from fullfield.io import read_flow, read_frame, write_flow, write_st_map
+from fullfield.io.files import cut_bytes, one_line, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
@@ -33,7 +37,7 @@ Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]
 
 _NAME_BYTES = 200
 _WEIGHTS = "weights_sha256"
-_NAMED = 3  # settings that differ, in an error
+_ADVICE = "use --overwrite, or another name"
 
 
 @dataclass
@@ -156,10 +160,10 @@ class Output:
 
     def made_by(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
-        wanted, weights = self._wanted(settings)
-        return {"settings": digest(wanted), "weights": weights, "version": __version__}
+        normalized, weights = self._normalize(settings)
+        return {"settings": digest(normalized), "weights": weights, "version": __version__}
 
-    def _wanted(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def _normalize(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
         mine = {name: value for name, value in asdict(self).items() if name != "pattern"}
         plain: dict[str, Any] = json.loads(json.dumps({**settings, **mine}))
@@ -190,28 +194,21 @@ class Output:
             source: where the plates are, noted for ``fullfield view``.
             start: for a warm start, the distance to the frame whose flow another one starts from.
         """
-        wanted, _ = self._wanted(settings)
+        file = self._settings_file
         # In this order: a run that begins now writes the settings before its frames.
-        there = [number for number in numbers if Path(self.path(number)).exists()]
-        noted = self._noted()
-        if noted is None and there and not overwrite:
-            raise InputError(
-                f"{self.path(there[0])}: is there already, and no {self.sidecar} says how it was made; use "
-                "--overwrite, or another name"
-            )
-        before = None if noted is None else self._wanted(noted["settings"])[0]
-        changed = [] if before is None else _changes(before, wanted)
-        if changed and not overwrite and not self._is_empty():
-            more = [f"and {len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
-            told = f"was begun with other settings ({'; '.join(changed[:_NAMED] + more)})"
-            raise InputError(f"{self.pattern}: {told}; use --overwrite, or another name")
+        existing = [number for number in numbers if Path(self.path(number)).exists()]
+        has_settings = file.read() is not None
+        if not has_settings and existing and not overwrite:
+            raise InputError(f"{self.path(existing[0])}: exists, and no {self.sidecar} says how it was made; {_ADVICE}")
+        file.settle(
+            {"settings": self._normalize(settings)[0], "source": source},
+            has_results=lambda: has_settings and not self._is_empty(),
+            advice=_ADVICE,
+            overwrite=overwrite,
+        )
         records, plan = Records(self.notes), Plan(list(numbers))
         if not overwrite:
-            plan = self._compare(settings, numbers, inputs, start, records, bool(noted and noted.get("records")))
-        if before != wanted:
-            facts = {"settings": wanted, "source": source, "records": True}
-            with atomic_path(self.sidecar) as temporary:
-                temporary.write_text(json.dumps(facts, indent=1), "utf-8")
+            plan = self._compare(settings, numbers, inputs, start, records)
         for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
             with suppress(PermissionError):  # a folder may be writable but not readable
                 remove_abandoned(folder)
@@ -240,7 +237,6 @@ class Output:
         inputs: Inputs,
         start: int | None,
         records: Records,
-        is_recorded: bool,
     ) -> Plan:
         made_by = self.made_by(settings)
         plan, kept, every = Plan(), dict[int, str](), set(numbers)
@@ -250,7 +246,7 @@ class Output:
                 plan.left.append(number)
                 continue
             found = records.of(str(path))
-            if not found and is_recorded and not (found := self._noted_since(path)):
+            if not found and not (found := self._noted_since(path)):
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
                 )
@@ -264,8 +260,7 @@ class Output:
                 continue
             plan.left.append(number)
             if self.is_done(number):
-                reason = reasons[-1] if reasons else "made by an earlier version of fullfield"
-                plan.again.setdefault(reason, []).append(number)
+                plan.again.setdefault(reasons[-1], []).append(number)
         return plan
 
     def _reason(self, number: int, record: Record, wanted: Mapping[str, Any], checksums: Checksums) -> str:
@@ -286,31 +281,34 @@ class Output:
 
     def source(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""
-        noted = self._noted()
-        return None if noted is None or not noted.get("source") else str(noted["source"])
+        notes = self._settings_file.read()
+        return None if notes is None or not notes.get("source") else str(notes["source"])
 
-    def noted_settings(self) -> dict[str, Any]:
-        """Return the settings of the run that wrote the files, by the notes beside them; empty without notes."""
-        settings: dict[str, Any] = (self._noted() or {"settings": {}})["settings"]
+    def read_settings(self) -> dict[str, Any]:
+        """Return the settings of the run that wrote the files, by the notes beside them; empty without notes.
+
+        Raises:
+            InputError: if they are damaged, or of a version that reads plates in other ways.
+        """
+        settings: dict[str, Any] = (self._settings_file.read() or {"settings": {}})["settings"]
+        kinds = {"step": "count", "direction": "text", "reading": "object"}
+        check_entries(self.sidecar, settings, **{name: kinds[name] for name in kinds if name in settings})
+        options = inspect.signature(read_frame).parameters
+        for name, value in settings.get("reading", {}).items():
+            if name not in options or not isinstance(value, (str, int, float, NoneType)):
+                option = one_line(f"{name}={value!r}", 60)
+                raise InputError(f"{self.sidecar}: expected options of read_frame as reading, got {option}")
         return settings
 
-    def _noted(self) -> dict[str, Any] | None:
-        try:
-            found = json.loads(self.sidecar.read_text("utf-8"))
-        except FileNotFoundError:
-            return None
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
-            raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it")
-        return found
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the settings that differ, the method first; of another method the parameters differ anyway."""
-    skipped = {"parameters"} if before.get("method") != now.get("method") else set()
-    names = sorted((before | now).keys() - skipped, key=lambda name: name != "method")
-    return differences({name: before.get(name) for name in names}, {name: now.get(name) for name in names})
+    @property
+    def _settings_file(self) -> SettingsFile:
+        return SettingsFile(
+            self.sidecar,
+            "the settings of a shot",
+            subject=self.pattern,
+            entries={"settings": "object"},
+            binding=lambda content: self._normalize(content["settings"])[0],
+        )
 
 
 def to_cpu(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -104,7 +104,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
     assert manifest["textures"]["from"] == "pack.zip"
     assert manifest["textures"]["pictures"] == len(pictures.pictures)
     assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 24, 16)
-    with pytest.raises(InputError, match=r"made\.json: holds pairs of other settings \(textures\.from was "):
+    with pytest.raises(InputError, match=r"made: was begun with other settings \(textures\.from was "):
         write_pairs(tmp_path / "made", pairs, 1)
 
     def stopped(_: object) -> None:
@@ -128,7 +128,7 @@ def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> N
             r"style\.blur was 0\.35, is 0\.5",
         ),
     ):
-        refuses(rf"made\.json: holds pairs of other settings \({word}\)", write_pairs, tmp_path / "made", other, 1)
+        refuses(rf"made: was begun with other settings \({word}\)", write_pairs, tmp_path / "made", other, 1)
     refuses("flow was 'flo', is 'png'", write_pairs, tmp_path / "made", pairs, 1, flow_format="png")
 
 
@@ -144,7 +144,7 @@ def test_a_set_of_an_earlier_style_is_refused(pairs: PairGenerator, tmp_path: Pa
         ("usual", r"style was 'usual', is "),
     ):
         manifest.write_text(json.dumps(now | {"style": style}), "utf-8")
-        refuses(rf"made\.json: holds pairs of other settings \({word}", write_pairs, tmp_path / "made", pairs, 2)
+        refuses(rf"made: was begun with other settings \({word}", write_pairs, tmp_path / "made", pairs, 2)
 
 
 def test_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thing.txt").write_text("mine", "utf-8")
-    with pytest.raises(InputError, match="other: expected an empty folder or synthetic pairs, got other files"):
+    with pytest.raises(InputError, match=r"other: holds files, and no made\.json says"):
         write_pairs(tmp_path / "other", pairs, 1)
     refuses("expected the folder of", open_dataset, "made", tmp_path / "absent")
     write_pairs(tmp_path / "made", pairs, 1)
@@ -161,7 +161,7 @@ def test_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) ->
     for text, word in (("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"count": "x"}', "a count of pairs, got 'x'")):
         manifest.write_text(text, "utf-8")
         refuses(word, open_dataset, "made", tmp_path / "made")
-    refuses(r"made\.json: expected what fullfield pairs writes", write_pairs, tmp_path / "made", pairs, 1)
+    refuses(r"made\.json: expected an entry count", write_pairs, tmp_path / "made", pairs, 1)
     manifest.unlink()
     refuses(r"made\.json: does not exist", open_dataset, "made", tmp_path / "made")
     manifest.write_text('{"count": 1}', "utf-8")

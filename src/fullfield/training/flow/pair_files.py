@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._ledger.settings import SettingsFile
 from fullfield.io import atomic_path, write_flow, write_image
-from fullfield.training.checkpoint import write_json
+from fullfield.io.files import remove_abandoned
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import licence_list, licence_text
 
@@ -65,11 +64,16 @@ def write_pairs(
     _check.choice(flow_format, "flow_format", FLOW_FORMATS)
     base = Path(folder)
     manifest = _manifest(pairs, textures, flow_format)
-    before = _before(base / MANIFEST, manifest)
-    base.mkdir(parents=True, exist_ok=True)
-    write_json(base / MANIFEST, {**manifest, "count": max(count, before)})  # first: a run that stops here goes on
+    file = SettingsFile(
+        base / MANIFEST, "the settings of synthetic pairs", entries={"count": "count"}, binding=_without_count
+    )
+    settings = {**manifest, "count": count}
+    before = file.settle(settings, has_results=lambda: _has_files(base), advice="use another folder")
+    if before is not None and before["count"] < count:
+        file.write(settings)
     for part in (*_PARTS, "flow"):
         (base / part).mkdir(exist_ok=True)
+        remove_abandoned(base / part)
     if textures is not None:
         with atomic_path(base / LICENCES) as temporary:
             temporary.write_text(licence_text(licence_list(textures)), "utf-8")
@@ -127,19 +131,10 @@ def _manifest(pairs: PairGenerator, textures: str | Path | None, flow_format: st
     }
 
 
-def _before(path: Path, manifest: dict[str, Any]) -> int:
-    """Return how many pairs an earlier run was to write, after checking that they are the same ones."""
-    if not path.exists():
-        if path.parent.is_dir() and any(path.parent.iterdir()):
-            raise InputError(
-                f"{path.parent}: expected an empty folder or synthetic pairs, got other files; use another folder"
-            )
-        return 0
-    try:
-        old = json.loads(path.read_text("utf-8"))
-        count = int(old.pop("count"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
-    if changed := _check.differences(old, manifest):
-        raise InputError(f"{path}: holds pairs of other settings ({'; '.join(changed)}); use another folder")
-    return count
+def _without_count(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name != "count"}
+
+
+def _has_files(base: Path) -> bool:
+    """Return whether the folder holds pairs, or files of others."""
+    return any(path.is_file() and path.name not in (MANIFEST, LICENCES) for path in base.rglob("*"))
