@@ -7,13 +7,15 @@ from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run
 from fullfield.cli.options import add_verb
 
-VERBS = ("render", "textures")
+VERBS = ("render", "textures", "meshes")
 """Names of the verbs, each a folder of this package with a module ``command``."""
 
 
 def build_parser() -> Parser:
     """Build the parser of all verbs."""
-    parser = Parser(prog="python -m tools", description="Render test sets with Blender, build the picture pack.")
+    parser = Parser(
+        prog="python -m tools", description="Render test sets with Blender, build the pack of pictures and meshes."
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name in VERBS:
         add_verb(verbs, name, import_module(f"tools.{name}.command"))

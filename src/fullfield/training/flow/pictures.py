@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, number
-from fullfield.training.flow.layered.meshes import MeshStore
+from fullfield.training.flow.layered.meshes import PARTS, MeshStore, build_store
+from fullfield.training.flow.mesh_shapes import procedural_meshes
 from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, procedural_shapes, procedural_textures
 
 FORMAT = 1
 """Version of the pack's layout; ``python -m tools textures`` writes it."""
 MANIFEST = "manifest.json"
 SHAPES = "shapes.bin"
+MESHES = "meshes.bin"
 
 _LARGEST_UPSCALE = 2.0
 # What damaged packs raise; RuntimeError: methods of packing that Python does not know, passwords.
@@ -76,9 +78,38 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
         masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
         if not squares:
             raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
+        meshes = _read_meshes(where, entries.get("meshes", []), file)
     drawn = procedural_shapes(drawn_shapes, seed=0)
     shapes = torch.from_numpy(np.concatenate([masks, drawn]))
-    return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names))
+    return PicturePack(torch.from_numpy(np.stack(squares)), shapes, tuple(names), meshes)
+
+
+def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFile) -> MeshStore | None:
+    """Return the meshes of a pack, and procedural ones after them; None if it has none."""
+    if not entries:
+        return None
+    data = file.read(MESHES)
+    meshes = []
+    at = 0
+
+    def take(dtype: str, *shape: int) -> NDArray[Any]:
+        nonlocal at
+        count = math.prod(shape)
+        values = np.frombuffer(data, dtype, count, at).reshape(shape)
+        at += values.nbytes
+        return values
+
+    for entry in entries:
+        vertices, triangles = entry["vertices"], entry["triangles"]
+        clips = [take("<f2", poses, vertices, 3).astype(np.float32) for poses in entry["poses"]]
+        corners, parts = take("<u2", triangles, 3).astype(np.int64), take("u1", triangles)
+        fits = corners.max() < vertices and parts.max() < PARTS and all(np.isfinite(clip).all() for clip in clips)
+        if not fits:
+            raise InputError(f"{path}: {entry['path']}: expected triangles between finite vertices, got others")
+        meshes.append((clips, corners, parts))
+    if at != len(data):
+        raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
+    return build_store(meshes).join(procedural_meshes())
 
 
 def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
@@ -107,27 +138,29 @@ def licence_text(manifest: Mapping[str, Any]) -> str:
 
     ``manifest`` is the result of :func:`licence_list`.
     """
+    kinds = ("pictures", "shapes", "meshes")
     files: dict[tuple[str, ...], dict[str, set[str]]] = {}
-    for kind in ("pictures", "shapes"):
-        for entry in manifest[kind]:
+    for kind in kinds:
+        for entry in manifest.get(kind, []):
             terms = tuple(entry[name] for name in ("package", "version", "licence", "author"))
-            files.setdefault(terms, {"pictures": set(), "shapes": set()})[kind].add(entry["path"])
+            files.setdefault(terms, {kind: set() for kind in kinds})[kind].add(entry["path"])
     counts: dict[tuple[str, ...], list[int]] = {}
-    for terms, found in files.items():
-        row = counts.setdefault(terms[:3], [0, 0])
-        row[0] += len(found["pictures"])
-        row[1] += len(found["shapes"])
-    lines = ["| package | version | licence | files used as pictures | as silhouettes |", "|---|---|---|---:|---:|"]
-    lines += [f"| {' | '.join(terms)} | {row[0]} | {row[1]} |" for terms, row in sorted(counts.items())]
+    for terms, paths in files.items():
+        row = counts.setdefault(terms[:3], [0] * len(kinds))
+        for column, kind in enumerate(kinds):
+            row[column] += len(paths[kind])
+    lines = ["| package | version | licence | files used as pictures | as silhouettes | as meshes |"]
+    lines.append("|---|---|---|---:|---:|---:|")
+    lines += [f"| {' | '.join((*terms, *map(str, row)))} |" for terms, row in sorted(counts.items())]
     title = ""
-    for terms, found in sorted(files.items()):
+    for terms, used in sorted(files.items()):
         package, version, licence, author = terms
         if package != title:
             title = package
             lines += ["", f"## {package} {version}".rstrip()]
         lines += ["", f"**{licence}**: {author}", ""]
         folders: dict[str, list[str]] = {}
-        for path in sorted(found["pictures"] | found["shapes"]):
+        for path in sorted(set().union(*used.values())):
             folder, slash, name = path.rpartition("/")
             folders.setdefault(folder + slash, []).append(name)
         lines += [f"- `{folder or './'}` {', '.join(names)}" for folder, names in folders.items()]

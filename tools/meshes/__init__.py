@@ -1,0 +1,1 @@
+"""Meshes of the pack that synthetic pairs are drawn from: reader of GLB files, reduction, and the zip file."""
