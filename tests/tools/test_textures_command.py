@@ -78,7 +78,7 @@ def test_a_verb_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no verb given; one of render, textures, meshes (see python -m tools --help)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ("render", "textures"))
+@pytest.mark.parametrize("verb", ["render", "textures"])
 def test_former_verbs_name_their_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fullfield([verb, "-o", "x"]) == 2
     said = f"{verb}: is not part of the package; in a checkout of fullfield run python -m tools {verb}\n"

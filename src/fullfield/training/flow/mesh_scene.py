@@ -73,7 +73,7 @@ def draw_meshes(
     reach = _REACH * np.linalg.norm(seen[..., 2, :3], axis=-1)
     on &= (seen[..., 2, 3] - reach > _NEAREST).all(-1)
 
-    which = np.floor(draw.uniform(0, len(table.first_rows))).astype(np.int64)
+    which = _draw_entries(draw, table)
     values: dict[str, NDArray[np.generic]] = {"pose": pose.astype(np.float32)}
     for name in ("vertex_counts", "triangle_counts", "first_triangles"):
         values[name] = getattr(table, name)[which]
@@ -140,6 +140,17 @@ def _draw_poses(
     moved = multiplied(camera, centre + shift - geometry.camera_shift[:, None])
     maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, moved))]
     return np.stack(maps, 2)
+
+
+def _draw_entries(draw: _MeshDraw, table: MeshTable) -> NDArray[np.int64]:
+    """Return entries [B, N] of the table: half of them clips, if it has some."""
+    everything = np.arange(len(table.pose_counts))
+    clips = everything[table.pose_counts > 1]
+    is_clip, place = draw.uniform() < 0.5, draw.uniform()
+    entries = np.floor(place * len(everything)).astype(np.int64)
+    if len(clips):
+        entries = np.where(is_clip, clips[np.floor(place * len(clips)).astype(np.int64)], entries)
+    return entries
 
 
 def _draw_clips(
