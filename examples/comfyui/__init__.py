@@ -9,7 +9,7 @@ import torch
 import fullfield
 from fullfield.viz import flow_to_image, warp
 
-METHODS = ["fullfield-s", "tvl1"]
+METHODS = ["auto", "fullfield-s", "tvl1"]
 
 
 class FlowBetween:

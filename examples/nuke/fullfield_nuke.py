@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nuke
 
-METHODS = ("tvl1", "fullfield-s")
+METHODS = ("auto", "fullfield-s", "tvl1")
 # Nuke's settings for Python and libraries, which must not reach the Python of fullfield.
 NUKES_OWN = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
@@ -22,7 +22,7 @@ def executable():
     return shlex.split(os.environ.get("FULLFIELD", "fullfield"), posix=os.name != "nt")
 
 
-def command(plates, first, last, output, method="tvl1", refine=False, occlusion=False, device="cpu"):
+def command(plates, first, last, output, method="auto", refine=False, occlusion=False, device="cpu"):
     """Return the command line for the frames ``first`` to ``last`` of a pattern such as ``plate.%04d.exr``."""
     if not re.search(r"%\d*d|#|\.(mov|mp4|mkv|mxf)$", plates):
         raise ValueError(f"{plates}: expected a sequence such as plate.%04d.exr, or a video")

@@ -21,10 +21,12 @@ from fullfield.estimators.estimation import estimate_tensors
 from fullfield.io import FLOW_WRITE_SUFFIXES, FrameWindow, flow_window, read_flow, read_frame, write_flow, write_image
 from fullfield.io.oiio import Header, write_picture
 from fullfield.metrics import epe
+from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.config import PRESETS
 from fullfield.testing import Scene, textured_scene
 
 FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "3", "--warps", "2")
+CONFIG = TVL1Config.preset("fast").replace(iterations=3, warps=2)
 
 
 @pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)
@@ -32,7 +34,7 @@ def test_the_suffix_picks_the_format(cli: Any, scene: Path, suffix: str) -> None
     ran = cli("flow", "a.png", "b.png", "-o", f"out{suffix}", *FAST)
     assert ran.code == 0, ran.err
     flow, valid = read_flow(scene / f"out{suffix}")
-    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2).flow
+    expected = estimate("a.png", "b.png", "tvl1", config=CONFIG).flow
     assert valid.all()
     assert (flow - expected).abs().max() <= (1 / 128 + 1e-6 if suffix == ".png" else 0)
     assert ran.out.startswith(f"out{suffix}: 64x48, tvl1 fast")
@@ -141,7 +143,7 @@ def test_the_first_flow_s_layer_can_be_chosen(cli: Any) -> None:
     write_flow("start.exr", torch.zeros(2, 48, 64), backward=start)
     named = ("--initial-flow", "start.exr", "--initial-layer", "backward", "--initial-part", "0")
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", *named, *FAST).code == 0
-    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2, initial_flow=start).flow
+    expected = estimate("a.png", "b.png", "tvl1", config=CONFIG, initial_flow=start).flow
     assert torch.equal(read_flow("out.flo").flow, expected)
 
 
@@ -193,7 +195,7 @@ def test_initial_flow_is_the_start(cli: Any) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--initial-flow", "start.flo", *FAST)
     start = torch.full((2, 48, 64), 0.5)
     start[:, :, 0] = 0
-    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2, initial_flow=start).flow
+    expected = estimate("a.png", "b.png", "tvl1", config=CONFIG, initial_flow=start).flow
     assert torch.equal(read_flow("out.flo").flow, expected)
     assert "start.flo: 48 unknown vectors start from zero" in ran.err
 
@@ -266,7 +268,14 @@ def test_other_complaints_of_the_writer_are_no_rescue(
 def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
     files = ("-o", "out.exr", "--occlusion", "hidden.png", "--confidence", "sure.png")
     report = cli("flow", "a.png", "b.png", *files, "--refine", *FAST, "--json").json
-    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2, refine=True, reliability=True)
+    expected = estimate(
+        "a.png",
+        "b.png",
+        "tvl1",
+        config=CONFIG,
+        refine=True,
+        reliability=True,
+    )
     assert torch.equal(read_flow("out.exr").flow, expected.flow)
     assert report["refined"] is True
     assert report["parameters"]["refinement"]["rounds"] == 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.estimators import estimate
+from fullfield.estimators import RAFTEstimatorConfig, estimate
 from fullfield.io import read_flow, write_flow, write_image
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.models.downloads import DownloadError
@@ -53,7 +53,9 @@ def test_a_network_by_name(cli: Any, weights: str) -> None:
     assert ran.code == 0, ran.err
     backend = estimate("a.png", "b.png", "raft-small", weights=weights, updates=1).backend
     assert ran.out.startswith(f"out.flo: 64x48, raft-small default ({backend}), longest motion")
-    expected = estimate("a.png", "b.png", "raft-small", weights=weights, updates=3, padding="kitti")
+    expected = estimate(
+        "a.png", "b.png", "raft-small", config=RAFTEstimatorConfig(weights=weights, updates=3, padding="kitti")
+    )
     assert torch.equal(read_flow("out.flo").flow, expected.flow)
 
 
@@ -62,7 +64,7 @@ def test_auto_by_name(cli: Any) -> None:
     assert ran.code == 0, ran.err
     report = ran.json
     assert (report["requested_method"], report["refined"]) == ("auto", True)
-    assert report["method"] == "fullfield-s"
+    assert report["method"] == "auto"
     assert torch.equal(read_flow("out.flo").flow, estimate("a.png", "b.png", "auto").flow)
 
 
@@ -76,6 +78,7 @@ def test_json(cli: Any, weights: str) -> None:
         "updates": 2,
         "cascade": True,
         "coarse_updates": 2,
+        "double": None,
         "precision": "fast",
         "padding": "sintel",
     }

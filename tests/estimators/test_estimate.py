@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ import torch
 
 from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator, as_frame
+from fullfield.estimators.estimation import build
 from fullfield.io import FrameWindow, flow_window, read_frame, write_image
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
 from refusals import refuses
 
 SCENE = textured_scene(48, 64, seed=3)
-FAST = {"method": "tvl1", "preset": "fast", "warps": 2}
+FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.preset("fast").replace(warps=2)}
 
 
 def test_kinds_of_frames_agree(tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_grey_kinds() -> None:
 
 
 def test_result_describes_itself(tmp_path: Path) -> None:
-    flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", preset="fast", lambda_=0.2)
+    flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=TVL1Config.preset("fast").replace(lambda_=0.2))
     assert isinstance(flow, Flow)
     assert (flow.height, flow.width) == (48, 64)
     assert (flow.method, flow.backend) == ("tvl1", "cpu")
@@ -221,9 +223,11 @@ def test_bad_names_and_configurations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, raft, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta.* mean lambda_\?"):
-        estimate(SCENE.frame1, SCENE.frame2, "tvl1", lamda=1)
+        build("tvl1", lamda=1)
     with pytest.raises(InputError, match=r"^warps: expected a parameter of auto \(.*\), got one of method='tvl1'$"):
-        estimate(SCENE.frame1, SCENE.frame2, warps=3)
+        build("auto", warps=3)
+    with pytest.raises(InputError, match=r"^weights: expected a parameter of tvl1 \(.*\), got one of method='auto' or"):
+        estimate(SCENE.frame1, SCENE.frame2, "tvl1", weights="random")
     with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper, got 'best'"):
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", preset="best")
     with pytest.raises(InputError, match="device: expected a device of this machine, got 'gpu7'"):
@@ -238,7 +242,7 @@ def test_bad_names_and_configurations(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"precision: expected 'float32', or an NVIDIA GPU .* got 'float16' on cpu"):
         estimate(*frames, "tvl1", precision="float16")
     config = TVL1Config.preset("fast")
-    by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, warps=2)
+    by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config.replace(warps=2))
     assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
     with pytest.raises(InputError, match="preset: expected None with a config, got 'paper'"):
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, preset="paper")
@@ -261,7 +265,7 @@ def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
 def test_values_far_from_0_to_1_are_questioned_once() -> None:
     frames = torch.rand(2, 1, 20, 24) * 4000
     with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
-        estimate(*frames, "tvl1", preset="fast", iterations=1, warps=1, transfer="linear")
+        estimate(*frames, "tvl1", config=TVL1Config(scales=1, iterations=1, warps=1), transfer="linear")
     assert len(warned) == 1
     values = np.tile(np.array([-1.0, 1.0], np.float32), (4, 2))
     with pytest.warns(UserWarning, match=r"frame: frames are expected in 0 \.\.\. 1.*; got -1 to 1, 0 on") as warned:
@@ -296,10 +300,9 @@ def test_what_is_prepared_on_a_gpu_is_of_the_frames_size(
     made: list[tuple[int, int]] = []
 
     class Solver:
-        dtype, device = torch.float32, torch.device("cpu")
+        backend = "cpu"
 
         def __init__(self, height: int, width: int, *_: object, **__: object) -> None:
-            self.height, self.width = height, width
             made.append((height, width))
 
         def __call__(self, frame1: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

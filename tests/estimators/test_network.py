@@ -25,8 +25,9 @@ from fullfield.estimators import (
     RAFTEstimatorConfig,
     TVL1Estimator,
     as_frame,
+    release_memory,
 )
-from fullfield.estimators.estimation import _kept
+from fullfield.estimators.estimation import build
 from fullfield.estimators.network import AutoEstimator, PairSize, _lookup_request
 from fullfield.estimators.network_config import PRECISIONS
 from fullfield.io import read_flow
@@ -205,14 +206,15 @@ def test_copies_load_for_themselves(make: Made, loads: list[nn.Module]) -> None:
     assert len({id(network) for network in loads}) == 3
 
 
-def test_the_last_named_network_is_kept(weights: Path, loads: list[nn.Module]) -> None:
-    _kept.cache_clear()
+def test_estimate_keeps_the_last_two_networks(weights: Path, loads: list[nn.Module]) -> None:
+    release_memory()
     for _ in range(2):
         estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=1)
     assert len(loads) == 1
-    estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=2)
-    assert len(loads) == 2
-    _kept.cache_clear()
+    for updates in (2, 1, 3, 1):  # two methods are kept
+        estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=updates)
+    assert len(loads) == 3
+    release_memory()
 
 
 def test_progress_counts_updates(make: Made) -> None:
@@ -363,7 +365,7 @@ def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = pickle.loads(pickle.dumps(AutoEstimator()))
     assert copied.parameters == AutoEstimator().parameters
     assert AutoEstimator().parameters["double"] == "1.5 times up to 2560 pixels"
-    assert "double" not in AutoEstimator(NetworkConfig(double=False)).parameters
+    assert AutoEstimator(NetworkConfig(double=False)).parameters["double"] is False
 
 
 def test_the_enlarged_flow_counts_where_the_network_is_surer_of_it() -> None:
@@ -577,7 +579,7 @@ def test_random_weights_are_seeded() -> None:
     assert [flow.method for flow in flows] == ["raft", "raft", "sea-raft-m"]
     assert flows[0].parameters["weights"] == "random"
     assert flows[0].parameters["weights_sha256"] is None
-    _kept.cache_clear()
+    release_memory()
 
 
 def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path, model: RAFT) -> None:
@@ -622,7 +624,7 @@ def test_mistakes(weights: Path) -> None:
     with pytest.raises(InputError, match="config: expected a RAFTEstimatorConfig"):
         estimate(SCENE.frame1, SCENE.frame2, "raft", config=NetworkConfig())
     with pytest.raises(InputError, match=r"padding: expected a parameter of sea-raft-m \(weights, updates"):
-        estimate(SCENE.frame1, SCENE.frame2, "sea-raft", padding="kitti")
+        build("sea-raft", padding="kitti")
     with pytest.raises(InputError, match="preset: expected one of default, fast, got 'paper'"):
         estimate(SCENE.frame1, SCENE.frame2, "raft", preset="paper")
 
@@ -630,11 +632,13 @@ def test_mistakes(weights: Path) -> None:
 def test_padding_reaches_the_network(weights: Path) -> None:
     frames = [frame[:, :45, :61] for frame in (SCENE.frame1, SCENE.frame2)]
     both = [
-        estimate(*frames, "raft-small", weights=str(weights), updates=2, padding=padding).flow
+        estimate(
+            *frames, "raft-small", config=RAFTEstimatorConfig(weights=str(weights), updates=2, padding=padding)
+        ).flow
         for padding in ("sintel", "kitti")
     ]
     assert not torch.allclose(*both, atol=1e-3)
-    _kept.cache_clear()
+    release_memory()
 
 
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fullfield.testing import textured_scene
 from refusals import refuses
 
 SCENE = textured_scene(60, 80, seed=3)
-FAST = {"method": "tvl1", "preset": "fast", "warps": 2}
+FAST: dict[str, Any] = {"method": "tvl1", "config": TVL1Config.preset("fast").replace(warps=2)}
 
 
 def test_refine_is_the_operator_on_both_directions() -> None:
@@ -127,17 +128,17 @@ def test_noise_hides_nothing_and_contrast_says_less() -> None:
 
 SMALL_SCENE = textured_scene(64, 80, seed=3)
 _NETWORK = METHODS["auto"].network or ""
-QUICK = {"updates": 1, "weights": "random"}
+QUICK: dict[str, Any] = {"updates": 1, "weights": "random"}
 
 
 def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD == "auto"
-    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", double=False, **QUICK)
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build("auto", double=False, **QUICK))
     network = build(_NETWORK, **QUICK)
     thrice = RefinedEstimator(network, RefinementConfig(passes=3, rounds=1))
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)
     assert torch.equal(found.flow, expected.flow)
-    assert found.method == _NETWORK
+    assert found.method == "auto"
     assert (found.parameters["refinement"]["passes"], found.parameters["refinement"]["rounds"]) == (3, 1)
     assert found.stages.keys() == {"bidirectional", "refinement"}
 

@@ -47,7 +47,7 @@ def test_a_new_method_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "shift_method", module)
     entry = Method("Shift", "shift_method", "ShiftConfig", estimator="shift_method:Shift")
     monkeypatch.setitem(registry.METHODS, "shift", entry)
-    flow = estimate(torch.rand(3, 8, 9), torch.rand(3, 8, 9), "shift", pixels=2.5)
+    flow = estimate(torch.rand(3, 8, 9), torch.rand(3, 8, 9), "shift", config=ShiftConfig(pixels=2.5))
     assert torch.equal(flow.flow, torch.full((2, 8, 9), 2.5))
     assert not entry.has_weights
     assert build("shift", backend="fast").requested_backend == "fast"  # type: ignore[attr-defined]
@@ -69,4 +69,4 @@ def test_nearest_names() -> None:
     refuses("got 'TVL1'; did you mean tvl1", canonical, "TVL1")
     refuses("raft-smal'; did you mean raft-small", canonical, "raft-smal")
     with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):
-        estimate(torch.rand(1, 8, 9), torch.rand(1, 8, 9), "tvl1", lamda=1)
+        build("tvl1", lamda=1)

@@ -21,6 +21,7 @@ from fullfield._check import InputError
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
 from fullfield.io.scanlines import HEAD
+from fullfield.ops.tvl1 import TVL1Config
 from fullfield.sequences import outputs
 from fullfield.sequences.pool import _Chunks, split_into_chunks
 from fullfield.sequences.results import StageTime, StageTimes
@@ -28,6 +29,7 @@ from fullfield.sequences.run import _LineBuffers
 from fullfield.sequences.writing import max_waiting
 
 oiio = pytest.importorskip("OpenImageIO")
+CONFIG = TVL1Config.preset("fast").replace(iterations=4, warps=2)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_a_shot_of_exr_keeps_what_the_plates_say(flow: CommandLine, shot: Path) 
     parts = read_vectors("mv.0002.exr")
     assert sorted(parts) == ["backward", "confidence.backward", "confidence.forward", "forward",
                              "occlusion.backward", "occlusion.forward"]  # fmt: skip
-    alone = estimate("exr.0002.exr", "exr.0003.exr", "tvl1", preset="fast", iterations=4, warps=2)
+    alone = estimate("exr.0002.exr", "exr.0003.exr", "tvl1", config=CONFIG)
     assert torch.equal(parts["forward"], alone.flow)
     alone.save("alone.exr")
     assert flow_window("alone.exr").pixel_aspect == 2.0, "from Python too"
@@ -114,7 +116,7 @@ def test_other_formats_and_names(flow: CommandLine, shot: Path) -> None:
     (shot / "out").mkdir()
     assert flow("plate.%04d.png", "-o", "out/", "--frames", "11-18x4")[0] == 0
     assert sorted(path.name for path in (shot / "out").glob("*.exr")) == ["plate.0011.exr", "plate.0015.exr"]
-    alone = estimate("plate.0017.png", "plate.0018.png", "tvl1", preset="fast", iterations=4, warps=2)
+    alone = estimate("plate.0017.png", "plate.0018.png", "tvl1", config=CONFIG)
     assert torch.equal(Flow.load("v_017.flo").flow, alone.flow)
 
 
@@ -292,7 +294,7 @@ def test_a_plate_that_is_replaced_while_the_run_goes_on_is_named(
     assert "plate.0014.png: was replaced while it was worked on" in err
     assert "not written (13-14)" in out
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr")[0] == 0
-    alone = estimate("plate.0013.png", "plate.0014.png", "tvl1", preset="fast", iterations=4, warps=2)
+    alone = estimate("plate.0013.png", "plate.0014.png", "tvl1", config=CONFIG)
     assert torch.equal(read_flow("mv.0013.exr").flow, alone.flow)
 
 

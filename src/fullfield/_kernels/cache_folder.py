@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import sys
@@ -83,8 +84,13 @@ def folder_named(name: str) -> Path | None:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, unless ``FULLFIELD_QUIET`` is set."""
-    if not os.environ.get("FULLFIELD_QUIET"):
+    """Log a warning, unless ``FULLFIELD_QUIET`` is set; where no handler is configured, print it on stderr."""
+    if os.environ.get("FULLFIELD_QUIET"):
+        return
+    logger = logging.getLogger("fullfield")
+    if logger.hasHandlers():
+        logger.warning(text)
+    elif logger.isEnabledFor(logging.WARNING):
         print(f"fullfield: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fullfield.estimators.cascaded import CascadedEstimator as CascadedEstimator
     from fullfield.estimators.estimation import estimate as estimate
     from fullfield.estimators.estimation import estimate_batch as estimate_batch
+    from fullfield.estimators.estimation import release_memory as release_memory
     from fullfield.estimators.flow import Flow as Flow
     from fullfield.estimators.frames import as_frame as as_frame
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
@@ -27,7 +28,7 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "cascaded": "CascadedEstimator",
-        "estimation": "estimate estimate_batch",
+        "estimation": "estimate estimate_batch release_memory",
         "flow": "Flow",
         "frames": "as_frame",
         "network": "NetworkEstimator",

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from fullfield import _check
 from fullfield._check import InputError
+from fullfield.ops.devices import AUTO, resolve_device
 
 _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay locked in PyTorch's cache
+
+
+def choose_device(frames: Sequence[object]) -> torch.device:
+    """Return the device of the tensors among ``frames``; without any the first GPU with kernels, else the CPU."""
+    tensors = [frame for frame in frames if isinstance(frame, Tensor) and frame.device.type != "meta"]
+    for tensor in tensors:
+        fits = tensor.device == tensors[0].device
+        expected = f"a name, as the frames are on {tensors[0].device} and {tensor.device}"
+        _check.require(fits, "device", expected, repr(AUTO))
+    return tensors[0].device if tensors else resolve_device(AUTO)
+
+
+@contextmanager
+def limit_threads(count: int | None) -> Iterator[None]:
+    """Set the number of PyTorch's CPU threads in this process for the enclosed work; None leaves it."""
+    if count is None:
+        yield
+        return
+    _check.number(count, "threads", integer=True, low=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(count))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

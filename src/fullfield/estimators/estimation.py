@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,25 +16,34 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.devices import check_fork, to_device
+from fullfield.estimators.devices import check_fork, choose_device, limit_threads, to_device
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import Frame, as_batches
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
-from fullfield.estimators.refined import RefinedEstimator, refiner_of
+from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, refiner_of
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, method_of
 from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.ops.devices import AUTO, resolve_device
 
 if TYPE_CHECKING:
+    from fullfield._config import Config
     from fullfield.io import FrameWindow
 
 logger = logging.getLogger("fullfield")
 
-_READING = ("part", "layer", "alpha", "window")
 _HALF = ("fast", "bfloat16")
+# Longest vector of an initial flow, in longer sides of the frame.
+_MAX_INITIAL_SIDES = 4
+_READING_DEFAULTS: Mapping[str, Any] = {
+    "part": None,
+    "layer": None,
+    "alpha": "ignore",
+    "window": "display",
+}
 
 
 def build(
-    method: str, preset: str | None = None, config: Any = None, backend: str | None = None, **parameters: Any
+    method: str, preset: str | None = None, config: Config | None = None, backend: str | None = None, **parameters: Any
 ) -> Estimator:
     """Return the estimator called ``method`` with a preset's parameters or a config's, and changes to them."""
     name = canonical(method)
@@ -51,20 +60,28 @@ def build(
     known = config.as_dict()
     for parameter in parameters:
         if parameter not in known:
-            whose = [
+            owners = [
                 other for other, entry in METHODS.items() if parameter in {field.name for field in fields(entry.load())}
             ]
-            came = f"one of method={' or '.join(map(repr, whose))}" if whose else "an unknown one"
-            hint = "" if whose else _check.nearest(parameter, list(known))
+            came = f"one of method={' or '.join(map(repr, owners))}" if owners else "an unknown one"
+            hint = "" if owners else _check.nearest(parameter, list(known))
             raise InputError(f"{parameter}: expected a parameter of {name} ({', '.join(known)}), got {came}{hint}")
-    config = config.replace(**parameters)
-    return _kept(name, config, backend) if entry.has_weights else entry.build(name, config, backend)
+    return _load_cached_estimator(name, config.replace(**parameters), backend)
 
 
-@lru_cache(maxsize=1)
-def _kept(name: str, config: Any, backend: str | None) -> Estimator:
-    """Return the network of the last call if it is the same, so that a loop does not load it every time."""
+@lru_cache(maxsize=2)
+def _load_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
+    """Return one of the last two estimators if it is the same, so that a loop does not prepare it every time."""
     return method_of(name).build(name, config, backend)
+
+
+def release_memory() -> None:
+    """Release what :func:`estimate` keeps between calls: networks, solvers and buffers of the last two methods.
+
+    Estimators that you built yourself keep their own; see their method of the same name.
+    """
+    _load_cached_estimator.cache_clear()
+    SHARED_REFINERS.clear()
 
 
 def estimator_of(method: str | Estimator, **parameters: Any) -> Estimator:
@@ -81,55 +98,85 @@ def estimate(
     frame2: Frame,
     method: str | Estimator = DEFAULT_METHOD,
     *,
+    preset: str | None = None,
+    config: Config | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    updates: int | None = None,
+    cascade: bool | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    device: str | torch.device = AUTO,
+    threads: int | None = None,
     transfer: str = "auto",
-    device: str | torch.device = "cpu",
+    part: int | str | None = None,
+    layer: str | None = None,
+    alpha: str = "ignore",
+    window: str | tuple[int, int, int, int] = "display",
+    color_order: str = "rgb",
     initial_flow: Flow | Frame | None = None,
+    refine: bool = False,
+    reliability: bool = False,
     progress: Progress | None = None,
-    **parameters: Any,
 ) -> Flow:
     """Estimate the optical flow from ``frame1`` to ``frame2``: where each pixel of the first frame went.
 
-    The result stays on ``device``: ``flow.cpu()``, ``flow.numpy()`` and ``flow.save(path)`` copy it to the host. For
-    many pairs see :func:`estimate_batch`.
+    The frames are read, checked and brought to the device; the flow is estimated, refined and judged there. It stays
+    on the device: ``flow.cpu()``, ``flow.numpy()`` and ``flow.save(path)`` copy it to the host. What the last two
+    methods prepared stays for the next call; :func:`fullfield.estimators.release_memory` releases it.
 
     Args:
         frame1: a path, a PIL image, an array [H, W(, C)] (uint8, uint16, half, float) or a tensor [C, H, W]; see
             :func:`fullfield.estimators.as_frame`.
         frame2: the second frame, of the same size.
-        method: a name of :data:`fullfield.estimators.METHODS` (``"ptlflow:dpflow"`` for one of ptlflow's models), or
-            an :class:`Estimator`, which keeps its buffers between calls. Of the networks given by name, the last one
-            is kept with its weights.
+        method: a name of :data:`fullfield.estimators.METHODS` (``"ptlflow:dpflow"`` for one of ptlflow's models,
+            ``"package.module:Class"`` for an estimator of your own), or an :class:`Estimator`. The parameters up to
+            ``backend`` are for a method given by name.
+        preset: name of a set of parameters, such as ``"fast"``.
+        config: all parameters of the method, in place of a preset.
+        weights: file of a network's weights, or name of published ones.
+        updates: number of flow updates of a network.
+        cascade: whether a network estimates large frames at a quarter of their size first.
+        precision: arithmetic of the method.
+        backend: backend to use, or to fail.
+        device: device to compute on. ``"auto"`` is the frames' device if they are tensors, else the first GPU with
+            kernels, else the CPU.
+        threads: number of CPU threads of the whole process during the call; None leaves it.
         transfer: encoding of the frames' values; ``"auto"`` decides by file format.
-        device: where to compute.
+        part: part of OpenEXR frames, as in :func:`fullfield.io.read_frame`; so are ``layer``, ``alpha`` and
+            ``window``.
+        layer: layer of OpenEXR frames.
+        alpha: ``"ignore"`` or ``"apply"``.
+        window: ``"display"``, ``"data"`` or a box of OpenEXR frames.
+        color_order: order of the channels of arrays and tensors, ``"rgb"`` or OpenCV's ``"bgr"``.
         initial_flow: flow to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2]. In a
             cascade it starts the smallest size; with ``cascade=False`` the frames' own.
+        refine: refine the flow to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), which needs the
+            backward flow as well; ``"auto"`` does so anyway.
+        reliability: add the probability that a pixel is hidden in the second frame (``Flow.occlusion``) and that its
+            flow is right (``Flow.confidence``), which need the backward flow as well.
         progress: receives the fraction done and the current step.
-        **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
-            configuration to change, such as ``weights`` and ``updates`` of a network. When frames are paths, ``part``,
-            ``layer``, ``alpha`` and ``window`` apply to both, as in :func:`fullfield.io.read_frame`. With any
-            method, both False by default: ``refine`` refines the flow to sub-pixel accuracy
-            (:func:`fullfield.ops.tvl1.refine_flow`); ``reliability`` adds the probability that a pixel is hidden in
-            the second frame (``Flow.occlusion``) and that its flow is right (``Flow.confidence``). Either makes the
-            method compute the backward flow as well.
 
     Returns:
         The flow. From OpenEXR frames it keeps the first one's windows and pixel aspect.
 
     Raises:
-        InputError: if frames do not match or have values of 0 ... 255 in floating point, a parameter is unknown, the
+        InputError: if frames do not match or have values of 0 ... 255 in floating point, an argument does not fit, the
             flow is not finite, or this process was forked from one that had computed.
         FileNotFoundError: if a file does not exist.
 
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
-    options = _options(parameters)
-    estimator = estimator_of(method, **parameters)
-    place = _ready(device)
-    pair = as_batches([frame1], [frame2], ("frame1", "frame2"), transfer, place, **options.reading)
-    start = None if initial_flow is None else _initial(initial_flow, (2, *pair[0].shape[2:]))[None]
-    window = _window(frame1, options.reading)
-    return _estimated(estimator, pair, start, options, progress, window)[0]
+    parameters = _given(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
+    estimator = estimator_of(method, **parameters, **_given(precision=precision, backend=backend))
+    target = _ready_device(device, (frame1, frame2))
+    reading = _reading(part=part, layer=layer, alpha=alpha, window=window)
+    with limit_threads(threads):
+        names = ("frame1", "frame2")
+        pair = as_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
+        start = None if initial_flow is None else _read_initial_flows([initial_flow], pair[0])
+        frame_window = _read_window(frame1, reading)
+        return _estimate_pairs(estimator, pair, start, refine, reliability, progress, frame_window)[0]
 
 
 def estimate_batch(
@@ -137,24 +184,55 @@ def estimate_batch(
     frames2: Tensor | Sequence[Frame],
     method: str | Estimator = DEFAULT_METHOD,
     *,
+    preset: str | None = None,
+    config: Config | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    updates: int | None = None,
+    cascade: bool | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+    device: str | torch.device = AUTO,
+    threads: int | None = None,
     transfer: str = "auto",
-    device: str | torch.device = "cpu",
+    part: int | str | None = None,
+    layer: str | None = None,
+    alpha: str = "ignore",
+    window: str | tuple[int, int, int, int] = "display",
+    color_order: str = "rgb",
+    initial_flow: Tensor | Sequence[Flow | Frame] | None = None,
+    refine: bool = False,
+    reliability: bool = False,
     progress: Progress | None = None,
-    **parameters: Any,
 ) -> list[Flow]:
     """Estimate the flow of several pairs of one size in one call.
 
-    Networks and TV-L1 take all pairs at once, so memory grows with their number.
+    Networks and TV-L1 take all pairs at once, so memory grows with their number. Arguments that are not listed are as
+    for :func:`estimate`.
 
     Args:
         frames1: first frames: a tensor [B, C, H, W], which is not copied if it is float32 on ``device``, or a list of
             what :func:`estimate` takes.
         frames2: second frames, as many.
         method: as for :func:`estimate`.
+        preset: as for :func:`estimate`.
+        config: as for :func:`estimate`.
+        weights: as for :func:`estimate`.
+        updates: as for :func:`estimate`.
+        cascade: as for :func:`estimate`.
+        precision: as for :func:`estimate`.
+        backend: as for :func:`estimate`.
+        device: as for :func:`estimate`.
+        threads: as for :func:`estimate`.
         transfer: as for :func:`estimate`.
-        device: where to compute.
+        part: as for :func:`estimate`.
+        layer: as for :func:`estimate`.
+        alpha: as for :func:`estimate`.
+        window: as for :func:`estimate`.
+        color_order: as for :func:`estimate`.
+        initial_flow: flows to start from, one for each pair: a tensor [B, 2, H, W], or a list.
+        refine: as for :func:`estimate`.
+        reliability: as for :func:`estimate`.
         progress: as for :func:`estimate`.
-        **parameters: as for :func:`estimate`.
 
     Returns:
         One flow per pair. Their tensors share memory; ``seconds`` is the time of the whole call.
@@ -164,11 +242,17 @@ def estimate_batch(
 
     >>> flows = estimate_batch(first, second, "fullfield-s", preset="fast", device="cuda")  # doctest: +SKIP
     """
-    options = _options(parameters)
-    estimator = estimator_of(method, **parameters)
-    place = _ready(device)
-    pairs = as_batches(frames1, frames2, ("frames1", "frames2"), transfer, place, **options.reading)
-    return _estimated(estimator, pairs, None, options, progress)
+    parameters = _given(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
+    estimator = estimator_of(method, **parameters, **_given(precision=precision, backend=backend))
+    listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
+    tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
+    target = _ready_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
+    reading = _reading(part=part, layer=layer, alpha=alpha, window=window)
+    with limit_threads(threads):
+        names = ("frames1", "frames2")
+        pairs = as_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
+        start = None if initial_flow is None else _read_initial_flows(initial_flow, pairs[0])
+        return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)
 
 
 def estimate_tensors(
@@ -176,84 +260,91 @@ def estimate_tensors(
     frame2: Tensor,
     estimator: Estimator,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = AUTO,
     initial_flow: Tensor | None = None,
     progress: Progress | None = None,
     refine: bool = False,
     reliability: bool = False,
 ) -> Flow:
     """Estimate the flow of frames [C, H, W] that :func:`fullfield.io.read_frame` returned; see :func:`estimate`."""
-    place = _ready(device)
+    target = _ready_device(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
     _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
-    first, second = (to_device(frame, place)[None] for frame in (frame1, frame2))
+    first, second = (to_device(frame, target)[None] for frame in (frame1, frame2))
     channels = max(first.shape[1], second.shape[1])
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)
-    start = None if initial_flow is None else initial_flow[None]
-    return _estimated(estimator, pair, start, _Options({}, refine, reliability), progress)[0]
+    start = None if initial_flow is None else _read_initial_flows([initial_flow], first)
+    return _estimate_pairs(estimator, pair, start, refine, reliability, progress)[0]
 
 
-class _Options:
-    """Requests of the keyword arguments other than the method's parameters."""
-
-    def __init__(self, reading: dict[str, Any], refine: object, reliability: object) -> None:
-        for name, value in (("refine", refine), ("reliability", reliability)):
-            _check.require(isinstance(value, bool), name, "True or False", value)
-        self.reading, self.refine, self.reliability = reading, bool(refine), bool(reliability)
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _options(parameters: dict[str, Any]) -> _Options:
-    """Take the options out of ``parameters``."""
-    reading = {name: parameters.pop(name) for name in _READING if name in parameters}
-    return _Options(reading, parameters.pop("refine", False), parameters.pop("reliability", False))
+def _reading(**options: Any) -> dict[str, Any]:
+    """Return the options of reading that differ from the defaults, which arrays and tensors refuse."""
+    return {name: value for name, value in options.items() if value != _READING_DEFAULTS[name]}
 
 
-def _ready(device: str | torch.device) -> torch.device:
-    """Return the device with its index, once it is known that this process can compute there."""
-    place = torch.empty(0, device=_check.device(device)).device
-    check_fork(place)
-    return place
+def _ready_device(device: str | torch.device, frames: Sequence[object]) -> torch.device:
+    """Return the device to compute on, once it is known that this process can compute there."""
+    if torch.get_default_device().type == "meta":
+        raise InputError("device: expected a device that holds values, got a torch.device('meta') context")
+    is_auto = isinstance(device, str) and device == AUTO
+    target = choose_device(frames) if is_auto else resolve_device(device)
+    check_fork(target)
+    return target
 
 
-def _estimated(
+def _estimate_pairs(
     estimator: Estimator,
     pair: tuple[Tensor, Tensor],  # [B, C, H, W] float32 on the device to compute on
-    start: Tensor | None,
-    options: _Options,
+    initial_flow: Tensor | None,  # [B, 2, H, W] on that device
+    refine: bool,
+    reliability: bool,
     progress: Progress | None,
     window: FrameWindow | None = None,
 ) -> list[Flow]:
-    place, shape = pair[0].device, (len(pair[0]), 2, *pair[0].shape[2:])
-    start = None if start is None else to_device(start, place)
+    """Estimate the flow of pairs that were read and checked, refine it and judge it."""
+    for name, value in (("refine", refine), ("reliability", reliability)):
+        _check.require(isinstance(value, bool), name, "True or False", value)
+    device, shape = pair[0].device, (len(pair[0]), 2, *pair[0].shape[2:])
     begin = time.perf_counter()
-    source: Estimator = estimator
     stages: dict[str, float] = {}
-    maps: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
-    both = refiner_of(estimator, place, refine=options.refine)
-    if both is None and options.reliability:
-        both = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
-    if both is not None:
-        found = both.directions(*pair, initial_flow=start, progress=progress)
-        source, flow = both, found.forward
-        stages.update(found.seconds)
-        if options.reliability:
-            begin_maps = time.perf_counter()
-            maps = occlusion_and_confidence(*pair, found.forward, found.backward, found.log_scale)
-            maps = maps[0].float(), maps[1].float()
-            stages["reliability"] = time.perf_counter() - begin_maps
+    occlusion: Sequence[Tensor | None] = [None] * shape[0]
+    confidence = occlusion
+
+    # Estimate and refine the flow. The refinement and the judgement need the backward flow as well.
+    refiner = refiner_of(estimator, device, refine=refine)
+    if refiner is None and reliability:
+        refiner = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
+    source: Estimator = estimator if refiner is None else refiner
+    if refiner is None:
+        flow = estimator(*pair, initial_flow=initial_flow, progress=progress)
     else:
-        flow = estimator(*pair, initial_flow=start, progress=progress)
-    flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(place, torch.float32)
+        directions = refiner.directions(*pair, initial_flow=initial_flow, progress=progress)
+        flow = directions.forward
+        stages.update(directions.seconds)
+
+    # Judge the flow.
+    if refiner is not None and reliability:
+        begin_judging = time.perf_counter()
+        maps = occlusion_and_confidence(*pair, flow, directions.backward, directions.log_scale)
+        occlusion, confidence = (list(planes.float()) for planes in maps)
+        stages["reliability"] = time.perf_counter() - begin_judging
+    flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(device, torch.float32)
     _check_finite(flow, source)  # waits for the device
+
+    # Return the flow of each pair with how it was computed.
     seconds = time.perf_counter() - begin
-    where = f"{shape[3]}x{shape[2]} on {place}"
-    logger.debug("%s at %s: backend %s, %.3f s", source.method, where, source.backend, seconds)
-    valid = torch.ones(shape[2:], dtype=torch.bool, device=flow.device)
-    facts = source.method, source.backend, dict(source.parameters), seconds, window
-    occlusion, confidence = ([None] * len(flow) if planes is None else planes for planes in maps)
+    size = f"{shape[3]}x{shape[2]} on {device}"
+    logger.debug("%s at %s: backend %s, %.3f s", source.method, size, source.backend, seconds)
+    valid = torch.ones(shape[2:], dtype=torch.bool, device=device)
+    origin = source.method, source.backend, dict(source.parameters), seconds, window
     return [
-        Flow(one, valid, *facts, hidden, sure, stages)
-        for one, hidden, sure in zip(flow, occlusion, confidence, strict=True)
+        Flow(vectors, valid, *origin, hidden, trust, stages)
+        for vectors, hidden, trust in zip(flow, occlusion, confidence, strict=True)
     ]
 
 
@@ -270,22 +361,42 @@ def _check_finite(flow: Tensor, source: Estimator) -> None:
     )
 
 
-def _window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
+def _read_window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
     """Return the place of an OpenEXR frame's flow; None for any other frame."""
     if not isinstance(frame, (str, os.PathLike)) or not os.fspath(frame).lower().endswith(".exr"):
         return None
     from fullfield.io import frame_window
     from fullfield.io.windows import select
 
-    found = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
-    return found._replace(data=select(reading.get("window", "display"), found.data, found.display))
+    window = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
+    return window._replace(data=select(reading.get("window", "display"), window.data, window.display))
 
 
-def _initial(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
+def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) -> Tensor:
+    """Return initial flows as one checked tensor [B, 2, H, W] on the device of ``frames`` [B, C, H, W]."""
+    batch, _, height, width = frames.shape
+    if not isinstance(flows, Tensor):
+        fits = isinstance(flows, (list, tuple)) and len(flows) == batch
+        expected = f"a tensor [{batch}, 2, {height}, {width}] or a list of {batch} flow{'' if batch == 1 else 's'}"
+        _check.require(fits, "initial_flow", expected, flows)
+        flows = torch.stack([_read_initial_flow(flow, (2, height, width)) for flow in flows])
+    start = _check.tensor(flows, "initial_flow", (batch, 2, height, width))
+    _check.require(start.is_floating_point(), "initial_flow", "a floating dtype", start)
+    start = to_device(_check.values(start, "initial_flow"), frames.device)
+    longest = float(start.abs().amax()) if start.numel() else 0.0  # NaN stays NaN
+    _check.require(bool(np.isfinite(longest)), "initial_flow", "finite values", "NaN or infinity")
+    limit = _MAX_INITIAL_SIDES * max(height, width)
+    expected = f"vectors of at most {limit} px for frames of {width}×{height}"
+    _check.require(longest <= limit, "initial_flow", expected, f"one of {longest:.6g} px")
+    return start
+
+
+def _read_initial_flow(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
+    """Return an initial flow as a tensor [2, H, W], unknown vectors as zeros."""
     if isinstance(flow, (str, os.PathLike)):
         flow = Flow.load(flow)
     if isinstance(flow, Flow):
-        flow = flow.flow
+        flow = torch.where(flow.valid, _check.values(flow.flow, "initial_flow"), 0.0)
     elif isinstance(flow, np.ndarray) and flow.ndim == 3:
         flow = torch.from_numpy(np.ascontiguousarray(np.moveaxis(flow, 2, 0), np.float32))
     elif isinstance(flow, Tensor) and flow.ndim == 4 and len(flow) == 1:

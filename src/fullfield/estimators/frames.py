@@ -35,20 +35,24 @@ Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor | PilImage
 _BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1
 _WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
 _ARRAY_TYPES = ("uint8", "uint16", "float16", "float32", "float64")
+_COLOR_ORDERS = ("rgb", "bgr")
 _PIL_MODES = ("L", "RGB", "RGBA", "I", "I;16", "I;16B", "F")
 
 
-def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **reading: Any) -> Tensor:
+def as_frame(
+    frame: Frame, name: str = "frame", *, transfer: str = "auto", color_order: str = "rgb", **reading: Any
+) -> Tensor:
     """Return a frame as a tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
 
     Args:
         frame: a path of an image file; an array [H, W], [H, W, 1] or [H, W, 3] (a fourth channel, alpha, is ignored);
             a PIL image; or a tensor [C, H, W] with C = 1 or 3. Arrays and tensors may have a batch dimension of one in
             front. Integers are uint8 or uint16 and divided by their maximum; floats (half, single, double) are taken
-            as they are and must be finite. RGB order.
+            as they are and must be finite.
         name: name of the frame in messages.
         transfer: encoding of the values, as for :func:`fullfield.io.read_frame`; for arrays and tensors ``"auto"`` is
             ``"srgb"``.
+        color_order: order of the channels of arrays, PIL images and tensors: ``"rgb"`` or OpenCV's ``"bgr"``.
         **reading: ``part``, ``layer``, ``alpha`` and ``window`` of a path, as for :func:`fullfield.io.read_frame`.
 
     Raises:
@@ -58,7 +62,7 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **rea
     Warns:
         UserWarning: if values cannot be meant as 0 ... 1.
     """
-    sources = _sources([frame], name, transfer, reading)
+    sources = _sources([frame], name, transfer, color_order, reading)
     values = _stacked(sources, _place(frame))
     _check_values([(values, sources)])
     return values[0]
@@ -70,6 +74,7 @@ def as_batches(
     names: tuple[str, str],
     transfer: str,
     device: torch.device,
+    color_order: str = "rgb",
     **reading: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return first and second frames as two batches [B, C, H, W] float32 on ``device``, of one size.
@@ -78,7 +83,8 @@ def as_batches(
     two has colour, the other is expanded to three channels.
     """
     made1, made2 = (
-        _sources(frames, name, transfer, reading) for frames, name in zip((firsts, seconds), names, strict=True)
+        _sources(frames, name, transfer, color_order, reading)
+        for frames, name in zip((firsts, seconds), names, strict=True)
     )
     read: list[Tensor | None] = [None, None]
     if len(made1) == len(made2) == 1 and made1[0].is_file and made2[0].is_file:
@@ -130,6 +136,7 @@ class _Source(NamedTuple):
     frame: Any
     name: str
     transfer: str
+    color_order: str
     reading: dict[str, Any]
 
     @property
@@ -175,10 +182,12 @@ class _Source(NamedTuple):
                 f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe(frame)}"
             )
         _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
-        return _displayed(_check.values(frame.detach(), self.name), self.name, self.transfer, device)
+        values = _displayed(_check.values(frame.detach(), self.name), self.name, self.transfer, device)
+        is_bgr = self.color_order == "bgr" and values.shape[-3] == 3
+        return values.flip(-3) if is_bgr else values
 
 
-def _source(frame: Any, name: str, transfer: str, reading: dict[str, Any]) -> _Source:
+def _source(frame: Any, name: str, transfer: str, color_order: str, reading: dict[str, Any]) -> _Source:
     if type(frame).__module__.partition(".")[0] == "PIL" and hasattr(frame, "mode"):
         if frame.mode not in _PIL_MODES:
             frame = frame.convert("L" if frame.mode in ("1", "LA", "La") else "RGB")
@@ -189,7 +198,9 @@ def _source(frame: Any, name: str, transfer: str, reading: dict[str, Any]) -> _S
         frame = frame[0]
     if isinstance(frame, Tensor):
         _check.require(frame.ndim == 3 and frame.shape[0] in (1, 3), name, "a tensor [1 or 3, H, W]", frame)
-    return _Source(frame, name, transfer, reading)
+    is_file = isinstance(frame, (str, os.PathLike))
+    _check.require(not is_file or color_order == "rgb", "color_order", "'rgb' for a file", repr(color_order))
+    return _Source(frame, name, transfer, color_order, reading)
 
 
 def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
@@ -213,16 +224,22 @@ def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -
 _Batch: TypeAlias = "tuple[Tensor, list[_Source]]"
 
 
-def _sources(frames: Tensor | Sequence[Frame], name: str, transfer: str, reading: dict[str, Any]) -> list[_Source]:
+def _sources(
+    frames: Tensor | Sequence[Frame], name: str, transfer: str, color_order: str, reading: dict[str, Any]
+) -> list[_Source]:
     """Return the frames with their names; a tensor [B, C, H, W] is one source."""
+    _check.choice(color_order, "color_order", _COLOR_ORDERS)
     if isinstance(frames, Tensor):
         fits = frames.ndim == 4 and frames.shape[1] in (1, 3)
         _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
-        return [_Source(frames, name, transfer, reading)]
+        return [_Source(frames, name, transfer, color_order, reading)]
     fits = isinstance(frames, (list, tuple)) and len(frames) > 0
     _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
-    return [_source(frame, label(frame, one), transfer, reading) for frame, one in zip(frames, names, strict=True)]
+    return [
+        _source(frame, label(frame, one), transfer, color_order, reading)
+        for frame, one in zip(frames, names, strict=True)
+    ]
 
 
 def _stacked(sources: list[_Source], device: torch.device, read: Tensor | None = None) -> Tensor:

@@ -435,8 +435,6 @@ class AutoEstimator(RefinedEstimator):
     a half times their size. With ``precision`` "fast" or "bfloat16" they are not, the refinement is one pass of two
     rounds, and on the CPU the network runs alone.
 
-    ``method`` is the network's, so that results name what computed them; ``parameters`` describe the refinement.
-
     Args:
         config: configuration of the network.
         backend: backend of the correlation lookup.
@@ -449,6 +447,11 @@ class AutoEstimator(RefinedEstimator):
             METHODS["auto"].network or "", config, backend=backend, enlarge_small=not self._is_fast
         )
         super().__init__(network, refinement)
+
+    @property
+    def method(self) -> str:
+        """Name of the method; ``parameters`` name the network's weights and describe the refinement."""
+        return "auto"
 
     def refines(self, device: torch.device) -> bool:
         """Return whether frames on the device are refined."""

@@ -124,6 +124,11 @@ class PtlflowConfig(Config):
         require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
 
 
+@dataclass(frozen=True)
+class OwnConfig(Config):
+    """Configuration of a class of the user's, which has no parameters here."""
+
+
 RAFT_PRESETS: Mapping[str, RAFTEstimatorConfig] = {
     "default": RAFTEstimatorConfig(),
     "fast": RAFTEstimatorConfig(precision="fast"),
@@ -133,4 +138,5 @@ PRESETS: Mapping[str, NetworkConfig] = {
     "fast": NetworkConfig(precision="fast"),
     "accurate": NetworkConfig(double=True, precision="exact"),
 }
+OWN_PRESETS: Mapping[str, OwnConfig] = {"default": OwnConfig()}
 PTLFLOW_PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}

@@ -91,6 +91,13 @@ def prepare_estimator(
         prepare(device, *(() if size is None else (size,)), **more)
 
 
+def release_estimator(estimator: Estimator) -> None:
+    """Release what the estimator prepared, if it has a method ``release_memory``."""
+    release_memory = getattr(estimator, "release_memory", None)
+    if release_memory is not None:
+        release_memory()
+
+
 class BackendRequest:
     """Base of estimators whose backend can be requested."""
 
@@ -112,6 +119,13 @@ class LoadingEstimator(BackendRequest):
         """Set the attributes that copies do not share to those of an estimator that has not loaded its network."""
         self._lock = threading.RLock()
         self._origin: dict[str, Any] = {}
+
+    def release_memory(self) -> None:
+        """Release the network with everything prepared for it; the next call loads it again."""
+        with self._lock:
+            lock = self._lock
+            self._forget()
+            self._lock = lock
 
     def __getstate__(self) -> dict[str, Any]:
         return {"method": self.method, "config": self.config, "_requested": self._requested}
@@ -146,3 +160,7 @@ class WrappingEstimator(BackendRequest):
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the wrapped estimator, if it can be prepared."""
         prepare_estimator(self.estimator, device, size, **more)
+
+    def release_memory(self) -> None:
+        """Release what the wrapped estimator prepared, if it can."""
+        release_estimator(self.estimator)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, bidirectional_of
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
@@ -39,26 +41,47 @@ class RefinedEstimator(WrappingEstimator):
         estimator: any estimator, such as :class:`NetworkEstimator`.
         config: parameters of the refinement.
         refine: False leaves the flow as it is; :meth:`directions` then adds the backward flow alone.
+        refiners: pool of refiners with this ``config`` to share; None creates one.
     """
 
-    def __init__(self, estimator: Estimator, config: RefinementConfig | None = None, *, refine: bool = True) -> None:
+    def __init__(
+        self,
+        estimator: Estimator,
+        config: RefinementConfig | None = None,
+        *,
+        refine: bool = True,
+        refiners: SolverPool[FlowRefiner] | None = None,
+    ) -> None:
         super().__init__(estimator)
         self.config = RefinementConfig() if config is None else config
         _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
         self._refine = refine
         self._device = torch.device("cpu")  # of the last preparation or call
-        self._refiner: FlowRefiner | None = None
+        self._refiner_backend = "automatic"
+        self._refiners = self._create_pool() if refiners is None else refiners
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_refiner": None}  # its buffers are allocated again when needed
+        return {name: value for name, value in self.__dict__.items() if name != "_refiners"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._refiners = self._create_pool()
+
+    def _create_pool(self) -> SolverPool[FlowRefiner]:
+        return SolverPool(partial(_create_refiner, self.config))
+
+    def release_memory(self) -> None:
+        """Release the refinement's buffers, and what the wrapped estimator prepared."""
+        self._refiners.clear()
+        super().release_memory()
 
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Parameters of the estimator, and ``refinement``: those of the refinement with its backend, or None."""
         if not self.refines(self._device):
             return {**self.estimator.parameters, "refinement": None}
-        backend = "automatic" if self._refiner is None else self._refiner.backend
-        return {**self.estimator.parameters, "refinement": {**self.config.as_dict(), "backend": backend}}
+        refinement = {**self.config.as_dict(), "backend": self._refiner_backend}
+        return {**self.estimator.parameters, "refinement": refinement}
 
     def refines(self, device: torch.device) -> bool:  # noqa: ARG002 - subclasses decide by it
         """Return whether the flow of frames on the device is refined."""
@@ -69,7 +92,10 @@ class RefinedEstimator(WrappingEstimator):
         super().prepare(device, size, **more)
         self._device = place = _check.device(device)
         if size is not None and self.refines(place):
-            self._ready(size, place, torch.float32)
+            with self._refiners.borrow(
+                SolverSize(*size, torch.empty(0, device=place).device, torch.float32)
+            ) as refiner:
+                self._refiner_backend = refiner.backend
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
@@ -118,25 +144,29 @@ class RefinedEstimator(WrappingEstimator):
 
     def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
-        return self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)(
-            frame1, frame2, flow, backward
-        )
+        size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
+        with self._refiners.borrow(size) as refiner:
+            self._refiner_backend = refiner.backend
+            return refiner(frame1, frame2, flow, backward)
 
-    def _ready(self, size: tuple[int, int], device: torch.device, dtype: torch.dtype) -> FlowRefiner:
-        kept = self._refiner
-        if kept is None or ((kept.height, kept.width), kept.device, kept.dtype) != (size, device, dtype):
-            self._refiner = None  # frees the old buffers first
-            kept = self._refiner = FlowRefiner(*size, self.config, dtype=dtype, device=device)
-        return kept
+
+def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:
+    return FlowRefiner(size.height, size.width, config, dtype=size.dtype, device=size.device)
+
+
+SHARED_REFINERS = SolverPool(partial(_create_refiner, RefinementConfig()))
+"""Refiners of :func:`refiner_of`, which any estimators share."""
 
 
 def refiner_of(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
     """Return the estimator that refines on ``device``, with ``refine`` a new one if necessary; None if none does."""
     if isinstance(estimator, RefinedEstimator) and estimator.refines(device):
         return estimator
-    if refine and isinstance(estimator, RefinedEstimator):
-        return RefinedEstimator(estimator.estimator, estimator.config)
-    return RefinedEstimator(estimator) if refine else None
+    if not refine:
+        return None
+    if isinstance(estimator, RefinedEstimator):
+        return RefinedEstimator(estimator.estimator, estimator.config, refiners=estimator._refiners)
+    return RefinedEstimator(estimator, refiners=SHARED_REFINERS)
 
 
 def _part(progress: Progress | None, begin: float, share: float = _DIRECTION) -> Progress | None:

@@ -5,12 +5,13 @@ To add a method, write its estimator and its configuration and add one :class:`M
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError, nearest
+from fullfield._check import InputError, nearest, require
 from fullfield.estimators.network_config import PREFIX
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 PTLFLOW = f"{PREFIX}NAME"
 """Stands for every model of ptlflow."""
+
+_OWN_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""Name of a method that is a class of the user's."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,31 @@ class Method:
         module, _, kind = self.estimator.partition(":")
         make = getattr(import_module(module), kind)
         estimator: Estimator = make(*((name, config) if self.is_family else (config,)), backend=backend)
+        return estimator
+
+
+@dataclass(frozen=True)
+class OwnMethod(Method):
+    """Entry of a class of the user's that follows ``Estimator`` and is called without arguments."""
+
+    def build(self, name: str, config: Any, backend: str | None) -> Estimator:  # noqa: ARG002 - without parameters
+        """Return a new instance of the class; InputError if there is no such class."""
+        from fullfield.estimators.protocol import check_estimator
+
+        require(backend is None, "backend", f"None with method {name}", repr(backend))
+        module, _, attribute = name.partition(":")
+        try:
+            kind = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            hint = "its folder belongs into PYTHONPATH"
+            raise InputError(f"method: {name}: expected a class that can be imported, got: {reason}; {hint}") from None
+        require(isinstance(kind, type), "method", f"a class called {name}", type(kind).__name__)
+        try:
+            estimator: Estimator = kind()
+        except TypeError as error:
+            raise InputError(f"method: {name}: expected a class without arguments, got: {error}") from None
+        check_estimator(estimator, f"method: {name}", "a class that follows fullfield.estimators.Estimator")
         return estimator
 
 
@@ -127,6 +156,8 @@ DEFAULT_PRESET = "default"
 def canonical(method: str) -> str:
     """Return the canonical name of a method; InputError lists the methods."""
     name = ALIASES.get(method, method)
+    if _is_own_class(name):
+        return name
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
         lower = name.lower()
         hint = f"; did you mean {lower}?" if lower in METHODS else nearest(name, [*METHODS, *ALIASES])
@@ -136,4 +167,10 @@ def canonical(method: str) -> str:
 
 def method_of(name: str) -> Method:
     """Return the entry of a canonical name."""
+    if _is_own_class(name):
+        return OwnMethod(name, _CONFIGS, "OwnConfig", "OWN_PRESETS")
     return METHODS[PTLFLOW if name.startswith(PREFIX) else name]
+
+
+def _is_own_class(name: str) -> bool:
+    return not name.startswith(PREFIX) and _OWN_CLASS.fullmatch(name) is not None

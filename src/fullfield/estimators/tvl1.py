@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.protocol import BackendRequest, Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TVL1Estimator(BackendRequest):
-    """Estimator of TV-L1 flow that keeps the solver of the last size and device.
+    """Estimator of TV-L1 flow that keeps the solvers of the last sizes; :meth:`release_memory` releases them.
 
     Args:
         config: parameters; by default the preset ``default``.
@@ -31,10 +32,24 @@ class TVL1Estimator(BackendRequest):
         self.config = TVL1Config() if config is None else config
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
         self._requested = backend
-        self._solver: TVL1Solver | None = None
+        self._used: str | None = None
+        self._solvers = SolverPool(self._create_solver)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_solver": None}  # its buffers are allocated again when needed
+        return {"config": self.config, "_requested": self._requested, "_used": self._used}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._solvers = SolverPool(self._create_solver)
+
+    def _create_solver(self, size: SolverSize) -> TVL1Solver:
+        return TVL1Solver(
+            size.height, size.width, self.config, dtype=size.dtype, device=size.device, backend=self._requested
+        )
+
+    def release_memory(self) -> None:
+        """Release the solvers and their buffers."""
+        self._solvers.clear()
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -44,7 +59,7 @@ class TVL1Estimator(BackendRequest):
     @property
     def backend(self) -> str:
         """Backend of the last call, or before it the requested one."""
-        return self._solver.backend if self._solver is not None else self._requested or "automatic"
+        return self._used or self._requested or "automatic"
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None) -> None:
         """Load or compile the kernels now instead of at the first call.
@@ -66,15 +81,11 @@ class TVL1Estimator(BackendRequest):
         """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
         check_fork(frame1.device)
-        height, width = frame1.shape[-2:]
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
-        solver = self._solver
-        wanted = (height, width, frame1.device, dtype)
-        if solver is None or (solver.height, solver.width, solver.device, solver.dtype) != wanted:
-            self._solver = None  # frees the old buffers first
-            solver = TVL1Solver(height, width, self.config, dtype=dtype, device=frame1.device, backend=self._requested)
-            self._solver = solver
-        return solver(frame1, frame2, initial_flow=initial_flow, progress=progress)
+        size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, dtype)
+        with self._solvers.borrow(size) as solver:
+            self._used = solver.backend
+            return solver(frame1, frame2, initial_flow=initial_flow, progress=progress)
 
     def persistent_solver(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:
         """Return a solver for video that keeps frames and flow on the GPU; None if one cannot run with this setting."""

@@ -1,0 +1,242 @@
+"""``estimate``: its arguments, its device, what it keeps between calls, and methods of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fullfield import estimate, estimate_batch
+from fullfield.estimators import as_frame, release_memory
+from fullfield.estimators._solver_pool import SolverPool, SolverSize
+from fullfield.estimators.devices import choose_device
+from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver
+from fullfield.testing import textured_scene
+from refusals import refuses
+
+SCENE = textured_scene(48, 64, seed=3)
+FRAMES = SCENE.frame1, SCENE.frame2
+QUICK = TVL1Config.preset("fast").replace(warps=1, iterations=2)
+
+
+def test_estimate_and_estimate_batch_have_the_same_keywords() -> None:
+    single, batch = (inspect.signature(function).parameters for function in (estimate, estimate_batch))
+    assert [*single][3:] == [*batch][3:]
+    kinds = {parameter.kind for parameters in (single, batch) for parameter in parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in kinds
+    assert single["device"].default == batch["device"].default == "auto"
+
+
+def test_estimate_batch_takes_an_initial_flow_for_each_pair() -> None:
+    start = torch.randn(2, 2, 48, 64)
+    frames = [torch.stack([frame, frame.flip(-1)]) for frame in FRAMES]
+    flows = estimate_batch(*frames, "tvl1", config=QUICK, initial_flow=start)
+    for index, flow in enumerate(flows):
+        single = estimate(frames[0][index], frames[1][index], "tvl1", config=QUICK, initial_flow=start[index])
+        torch.testing.assert_close(flow.flow, single.flow)
+    listed = estimate_batch(*frames, "tvl1", config=QUICK, initial_flow=[start[0].permute(1, 2, 0).numpy(), start[1]])
+    assert torch.equal(listed[0].flow, flows[0].flow)
+    refuses(
+        r"initial_flow: expected a tensor \[2, 2, 48, 64\] or a list of 2 flows",
+        estimate_batch,
+        *frames,
+        "tvl1",
+        initial_flow=[start[0]],
+    )
+
+
+@pytest.mark.parametrize("method", ["tvl1", "fullfield-s", "auto"])
+@pytest.mark.parametrize(
+    ("value", "came"),
+    [
+        (float("nan"), "finite values, got NaN or infinity"),
+        (float("-inf"), "finite values, got NaN or infinity"),
+        (1e5, "vectors of at most 256 px for frames of 64×48, got one of 100000 px"),
+        (-1e30, "vectors of at most 256 px for frames of 64×48, got one of 1e\\+30 px"),
+    ],
+)
+def test_estimate_names_an_initial_flow_that_cannot_be_meant(method: str, value: float, came: str) -> None:
+    start = torch.zeros(2, 48, 64)
+    start[1, 20, 30] = value
+    refuses(f"^initial_flow: expected {came}$", estimate, *FRAMES, method, initial_flow=start)
+
+
+def test_estimate_refuses_a_meta_context() -> None:
+    with torch.device("meta"):
+        refuses("device: expected a device that holds values", estimate, *FRAMES, "tvl1")
+
+
+def test_automatic_device_is_the_tensors_own_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.estimators.devices.resolve_device", lambda _: torch.device("cuda", 1))
+    assert choose_device(["a.png", np.zeros((2, 2))]) == torch.device("cuda", 1)
+    assert choose_device(["a.png", torch.zeros(1)]) == torch.device("cpu")
+    assert choose_device([torch.zeros(1, device="meta"), "b.png"]) == torch.device("cuda", 1)
+
+
+def test_estimate_sets_threads_for_the_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    call = TVL1Solver.__call__
+
+    def record(self: TVL1Solver, *frames: Any, **options: Any) -> torch.Tensor:
+        counts.append(torch.get_num_threads())
+        return call(self, *frames, **options)
+
+    monkeypatch.setattr(TVL1Solver, "__call__", record)
+    before = torch.get_num_threads()
+    flow = estimate(*FRAMES, "tvl1", config=QUICK, threads=before + 2)
+    assert counts == [before + 2]
+    assert torch.get_num_threads() == before
+    assert torch.equal(flow.flow, estimate(*FRAMES, "tvl1", config=QUICK).flow)
+    refuses("threads: expected an integer >= 1", estimate, *FRAMES, "tvl1", threads=0)
+
+
+def test_color_order_bgr_is_opencvs() -> None:
+    bgr = [(frame.flip(0).permute(1, 2, 0).numpy() * 255).astype(np.uint8) for frame in FRAMES]
+    rgb = [np.ascontiguousarray(frame[..., ::-1]) for frame in bgr]
+    assert torch.equal(as_frame(bgr[0], color_order="bgr"), as_frame(rgb[0]))
+    alpha = np.dstack([bgr[0], np.full(bgr[0].shape[:2], 9, np.uint8)])
+    assert torch.equal(as_frame(alpha, color_order="bgr"), as_frame(rgb[0]))
+    assert torch.equal(as_frame(FRAMES[0].flip(0), color_order="bgr"), as_frame(FRAMES[0]))
+    assert torch.equal(as_frame(bgr[0][..., 0], color_order="bgr"), as_frame(bgr[0][..., 0]))
+    flows = [estimate(*pair, "tvl1", config=QUICK, color_order=order) for pair, order in ((bgr, "bgr"), (rgb, "rgb"))]
+    assert torch.equal(flows[0].flow, flows[1].flow)
+    refuses("color_order: expected 'rgb' for a file, got 'bgr'", as_frame, "a.png", color_order="bgr")
+    refuses("color_order: expected one of rgb, bgr, got 'grb'", as_frame, bgr[0], color_order="grb")
+
+
+def test_estimate_prepares_nothing_at_the_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[type] = []
+    for kind in (TVL1Solver, FlowRefiner):
+        start = kind.__init__
+
+        def record(self: Any, *args: Any, start: Any = start, **options: Any) -> None:
+            created.append(type(self))
+            start(self, *args, **options)
+
+        monkeypatch.setattr(kind, "__init__", record)
+    release_memory()
+    for repeat in range(3):
+        for size in ((48, 64), (40, 56)):
+            pair = [frame[:, : size[0], : size[1]] for frame in FRAMES]
+            estimate(*pair, "tvl1", config=QUICK, refine=True, reliability=True)
+        assert len(created) == 4, f"call {repeat}"
+    assert set(created) == {TVL1Solver, FlowRefiner}
+    release_memory()
+    estimate(*FRAMES, "tvl1", config=QUICK, refine=True)
+    assert len(created) == 6
+
+
+def test_solver_pool_is_bounded_and_never_shares_a_solver() -> None:
+    created: list[SolverSize] = []
+    device = torch.device("cpu")
+    sizes = [SolverSize(16, 16 + index, device, torch.float32) for index in range(6)]
+    large = [SolverSize(2000, 1000 + index, device, torch.float32) for index in range(2)]
+
+    def create(size: SolverSize) -> object:
+        created.append(size)
+        return object()
+
+    pool = SolverPool(create)
+    with pool.borrow(sizes[0]) as first, pool.borrow(sizes[0]) as second:
+        assert first is not second
+    assert len(pool._idle) == 1
+    for size in sizes:
+        with pool.borrow(size):
+            pass
+    assert [size for size, _ in pool._idle] == sizes[2:]
+    for size in large:
+        with pool.borrow(size):
+            assert not pool._idle, "old buffers are released before the new ones are allocated"
+    assert [size for size, _ in pool._idle] == large[1:]
+    pool.clear()
+    assert not pool._idle
+
+
+def test_threads_estimate_at_the_same_time_with_one_method() -> None:
+    barrier, flows = threading.Barrier(2), {}
+
+    def progress(_: float, __: str) -> None:
+        if not barrier.broken and not flows:
+            barrier.wait(timeout=20)
+
+    def run(number: int) -> None:
+        flow = estimate(*FRAMES, "tvl1", config=QUICK, progress=progress if number < 2 else None)
+        flows[number] = flow.flow
+
+    workers = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    run(2)
+    assert torch.equal(flows[0], flows[2])
+    assert torch.equal(flows[1], flows[2])
+
+
+OWN = '''
+import torch
+
+class Shift:
+    """Estimator of a shift."""
+
+    method, backend, parameters = "shift", "none", {}
+
+    def __call__(self, frame1, frame2, *, initial_flow=None, progress=None):
+        return torch.full_like(frame1[:, :2], 3.0)
+
+class Needy(Shift):
+    def __init__(self, value):
+        self.value = value
+
+class Other:
+    pass
+
+number = 3
+'''
+
+
+def test_a_method_can_be_a_class_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_methods.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_methods", raising=False)
+    flow = estimate(*FRAMES, "own_methods:Shift")
+    assert (flow.method, float(flow.flow.mean())) == ("shift", 3.0)
+    release_memory()
+    for name, message in (
+        ("no_such_module:Shift", "no_such_module:Shift: expected a class that can be imported, got: No module named"),
+        ("own_methods:Shfit", "expected a class that can be imported, got: module 'own_methods' has no attribute"),
+        ("own_methods:number", "method: expected a class called own_methods:number, got int"),
+        ("own_methods:Needy", "expected a class without arguments, got: .*missing 1 required positional argument"),
+        ("own_methods:Other", "own_methods:Other: expected a class that follows fullfield.estimators.Estimator"),
+    ):
+        refuses(message, estimate, *FRAMES, name)
+    refuses(
+        "backend: expected None with method own_methods:Shift", estimate, *FRAMES, "own_methods:Shift", backend="cpu"
+    )
+
+
+def test_messages_about_compilation_pass_logging(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fullfield._kernels.cache_folder import say
+
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    with caplog.at_level(logging.WARNING, "fullfield"):
+        say("compiling")
+    assert [record.getMessage() for record in caplog.records] == ["compiling"]
+    assert capsys.readouterr().err == ""
+    logger = logging.getLogger("fullfield")
+    monkeypatch.setattr(logger, "hasHandlers", lambda: False)
+    say("compiling")
+    assert capsys.readouterr().err == "fullfield: compiling\n"
+    monkeypatch.setattr(logger, "level", logging.ERROR)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    say("compiling")
+    assert capsys.readouterr().err == ""
