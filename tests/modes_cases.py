@@ -41,7 +41,7 @@ from fullfield.registration import (
     register,
     register_by_ransac,
 )
-from fullfield.sequences import ShotSettings, estimate_sequence
+from fullfield.sequences import ShotSettings, estimate_sequence, warp_image
 from fullfield.testing import room_scan, textured_scene
 from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
@@ -488,7 +488,7 @@ def _() -> Any:
     return scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded
 
 
-@case("viz.FlowColors", "viz.flow_to_image", "viz.flow_scale", "viz.overlay", "viz.warp", "viz.error_map", "viz.sheet")
+@case("viz.FlowColors", "viz.flow_to_image", "viz.flow_scale", "viz.overlay", "viz.error_map", "viz.sheet")
 def _() -> Any:
     first = frames(3, 24, 32)[0].to(F32) / 255
     made = [viz.flow_to_image(flow()), viz.FlowColors(5.0).draw(flow()), viz.overlay(flow(), first, arrows=8)]
@@ -496,10 +496,14 @@ def _() -> Any:
     return [
         *made,
         viz.flow_scale(flow()),
-        *viz.warp(first, flow()),
         errors,
         viz.sheet([("one", made[0]), ("two", made[1])]),
     ]
+
+
+@case("sequences.warp_image")
+def _() -> Any:
+    return warp_image(frames(3, 24, 32)[0].to(F32) / 255, flow())
 
 
 @case("viz.wheel_legend", "viz.color_wheel", "viz.error_colors", "viz.error_legend", "viz.alignment_legend")

@@ -14,7 +14,7 @@ from fullfield import Flow, InputError, estimate, io, metrics, viz
 from fullfield.metrics import registration as poses
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.registration import register
-from fullfield.sequences import estimate_sequence
+from fullfield.sequences import estimate_sequence, warp_image
 
 
 def there(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,7 +60,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "write_image": ("image", lambda: io.write_image("a.png", there(3, 8, 8))),
     "write_point_cloud": ("points", lambda: io.write_point_cloud("a.ply", io.PointCloud(there(5, 3)))),  # type: ignore[arg-type]
     "Flow.save": ("flow", lambda: Flow(there(2, 8, 8), there(8, 8, dtype=torch.bool), "x", "y", {}).save("a.flo")),
-    "warp": ("flow", lambda: viz.warp(here(3, 8, 8), there(2, 8, 8))),
+    "warp": ("flow", lambda: warp_image(here(3, 8, 8), there(2, 8, 8))),
     "flow_to_image": ("flow", lambda: viz.flow_to_image(there(2, 8, 8))),
     "overlay": ("frame", lambda: viz.overlay(here(2, 8, 8), there(3, 8, 8))),
     "error_map": ("pred", lambda: viz.error_map(there(2, 8, 8), there(2, 8, 8))),

@@ -7,7 +7,8 @@ See docs/comfyui.md for the installation. Images are ComfyUI's: float ``[B, H, W
 import torch
 
 import fullfield
-from fullfield.viz import flow_to_image, warp
+from fullfield.sequences import warp_image
+from fullfield.viz import flow_to_image
 
 METHODS = ["auto", "fullfield-s", "tvl1"]
 
@@ -67,7 +68,7 @@ class WarpBack:
     CATEGORY = "fullfield"
 
     def run(self, second, flow):
-        done = [warp(image.cpu(), each) for image, each in zip(second.movedim(-1, 1), flow, strict=True)]
+        done = [warp_image(image.cpu(), each) for image, each in zip(second.movedim(-1, 1), flow, strict=True)]
         return torch.stack([image for image, _ in done]).movedim(1, -1), torch.stack([mask for _, mask in done]).float()
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fullfield import estimate
 from fullfield.io import read_flow, read_frame, write_flow, write_image, write_st_map
-from fullfield.viz import flow_to_image, frame_to_image, warp
+from fullfield.sequences import warp_image
+from fullfield.viz import flow_to_image, frame_to_image
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES = ROOT / "examples" / "scene" / "own" / "frames"
@@ -27,7 +28,7 @@ SHUTTER = 1.0  # of a frame, centred: long, so that it shows
 def vector_blur(plate: Tensor, vectors: Tensor) -> Tensor:
     """Return the mean of the plate sampled along each pixel's own vector, as a gathering node does."""
     steps = torch.linspace(-SHUTTER / 2, SHUTTER / 2, SAMPLES)
-    return torch.stack([warp(plate, -float(step) * vectors)[0] for step in steps]).mean(0)
+    return torch.stack([warp_image(plate, -float(step) * vectors)[0] for step in steps]).mean(0)
 
 
 def st_map(second: Tensor, path: Path) -> Tensor:
@@ -36,7 +37,7 @@ def st_map(second: Tensor, path: Path) -> Tensor:
     height, width = stored.shape[:2]
     x = stored[..., 0] * width - 0.5 - np.arange(width)
     y = (1 - stored[..., 1]) * height - 0.5 - np.arange(height)[:, None]
-    return warp(second, torch.from_numpy(np.stack([x, y]).astype(np.float32)))[0]
+    return warp_image(second, torch.from_numpy(np.stack([x, y]).astype(np.float32)))[0]
 
 
 def main(arguments: list[str]) -> int:

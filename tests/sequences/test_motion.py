@@ -14,7 +14,8 @@ from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 from fullfield import InputError, estimate
 from fullfield.io import FrameWindow, read_frame, read_vectors, write_flow, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
-from fullfield.sequences.motion import accumulated, between, follow_back
+from fullfield.sequences import WarpSettings, retime_shot, warp_shot
+from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
 from fullfield.testing import textured_scene
 from refusals import refuses
 
@@ -81,7 +82,7 @@ def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> 
 
 
 def test_flows_after_each_other_add_up() -> None:
-    total = follow_back(steady(1.5, 0.5), steady(2.0, -1.0))
+    total = add_flows(steady(1.5, 0.5), steady(2.0, -1.0))
     inner = total[:, 2:-2, 2:-4]
     torch.testing.assert_close(inner, steady(3.5, -0.5)[:, 2:-2, 2:-4])
     assert total[:, :, -1].isnan().all(), "beyond the frame nothing is known"
@@ -93,7 +94,7 @@ def test_accumulation_goes_both_ways_and_stops_where_a_flow_is_missing() -> None
             raise InputError("mv.0013.exr: no such file")
         return steady(-2.0)
 
-    found = dict(accumulated(10, range(7, 15), lambda _: steady(2.0), backward))
+    found = dict(accumulate_flow(10, range(7, 15), lambda _: steady(2.0), backward))
     assert sorted(found) == [7, 8, 9, 11, 12, 13, 14]
     for number in (7, 8, 9, 11, 12):
         field = found[number]
@@ -192,7 +193,7 @@ def test_flow_of_one_direction_is_refused_where_the_other_is_needed(cli: Command
         for verb in needing:
             err = cli.refused(*verb, "--flow", f"f.%d.{suffix}", "-o", "o.%d.png")
             assert f"--flow f.%d.{suffix}: expected " in err
-            assert "backward vectors, got forward direction; store both as .exr with flow --direction both" in err
+            assert "backward vectors, got forward direction; store both as .exr with --direction both" in err
         assert not [*Path().glob("o.*.png")]
         cli.done("warp", "p.3.png", "--reference", "3", "--flow", f"f.%d.{suffix}", "-o", f"{suffix}.%d.png")
         cli.done("warp", "p.1.png", "--reference", "1", "--frames", "1", "--flow", f"f.%d.{suffix}", "-o",
@@ -233,12 +234,12 @@ def test_a_frame_in_between_is_like_the_true_one() -> None:
         truth = textured_scene(96, 128, seed=seed, max_motion=4).frame2
         there = estimate(scene.frame1, scene.frame2, "tvl1").flow
         back = estimate(scene.frame2, scene.frame1, "tvl1").flow
-        made = between(scene.frame1, scene.frame2, there, back, 0.5)
+        made = interpolate(scene.frame1, scene.frame2, there, back, 0.5)
         mixed = (scene.frame1 + scene.frame2) / 2
         better.append(psnr(made.picture, truth) - psnr(mixed, truth))
-        assert float(made.seen.float().mean()) > 0.97
+        assert float(made.visible.float().mean()) > 0.97
         for at, frame in ((0.0, scene.frame1), (1.0, scene.frame2)):
-            assert torch.equal(between(scene.frame1, scene.frame2, there, back, at).picture, frame)
+            assert torch.equal(interpolate(scene.frame1, scene.frame2, there, back, at).picture, frame)
     assert min(better) > 4, better
 
 
@@ -248,7 +249,7 @@ def test_what_one_frame_alone_shows_is_taken_from_it() -> None:
     first[:, 10:20, 10:20], second[:, 10:20, 18:28] = 9.0, 9.0
     forward, backward = torch.zeros(2, 32, 48), torch.zeros(2, 32, 48)
     forward[0, 10:20, 10:20], backward[0, 10:20, 18:28] = 8, -8
-    made = between(first, second, forward, backward, 0.5).picture
+    made = interpolate(first, second, forward, backward, 0.5).picture
     expected = torch.full((1, 32, 48), 0.5)
     expected[:, 10:20, 14:24] = 9.0
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
@@ -293,7 +294,7 @@ def test_a_run_that_was_stopped_goes_on(cli: CommandLine, verb: str, monkeypatch
     real = raw.write_raw
 
     def stopped(path: str, picture: Raw) -> None:
-        if len(list(Path().glob("o.*.png"))) == 2:
+        if len(list(Path().glob("o.*.png"))) >= 2:
             raise KeyboardInterrupt
         real(path, picture)
 
@@ -301,10 +302,10 @@ def test_a_run_that_was_stopped_goes_on(cli: CommandLine, verb: str, monkeypatch
         patch.setattr(raw, "write_raw", stopped)
         assert cli(*command, "o.%04d.png")[0] == 130
     first = {path: path.stat().st_mtime_ns for path in Path().glob("o.*.png")}
-    assert len(first) == 2
+    assert 2 <= len(first) <= 3, "two threads write"
     out, err = cli.done(*command, "o.%04d.png")
-    assert f"{len(whole) - 2} frames written" in out
-    assert f"2 of {len(whole)} frames exist" in err
+    assert f"{len(whole) - len(first)} frames written" in out
+    assert f"{len(first)} of {len(whole)} frames exist" in err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     assert {path.name: path.read_bytes() for path in Path().glob("o.*.png")} == whole
     out, _ = cli.done(*command, "o.%04d.png")
@@ -343,7 +344,7 @@ def test_a_warped_picture_in_an_exr_keeps_its_floats(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("warp", "p.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "its frame with --reference"),
+        (("warp", "p.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "--reference: expected the number of"),
         (("warp", "no.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "no.png: no such file"),
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.exr"), "expected a pattern"),
         (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.jpg"), "--output takes .exr"),
@@ -363,3 +364,60 @@ def test_mistakes_are_one_line(cli: CommandLine, arguments: tuple[str, ...], wor
     err = cli.refused(*arguments)
     assert word in err, err
     assert err.count("\n") == 1
+
+
+def test_warp_image_is_zero_outside_and_where_the_flow_is_unknown() -> None:
+    image = torch.rand(3, 20, 30, generator=torch.Generator().manual_seed(2)) + 0.5
+    flow = torch.tensor([3.0, -2.0]).reshape(2, 1, 1).repeat(1, 20, 30)
+    flow[:, 10, 10] = float("nan")
+    warped, inside = warp_image(image, flow)
+    expected = torch.zeros_like(image)
+    expected[:, 2:, :-3] = image[:, :-2, 3:]
+    expected[:, 10, 10] = 0
+    assert torch.equal(warped, expected)
+    assert inside.sum() == 18 * 27 - 1
+    refuses("flow: expected shape", warp_image, image, flow[:, :-1])
+
+
+def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLine) -> None:
+    stored(1, 4, -2.0)
+    for number, frame in enumerate(moving(4), 1):
+        write_image(f"p.{number}.png", frame)
+    cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png", "--reference", "2")
+    cli.done("retime", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "r.%d.png", "--factor", "2")
+    reported: list[int] = []
+    outcome = warp_shot("p.%d.png", "mv.%04d.exr", "a.%d.png", WarpSettings(reference=2), report=reported.append)
+    assert outcome.written == sorted(reported) == [1, 2, 3, 4]
+    assert outcome.is_good
+    assert retime_shot("p.%d.png", "mv.%04d.exr", "b.%d.png", 2, device="cpu").written == [1, 2, 3, 4, 5, 6, 7]
+    for ours, theirs in (("a", "w"), ("b", "r")):
+        files = {path.name[1:]: path.read_bytes() for path in Path().glob(f"{ours}.*.png")}
+        assert files == {path.name[1:]: path.read_bytes() for path in Path().glob(f"{theirs}.*.png")}
+    assert warp_shot("p.%d.png", "mv.%04d.exr", "a.%d.png", WarpSettings(reference=2)).written == []
+    refuses("reference: expected 0 to 5", warp_shot, "p.1.png", "mv.%04d.exr", "c.%d.png", WarpSettings(reference=9))
+    refuses("factor: expected 0.001", retime_shot, "p.%d.png", "mv.%04d.exr", "c.%d.png", 1e9)
+
+
+def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fullfield.sequences import retiming
+
+    stored(1, 4, -2.0)
+    for number, frame in enumerate(moving(4), 1):
+        write_image(f"p.{number}.png", frame)
+    paths: list[str] = []
+    monkeypatch.setattr(retiming, "read_raw", lambda path: paths.append(path) or read_raw(path))
+    assert retime_shot("p.%d.png", "mv.%04d.exr", "s.%d.png", 3).written == list(range(1, 11))
+    assert sorted(paths) == [f"p.{number}.png" for number in range(1, 5)]
+
+    def replaced(number: int) -> None:
+        if number == 1:
+            write_image("p.4.png", 0.5 * moving(4)[3])
+
+    retime_shot("p.%d.png", "mv.%04d.exr", "t.%d.png", 3, report=replaced)
+    cli.done("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "3", "-o", "t.%d.png")
+    cli.done("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "3", "-o", "u.%d.png")
+    assert [Path(f"t.{n}.png").read_bytes() for n in range(1, 11)] == [
+        Path(f"u.{n}.png").read_bytes() for n in range(1, 11)
+    ]

@@ -362,8 +362,8 @@ def test_a_full_disk_stops_at_once(cli: CommandLine, verb: str, monkeypatch: pyt
     monkeypatch.setattr(raw, "write_raw", full)
     more = ("--factor", "2") if verb == "retime" else ("--reference", "12")
     err = cli.refused(verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more, "-o", "s.%04d.png")
-    assert len(tried) == 1
-    assert "stopped: cannot write: No space left on device" in err
+    assert 1 <= len(tried) <= 3, "two threads write, and one picture waits"
+    assert ".png: cannot write: No space left on device; run the same command again to continue" in err
 
 
 def test_plates_in_place_of_flow_get_advice_that_helps(cli: CommandLine) -> None:

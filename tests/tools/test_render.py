@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.datasets import Rendered, open_dataset
-from fullfield.viz import warp
+from fullfield.sequences import warp_image
 from tools.__main__ import main
 from tools.render import Blender, Shot, collect_truth, render_shot
 from tools.render.truth import occluded
@@ -95,7 +95,7 @@ def test_vectors_are_the_motion_of_the_rigid_objects(shot: Path) -> None:
 
 
 def photometric(frame1: Tensor, frame2: Tensor, flow: Tensor, where: Tensor) -> float:
-    warped, inside = warp(frame2, flow)
+    warped, inside = warp_image(frame2, flow)
     return float((warped - frame1).abs().mean(0)[where & inside].median())
 
 

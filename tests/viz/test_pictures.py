@@ -136,7 +136,7 @@ def test_blocks_of_rows_do_not_show(monkeypatch):
 
     def everything():
         error = viz.error_map(flow, flow + random_flow(4, 40, 30, 1.0))
-        return [viz.flow_to_image(flow), viz.overlay(flow, frame, arrows=9), error, *viz.warp(frame, flow)]
+        return [viz.flow_to_image(flow), viz.overlay(flow, frame, arrows=9), error]
 
     whole = everything()
     monkeypatch.setattr("fullfield.viz._pixels._PIXELS_AT_ONCE", 70)
@@ -251,41 +251,6 @@ def test_frames_as_pictures():
     assert picture.tolist() == [[[0, 51, 128, 255, 255, 0, 0, 0, 1]]] * 3
     colored = random_frame(0)
     assert_close_pictures(viz.frame_to_image(colored), (colored * 255).round(), 0)
-
-
-def test_warp_against_loops():
-    height, width = 11, 14
-    frame, flow = random_frame(1, height, width, 2).double(), random_flow(10, height, width, 4.0)
-    flow[:, 3, 4] = math.nan
-    flow[:, 5, 5] = torch.tensor([float(width - 1 - 5), float(height - 1 - 5)])  # the last pixel's centre
-    flow[:, 6, 6] = -6.0  # the first's
-    warped, inside = viz.warp(frame, flow)
-    assert warped.dtype == torch.float64
-    for y in range(height):
-        for x in range(width):
-            px, py = x + float(flow[0, y, x]), y + float(flow[1, y, x])
-            within = 0 <= px <= width - 1 and 0 <= py <= height - 1
-            assert bool(inside[y, x]) == within
-            wanted = [0.0, 0.0]
-            if within:
-                for row in range(height):
-                    for column in range(width):
-                        weight = max(0, 1 - abs(px - column)) * max(0, 1 - abs(py - row))
-                        for channel in range(2):
-                            wanted[channel] += weight * float(frame[channel, row, column])
-            assert warped[:, y, x].tolist() == pytest.approx(wanted, abs=1e-12)
-    assert bool(inside[5, 5])
-    assert bool(inside[6, 6])
-    assert 0.2 < float(inside.float().mean()) < 1
-
-
-def test_warp_by_whole_pixels_copies():
-    frame = random_frame(2, 20, 30)
-    flow = torch.tensor([3.0, -2.0]).reshape(2, 1, 1).expand(2, 20, 30)
-    warped, inside = viz.warp(frame, flow)
-    assert torch.equal(warped[:, 2:, :-3], frame[:, :-2, 3:])
-    assert inside.sum() == 18 * 27
-    assert not warped[:, ~inside].any()
 
 
 def test_overlay_shows_frame_and_motion():
@@ -422,8 +387,6 @@ FLOW, FRAME, PICTURE = torch.zeros(2, 8, 9), torch.zeros(3, 8, 9), torch.zeros(3
         (lambda: viz.overlay(FLOW, torch.zeros(2, 8, 9)), "frame: expected 1 or 3 channels"),
         (lambda: viz.overlay(FLOW, FRAME, opacity=1.5), "opacity"),
         (lambda: viz.overlay(FLOW, FRAME, arrows=3), "arrows"),
-        (lambda: viz.warp(FRAME, torch.zeros(2, 9, 8)), "flow: expected the size of frame2"),
-        (lambda: viz.warp(PICTURE, FLOW), "frame2: expected dtype"),
         (lambda: viz.error_map(FLOW, torch.zeros(2, 8, 8)), "truth: expected shape"),
         (lambda: viz.error_map(FLOW, FLOW, max_error=-1.0), "max_error"),
         (lambda: viz.frame_to_image(PICTURE), "frame: expected dtype"),

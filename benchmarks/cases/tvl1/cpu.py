@@ -232,7 +232,7 @@ LARGE = (3432, 8192)
 def large(frame1: Path, frame2: Path, note: Callable[[str], None]) -> dict[str, Any]:
     """Seconds and peak memory of ``fullfield flow`` on two frames cropped and enlarged to 8192×3432, one run each."""
     from fullfield.io import read_flow, read_frame, write_image
-    from fullfield.viz import warp
+    from fullfield.sequences import warp_image
 
     height, width = LARGE
     rows = []
@@ -251,7 +251,7 @@ def large(frame1: Path, frame2: Path, note: Callable[[str], None]) -> dict[str, 
             note(f"{width}×{height}, preset {preset}")
             output = Path(folder) / "flow.flo5"
             told = _flow_command(paths, preset, output)
-            moved, inside = warp(frames[1], read_flow(output).flow)
+            moved, inside = warp_image(frames[1], read_flow(output).flow)
             difference = float((moved - frames[0]).abs().mean(0)[inside].mean())
             if not difference < 0.9 * still:
                 raise CheckFailed(f"{preset}: the warped frame differs by {difference:.4f}, no flow by {still:.4f}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield.cli import argtypes, methods, paths, pictures, report
+from fullfield.cli import argtypes, methods, paths, report, scenes
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.cli.score import table
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         metrics = FlowMetrics()
         metrics.update(flow.flow, made.flow, made.valid, made.occluded)
         scores = metrics.compute()
-        scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, made.flow, made.valid)
+        scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, made.flow, made.valid)
         drawn = {kind: scene.draw(kind) for kind in ("flow", "error", "sheet")}
         with _all_or_nothing(folder) as hidden:
             io.write_flow(hidden / "truth.flo", made.flow, made.valid)

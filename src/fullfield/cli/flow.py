@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import estimators, io, viz
 from fullfield._check import InputError
-from fullfield.cli import methods, paths, pictures, report, shot
+from fullfield.cli import methods, paths, report, scenes, shot
 from fullfield.cli.options import (
     READING_WORDS,
     add_flow_choice,
@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
     picture.add_argument("--viz-kind", choices=KINDS, help="kind of the picture [sheet]")
-    pictures.add_max_motion(picture)
+    scenes.add_max_motion(picture)
 
     shot.add_options(parser)
     estimation = methods.add_method_options(parser)
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         watch.lap("estimate")
 
         progress(end, "writing")
-        scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
+        scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
         maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name) is not None}
         layers = {"backward": backward[0].flow if backward else None, "planes": maps}
         outcome = _write(args, scene, layers, window)
@@ -206,7 +206,7 @@ class _Outcome(NamedTuple):
 
 
 def _write(
-    args: argparse.Namespace, scene: pictures.Scene, layers: dict[str, Any], window: io.FrameWindow | None
+    args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: io.FrameWindow | None
 ) -> _Outcome:
     kept: dict[str, Any] = {"window": window, **layers} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
@@ -238,7 +238,7 @@ def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
     flows: list[estimators.Flow],  # and the one to the frame before
-    scene: pictures.Scene,
+    scene: scenes.Scene,
     outcome: _Outcome,
     seconds: dict[str, float],
 ) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check as check
 from fullfield import io, viz
 from fullfield._check import InputError
-from fullfield.cli import argtypes, methods, paths, pictures, report
+from fullfield.cli import argtypes, methods, paths, report, scenes
 from fullfield.cli.report import naming, say
 from fullfield.estimators.registry import method_of
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flows", type=argtypes.count, help="stop after N flows [at the end of SOURCE or Ctrl-C]")
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
-    pictures.add_max_motion(picture)
+    scenes.add_max_motion(picture)
     picture.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
     methods.add_method_options(parser, default="tvl1")
     report.add_report_options(parser, progress=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import io, sequences, viz
 from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, pictures, report
+from fullfield.cli import argtypes, paths, report, scenes
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import size
 from fullfield.io.names import FLOW_SUFFIXES
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
     parser.add_argument("--width", type=argtypes.count, default=960, help="width of the pictures, at most [960]")
-    pictures.add_max_motion(parser)
+    scenes.add_max_motion(parser)
     report.add_report_options(parser, progress=True)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield.cli import paths, pictures, report
+from fullfield.cli import paths, report, scenes
 from fullfield.cli.argtypes import positive
 from fullfield.cli.options import (
     FOUR_VALUES,
@@ -38,7 +38,7 @@ examples:
   fullfield viz flow.flo -o sheet.png --kind sheet --frame a.png --frame2 b.png --truth truth.flo
 """
 
-KINDS = tuple(pictures.NEEDS)
+KINDS = tuple(scenes.NEEDS)
 _OPTIONS = {"frame1": "--frame", "frame2": "--frame2", "truth": "--truth"}
 
 
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frame", metavar="A", dest="frame1", help="first frame, for overlay and sheet")
     parser.add_argument("--frame2", metavar="B", help="second frame, for warped and sheet")
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
-    pictures.add_max_motion(parser)
+    scenes.add_max_motion(parser)
     parser.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of the scale [16]")
     add_flow_choice(parser, "flow", "FLOW")
     add_flow_choice(parser, "truth", "--truth")
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     area = choice.get("window")
     truth, known = _truth(args, flow, area)
     frame1, frame2 = _frames(args, flow, area)
-    scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
+    scene = scenes.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     io.write_image(args.output, scene.light(args.kind, args.output))
     facts = {
         **report.picked(args, "output", "flow", "kind"),
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     paths.check_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
-    for name in pictures.NEEDS[args.kind]:
+    for name in scenes.NEEDS[args.kind]:
         if getattr(args, name) is None:
             raise InputError(f"--kind {args.kind}: requires {_OPTIONS[name]}")
     if args.kind != "sheet":
         for name, option in _OPTIONS.items():
-            if getattr(args, name) is not None and name not in pictures.NEEDS[args.kind]:
+            if getattr(args, name) is not None and name not in scenes.NEEDS[args.kind]:
                 raise InputError(f"{option}: is not used by --kind {args.kind}; leave it out")
     if args.max_motion is not None and args.kind in ("warped", "error"):
         raise InputError(f"--max-motion: is not used by --kind {args.kind}; leave it out")

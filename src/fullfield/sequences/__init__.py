@@ -9,7 +9,7 @@
 - ``outputs``: the files of a shot; ``records``: what each of them was made from
 - ``run``: estimates and writes, in one process; ``writing``: its threads that write
 - ``pool``: several devices of one machine; ``cluster``: many machines, through Ray
-- ``motion``: pictures warped along stored flow, and frames in between
+- ``warping``, ``retiming``: of a shot along its ``stored_flow``; ``pictures``: their run; ``motion``: the computation
 
 Names are loaded on first use.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fullfield.sequences.follow import follow_frames as follow_frames
     from fullfield.sequences.follow import run_follow as run_follow
     from fullfield.sequences.job import ShotJob as ShotJob
+    from fullfield.sequences.motion import warp_image as warp_image
     from fullfield.sequences.names import find_frames as find_frames
     from fullfield.sequences.names import format_frames as format_frames
     from fullfield.sequences.names import parse_frames as parse_frames
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
     from fullfield.sequences.pool import run_on_devices as run_on_devices
     from fullfield.sequences.results import Outcome as Outcome
     from fullfield.sequences.results import Problem as Problem
+    from fullfield.sequences.retiming import retime_shot as retime_shot
     from fullfield.sequences.run import run_shot as run_shot
     from fullfield.sequences.settings import ShotSettings as ShotSettings
+    from fullfield.sequences.warping import WarpSettings as WarpSettings
+    from fullfield.sequences.warping import warp_shot as warp_shot
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
@@ -45,12 +49,15 @@ __all__, __getattr__, __dir__ = lazy(
         "estimation": "FrameFlows estimate_sequence",
         "follow": "FollowJob FollowedFrame follow_frames run_follow",
         "job": "ShotJob",
+        "motion": "warp_image",
         "names": "find_frames format_frames parse_frames",
         "outputs": "Output",
         "plates": "Plate Plates open_plates",
         "pool": "run_on_devices",
         "results": "Outcome Problem",
+        "retiming": "retime_shot",
         "run": "run_shot",
         "settings": "ShotSettings",
+        "warping": "WarpSettings warp_shot",
     },
 )

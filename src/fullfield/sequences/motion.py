@@ -11,85 +11,104 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.ops._splatting import carried, fill_holes
-from fullfield.viz import warp
+from fullfield.ops.warping import warp
 
-Field = Callable[[int], Tensor]
-"""The flow [2, H, W] of a frame; NaN where it is not known. InputError where there is none."""
+ReadFlow = Callable[[int], Tensor]
+"""Callback that returns the flow [2, H, W] of a frame; NaN where it is unknown. InputError where there is none."""
 
-
-def follow_back(step: Tensor, rest: Tensor) -> Tensor:
-    """Return the sum of flows, ``out(x) = step(x) + rest(x + step(x))``, [2, H, W]; NaN where either is unknown."""
-    further, inside = warp(rest, step)
-    return (step + further).masked_fill(~inside, float("nan"))
+_MIN_COVERAGE = 0.3  # of a pixel by the vectors that land on it
 
 
-def accumulated(
-    reference: int, numbers: Sequence[int], forward: Field, backward: Field
+def warp_image(image: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:  # [C, H, W], [2, H, W] -> [C, H, W], [H, W]
+    """Warp an image by a flow: ``warped(x) = image(x + flow(x))``, bilinear, on any device.
+
+    Returns:
+        The warped image, 0 where ``x + flow(x)`` leaves the image or is NaN; bool, True where it stays between the
+        centres of the outermost pixels.
+
+    Raises:
+        InputError: if shapes, dtypes or devices do not fit.
+    """
+    _check.tensor(image, "image", ("C", "H", "W"))
+    _check.tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)
+    warped, inside = warp(_check.values(image, "image")[None], _check.values(flow, "flow")[None])
+    return warped[0].masked_fill_(~inside, 0.0), inside[0]
+
+
+def add_flows(first: Tensor, second: Tensor) -> Tensor:
+    """Return the flow [2, H, W] of two steps, ``first(x) + second(x + first(x))``; NaN where either is unknown."""
+    following, inside = warp_image(second, first)
+    return (first + following).masked_fill(~inside, float("nan"))
+
+
+def accumulate_flow(
+    reference: int, numbers: Sequence[int], forward: ReadFlow, backward: ReadFlow
 ) -> Iterator[tuple[int, Tensor | InputError]]:
     """Yield for each frame the displacement [2, H, W] of its pixels to the frame ``reference``.
 
-    Frames after the reference go back over the ``backward`` flow of every frame on the way, frames before it over the
-    ``forward`` flow. The picture itself is then sampled once, however far it is. Where a flow is missing, that frame
-    and those behind it get the InputError that says so. Nothing is told of the reference frame itself.
+    Frames after the reference add up the ``backward`` flow of every frame in between, frames before it the ``forward``
+    flow. The picture itself is then sampled once. Where a flow is missing, that frame and the following ones get the
+    InputError that says so. The reference frame itself is not yielded.
     """
-    wanted = set(numbers)
-    for way, field, end in ((1, backward, max(wanted)), (-1, forward, min(wanted))):
+    requested = set(numbers)
+    for step, read, last in ((1, backward, max(requested)), (-1, forward, min(requested))):
         total: Tensor | InputError | None = None
-        for number in range(reference + way, end + way, way):
+        for number in range(reference + step, last + step, step):
             if not isinstance(total, InputError):
                 try:
-                    step = field(number)
-                    total = step if total is None else follow_back(step, total)
+                    flow = read(number)
+                    total = flow if total is None else add_flows(flow, total)
                 except InputError as error:
                     total = error
-            if number in wanted and total is not None:
+            if number in requested and total is not None:
                 yield number, total
 
 
-class Mixed(NamedTuple):
+class Interpolated(NamedTuple):
     """Picture between two frames."""
 
     picture: Tensor
-    seen: Tensor
-    """[H, W] bool: where at least one of the two frames shows what is there."""
+    visible: Tensor
+    """[H, W] bool: where at least one of the two frames shows the scene."""
 
 
-def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at: float) -> Mixed:
-    """Return the picture [C, H, W] at a time between two frames.
+def interpolate(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, time: float) -> Interpolated:
+    """Return the picture [C, H, W] at a time between two frames, on their device.
 
-    Both flows are carried to that time, each pixel with its vector; where several land, the one counts most whose way
-    there and back agree (so what moves in front wins over what it hides). Each frame is then sampled once along the
-    vectors that arrived. Where both frames show a place, they are mixed by nearness in time; what only one of them
-    shows is taken from it alone.
+    Both flows are splatted to that time; where several vectors land, those count most whose forward and backward flow
+    agree (so what moves in front wins over what it hides). Each frame is then sampled once along the vectors that
+    arrived. Where both frames show the scene, they are mixed by nearness in time; what only one of them shows is taken
+    from it.
 
     Args:
         first: [C, H, W] float, colour multiplied by alpha.
         second: likewise.
         forward: [2, H, W], from the first to the second, on the first's pixels.
         backward: [2, H, W], from the second to the first, on the second's pixels.
-        at: 0 is the first, 1 the second.
+        time: 0 is the first, 1 the second.
     """
-    _check.number(at, "at", low=0, high=1)
-    if at in (0, 1):
-        return Mixed((second if at else first).clone(), torch.ones(first.shape[-2:], dtype=torch.bool))
-    total = torch.zeros_like(first)
-    weights = torch.zeros(first.shape[-2:], dtype=torch.float32)
-    spare, spare_weights = torch.zeros_like(first), torch.zeros_like(weights)
-    for image, flow, back, part in ((first, forward, backward, at), (second, backward, forward, 1 - at)):
-        known = flow.isfinite().all(0)
-        sound = torch.where(known, flow, 0.0)
-        returned, there_and_back = warp(back.nan_to_num(0.0), sound)
-        trust = torch.exp(-(sound + returned).norm(dim=0)) * there_and_back * known
-        vectors, cover, sure = carried(sound, part, trust, known)
-        there = cover > 0.3
-        vectors = fill_holes(vectors, there)
-        sampled, inside = warp(image, -part * vectors)
-        weight = (1 - part) * inside * there * (sure + 1e-3)
+    _check.number(time, "time", low=0, high=1)
+    if time in (0, 1):
+        visible = torch.ones(first.shape[-2:], dtype=torch.bool, device=first.device)
+        return Interpolated((second if time else first).clone(), visible)
+    total, fallback = torch.zeros_like(first), torch.zeros_like(first)
+    weights = torch.zeros(first.shape[-2:], dtype=torch.float32, device=first.device)
+    fallback_weights = torch.zeros_like(weights)
+    for image, flow, opposite, distance in ((first, forward, backward, time), (second, backward, forward, 1 - time)):
+        valid = flow.isfinite().all(0)
+        finite_flow = torch.where(valid, flow, 0.0)
+        returned, is_inside = warp_image(opposite.nan_to_num(0.0), finite_flow)
+        trust = torch.exp(-(finite_flow + returned).norm(dim=0)) * is_inside * valid
+        vectors, coverage, mean_trust = carried(finite_flow, distance, trust, valid)
+        is_covered = coverage > _MIN_COVERAGE
+        vectors = fill_holes(vectors, is_covered)
+        sampled, inside = warp_image(image, -distance * vectors)
+        weight = (1 - distance) * inside * is_covered * (mean_trust + 1e-3)
         total += sampled * weight
         weights += weight
-        loose = (1 - part) * inside
-        spare += sampled * loose
-        spare_weights += loose
-    seen = weights > 0
-    total = torch.where(seen, total / weights.clamp(min=1e-12), spare / spare_weights.clamp(min=1e-12))
-    return Mixed(total, seen)
+        fallback_weight = (1 - distance) * inside
+        fallback += sampled * fallback_weight
+        fallback_weights += fallback_weight
+    visible = weights > 0
+    picture = torch.where(visible, total / weights.clamp(min=1e-12), fallback / fallback_weights.clamp(min=1e-12))
+    return Interpolated(picture, visible)

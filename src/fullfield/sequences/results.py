@@ -111,6 +111,8 @@ class Outcome:
     duplicates: list[tuple[int, int]] = field(default_factory=list)
     incomplete: list[int] = field(default_factory=list)
     """Frames whose file has only one of two directions."""
+    shot_ends: list[int] = field(default_factory=list)
+    """Frames without a picture, because the shot ends there."""
     stopped: str | None = None
     """Reason why the run ended early."""
     busy_s: float = 0.0

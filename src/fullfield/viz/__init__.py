@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fullfield.viz.errors import error_map as error_map
     from fullfield.viz.frames import frame_to_image as frame_to_image
     from fullfield.viz.frames import overlay as overlay
-    from fullfield.viz.frames import warp as warp
     from fullfield.viz.page import Shown as Shown
     from fullfield.viz.page import view_page as view_page
     from fullfield.viz.points import alignment_legend as alignment_legend
@@ -30,7 +29,7 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "errors": "error_colors error_legend error_map",
-        "frames": "frame_to_image overlay warp",
+        "frames": "frame_to_image overlay",
         "page": "Shown view_page",
         "points": "alignment_legend alignment_view",
         "sheets": "sheet",

@@ -1,4 +1,4 @@
-"""Frames as pictures, the second frame warped onto the first, and flow drawn over its frame."""
+"""Frames as pictures, and flow drawn over its frame."""
 
 from __future__ import annotations
 
@@ -24,44 +24,6 @@ def frame_to_image(frame: Tensor) -> Tensor:
     for rows in blocks(height, width):
         image[:, rows] = frame[:, rows].float().nan_to_num(0.0).clamp_(0, 1).mul_(255).round_().to(torch.uint8)
     return image
-
-
-def warp(frame2: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-    """Warp the second frame onto the first: ``warped(x) = frame2(x + flow(x))``, bilinear.
-
-    Args:
-        frame2: float ``[C, H, W]``.
-        flow: ``[2, H, W]``, (u, v), pixels of the first frame; the centre of pixel 0 is at 0.0.
-
-    Returns:
-        ``[C, H, W]`` of the type of ``frame2``, 0 where ``x + flow(x)`` leaves the frame or is unknown;
-        bool ``[H, W]``, True where it stays between the centres of the outermost pixels.
-    """
-    _check.tensor(frame2, "frame2", ("C", "H", "W"), dtypes=FLOATS, device=torch.device("cpu"))
-    check_flow(flow, None)
-    channels, height, width = frame2.shape
-    _check.require(flow.shape[-2:] == frame2.shape[-2:], "flow", f"the size of frame2, [2, {height}, {width}]", flow)
-    warped = torch.empty_like(frame2)
-    inside = torch.empty(height, width, dtype=torch.bool)
-    values = frame2.reshape(channels, -1)
-    column = torch.arange(width, dtype=torch.float64)
-    for rows in blocks(height, width):
-        row = torch.arange(rows.start, rows.stop, dtype=torch.float64)[:, None]
-        x, y = column + flow[0, rows], row + flow[1, rows]
-        within = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
-        x, y = (place.masked_fill(~within, 0.0) for place in (x, y))
-        left, top = x.floor(), y.floor()
-        right_part, bottom_part = (x - left).to(frame2.dtype), (y - top).to(frame2.dtype)
-        first = (top * width + left).to(torch.int64)
-        to_right = (left < width - 1).to(torch.int64)
-        to_bottom = (top < height - 1).to(torch.int64) * width
-        for channel in range(channels):
-            here = values[channel]
-            upper = torch.lerp(here[first], here[first + to_right], right_part)
-            lower = torch.lerp(here[first + to_bottom], here[first + to_bottom + to_right], right_part)
-            warped[channel, rows] = torch.lerp(upper, lower, bottom_part).masked_fill_(~within, 0.0)
-        inside[rows] = within
-    return warped, inside
 
 
 def check_frame(frame: Tensor, name: str) -> None:

@@ -1,0 +1,126 @@
+"""Pictures of a flow with its frames, for the verbs that draw them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fullfield import viz
+from fullfield._check import InputError
+from fullfield.cli.argtypes import positive
+from fullfield.io.names import is_exr
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "flow": (),
+    "overlay": ("frame1",),
+    "warped": ("frame2",),
+    "error": ("truth",),
+    "sheet": (),
+}
+"""Kinds of picture, and what each requires besides the flow. A sheet shows everything that is given."""
+
+_GAIN = 4
+
+
+def add_max_motion(group: Any) -> None:
+    """Add ``--max-motion``, the end of the colour scale."""
+    group.add_argument("--max-motion", type=positive, metavar="PX", help="end of the colour scale [the longest]")
+
+
+@dataclass
+class Scene:
+    """Flow with its frames and truth, as far as they are given; tensors on the CPU, all of one size."""
+
+    flow: Tensor  # [2, H, W]
+    valid: Tensor  # bool [H, W]
+    frame1: Tensor | None = None  # [1 or 3, H, W]
+    frame2: Tensor | None = None  # [1 or 3, H, W]
+    truth: Tensor | None = None  # [2, H, W] or [4, 2, H, W]
+    known: Tensor | None = None  # bool [H, W], where the truth is known
+    max_motion: float | None = None  # scale of the colours, px; None: the longest vector
+    max_error: float | None = None  # scale of the error, px; None: the default of error_map
+
+    @cached_property
+    def scale(self) -> float:
+        """Motion at the end of the colour scale, px."""
+        return viz.flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
+
+    def scales(self, kind: str) -> dict[str, float | None]:
+        """Return the ends of the picture's scales, px: ``max_motion`` and ``max_error``, None for an absent one."""
+        from fullfield.viz.errors import DEFAULT_MAX_ERROR
+
+        moving = kind in ("flow", "overlay", "sheet")
+        error = kind == "error" or (kind == "sheet" and self.truth is not None)
+        return {
+            "max_motion": self.scale if moving else None,
+            "max_error": (self.max_error or DEFAULT_MAX_ERROR) if error else None,
+        }
+
+    def legend(self, kind: str) -> str:
+        """Return the kind of the picture and its scales as text."""
+        scales = self.scales(kind)
+        words = [kind]
+        if scales["max_motion"] is not None:
+            words.append(f"colour scale: 0 to {scales['max_motion']:.4g} px")
+        if scales["max_error"] is not None:
+            words.append(f"error scale: 0 to {scales['max_error']:.4g} px")
+        return ", ".join(words)
+
+    def draw(self, kind: str) -> Tensor:
+        """Return the picture of that kind, uint8 ``[3, H', W']``."""
+        drawn: Tensor = getattr(self, f"_{kind}")()
+        return drawn
+
+    def _required(self, name: str) -> Tensor:
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise InputError(f"{name}: required for this picture")
+        return value
+
+    def _flow(self) -> Tensor:
+        return viz.flow_to_image(self.flow, self.valid, max_motion=self.scale or None)
+
+    def _overlay(self) -> Tensor:
+        return viz.overlay(self.flow, self._required("frame1"), valid=self.valid, max_motion=self.scale or None)
+
+    def _warped_frame(self) -> tuple[Tensor, Tensor]:
+        from fullfield.sequences import warp_image
+
+        return warp_image(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
+
+    def light(self, kind: str, path: str) -> Tensor:
+        """Return :meth:`draw`, or the frame's own floats for the kind ``warped`` in an EXR."""
+        return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
+
+    def _warped(self) -> Tensor:
+        return viz.frame_to_image(self._warped_frame()[0])
+
+    def _difference(self) -> Tensor:
+        """Return |first frame - warped second frame|, brightened; black where the motion leaves the frame."""
+        warped, inside = self._warped_frame()
+        return viz.frame_to_image((self._required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
+
+    def _error(self) -> Tensor:
+        known = self.valid if self.known is None else self.valid & self.known
+        return viz.error_map(self.flow, self._required("truth"), known, max_error=self.max_error)
+
+    def _sheet(self) -> Tensor:
+        key = viz.wheel_legend(256, self.scale)
+        panels: list[Any] = []
+        if self.frame1 is not None:
+            panels.append(("first frame", viz.frame_to_image(self.frame1)))
+        panels.append(("flow", self._flow(), key))
+        if self.frame1 is not None:
+            panels.append(("flow over first frame", self._overlay(), key))
+        if self.frame2 is not None:
+            panels.append(("second frame", viz.frame_to_image(self.frame2)))
+            panels.append(("second frame, warped back", self._warped()))
+        if self.frame1 is not None and self.frame2 is not None:
+            panels.append((f"difference to first frame, times {_GAIN}", self._difference()))
+        if self.truth is not None:
+            panels.append(("end-point error", self._error(), viz.error_legend(512, max_error=self.max_error)))
+        return viz.sheet(panels)

@@ -1,0 +1,237 @@
+"""Pictures of a shot that are made along stored flow: the run that warping and retiming share."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield._ledger.versions import Checksums, stamp_of
+from fullfield._read_ahead import ReadAhead, reader_count
+from fullfield.io import raw as pictures
+from fullfield.io.names import is_exr
+from fullfield.io.oiio import one_thread_a_file
+from fullfield.io.raw import RAW_SUFFIXES, Raw
+from fullfield.ops.devices import resolve_device
+from fullfield.sequences.names import FrameFiles, Pattern, find_frames, is_pattern
+from fullfield.sequences.outputs import Output, Plan
+from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
+from fullfield.sequences.stored_flow import StoredFlow
+from fullfield.sequences.writing import WriterThreads
+
+
+class InputReader:
+    """Files that are read ahead; one that was replaced since is read again.
+
+    Args:
+        read: returns what is stored under a key.
+        path: returns the file of a key.
+        keys: all keys in the order of their first use.
+        stages: receives the time of reading, and of waiting for it.
+    """
+
+    def __init__(
+        self, read: Callable[[Any], Any], path: Callable[[Any], str], keys: Iterable[Hashable], stages: StageTimes
+    ) -> None:
+        self._read, self._path, self._stages = read, path, stages
+        self._stamped: dict[Any, tuple[Any, Any]] = {}
+        self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
+            self._read_stamped, lambda item: _size_bytes(item[1]), threads=reader_count()
+        )
+        self._reads.extend(keys)
+
+    def __enter__(self) -> InputReader:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._reads.__exit__(*details)
+
+    def get(self, key: Any) -> Any:
+        """Return what is stored under a key; errors of reading are raised."""
+        if key not in self._stamped:
+            with self._stages.measure("wait for files"):
+                self._stamped[key] = self._reads.take(key)
+        elif self._stamped[key][0] != stamp_of(self._path(key)):
+            self._stamped[key] = self._read_stamped(key)
+        item = self._stamped[key][1]
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def check_unchanged(self) -> None:
+        """Raise InputError if a file was replaced since it was read."""
+        for key, (stamp, _) in self._stamped.items():
+            if stamp_of(self._path(key)) != stamp:
+                raise InputError(f"{self._path(key)}: was replaced during the run; run the command again")
+
+    def release(self, is_needed: Callable[[Any], bool]) -> None:
+        """Forget what is no longer needed."""
+        self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
+
+    def _read_stamped(self, key: Any) -> tuple[Any, Any]:
+        stamp = stamp_of(self._path(key))
+        try:
+            with self._stages.measure("read"):
+                return stamp, self._read(key)
+        except (InputError, OSError) as error:
+            return stamp, error
+
+
+def find_picture_files(source: str) -> FrameFiles:
+    """Return the files of a shot's pictures."""
+    frame_files = find_frames(source)
+    if frame_files.video is not None:
+        raise InputError(f"{source}: is a video; write its frames as files first")
+    return frame_files
+
+
+def check_same_size(flow: Tensor, flow_name: str, picture: Tensor, path: str) -> None:
+    """Raise InputError unless a flow and a picture [..., H, W] have one size."""
+    if flow.shape[-2:] != picture.shape[-2:]:
+        sizes = [f"{tensor.shape[-1]}x{tensor.shape[-2]}" for tensor in (picture, flow)]
+        raise InputError(f"{path}: is {sizes[0]}, but {flow_name} is {sizes[1]}; they must have the same size")
+
+
+def _describe_problem(number: int, error: InputError | OSError) -> Problem:
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        return Problem.from_error(error.filename, error)
+    return Problem.from_error(f"frame {number}", error)
+
+
+def _size_bytes(item: object) -> int:
+    if isinstance(item, Raw):
+        return item.pixels.nbytes
+    return int(getattr(item, "nbytes", 1))
+
+
+@dataclass(frozen=True)
+class PictureJob(ABC):
+    """Pictures that are made along stored flow.
+
+    Attributes:
+        flow: the stored flow.
+        output: pattern of the pictures, or one file.
+        numbers: every frame that gets a picture, ascending.
+        device: where to compute.
+        provenance: what the record of every picture says about this job; :meth:`settle` sets it.
+    """
+
+    flow: StoredFlow
+    output: str
+    numbers: tuple[int, ...]
+    device: str
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    @abstractmethod
+    def picture_paths(self) -> list[str]:
+        """Files of the pictures that are read."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the settings that decide the contents of the pictures."""
+
+    @abstractmethod
+    def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+        """Return the checksums of the files that a picture is made from."""
+
+    @abstractmethod
+    def iterate(
+        self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
+    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+        """Yield each frame with a callback that computes its picture on the device."""
+
+    @property
+    def has_records(self) -> bool:
+        """True for pictures of a shot; a single picture has no records."""
+        return is_pattern(self.output)
+
+    def path(self, number: int) -> str:
+        """Return the name of a picture."""
+        return Pattern.parse(self.output).path(number) if self.has_records else self.output
+
+    def settle(self, *, overwrite: bool = False) -> tuple[PictureJob, Plan]:
+        """Check the output; return the settled job, and which pictures it has to write.
+
+        Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
+        by fullfield, and ``overwrite`` is False.
+        """
+        self._check_output()
+        if not self.has_records:
+            if Path(self.output).exists() and not overwrite:
+                raise InputError(f"{self.output}: already exists; use --overwrite or another name")
+            return self, Plan(list(self.numbers))
+        output = Output(self.output)
+        settings = self.describe()
+        plan = output.settle(settings, self.numbers, self.list_inputs, overwrite=overwrite)
+        return replace(self, provenance=output.made_by(settings)), plan
+
+    def _check_output(self) -> None:
+        suffix = Path(self.output).suffix.lower()
+        if suffix not in RAW_SUFFIXES:
+            raise InputError(f"output: expected a suffix out of {', '.join(RAW_SUFFIXES)}, got {self.output}")
+        if suffix == ".png" and is_exr(self.picture_paths[0]):
+            raise InputError(f"output: PNG holds no floats, as {self.picture_paths[0]} has; write .exr or .tif")
+        if not self.has_records and len(self.numbers) > 1:
+            raise InputError(f"output: expected a pattern for the files, such as out.%04d{suffix}, got {self.output}")
+        inputs = {Path(path).resolve() for path in (*self.picture_paths, *self.flow.paths)}
+        for number in self.numbers:
+            if Path(self.path(number)).resolve() in inputs:
+                raise InputError(f"output: {self.path(number)} is also an input; choose another name")
+
+
+def run_pictures(job: PictureJob, numbers: Sequence[int], *, report: FrameReport | None = None) -> Outcome:
+    """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
+
+    Args:
+        job: a settled job (:meth:`PictureJob.settle`).
+        numbers: frames to write.
+        report: receives the number of every finished frame, from any thread.
+    """
+    start_s = time.perf_counter()
+    device = resolve_device(job.device)
+    outcome, stages, checksums = Outcome(), StageTimes(), Checksums()
+    journal = Output(job.output).journal() if job.has_records else None
+
+    def write(number: int, raw: Raw, event: Any, inputs: Mapping[str, str | None]) -> bool:
+        with stages.measure("fetch"):
+            pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
+        recording: AbstractContextManager[None] = nullcontext()
+        if journal is not None:
+            recording = journal.noting(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
+        with recording, stages.measure("write"):
+            pictures.write_raw(job.path(number), raw._replace(pixels=pixels))
+        return True
+
+    with one_thread_a_file, WriterThreads(outcome, stages, device, report) as threads:
+        for number, compute in job.iterate(sorted(numbers), device, outcome, stages):
+            try:
+                inputs = dict(job.list_inputs(number, checksums))
+                with stages.measure("compute"):
+                    raw = compute()
+                if job.list_inputs(number, checksums) != inputs:
+                    raise InputError("an input was replaced during the run")
+            except (InputError, OSError) as error:
+                threads.add_problem(_describe_problem(number, error))
+                if report is not None:
+                    report(number)
+                continue
+            if journal is not None:
+                for path, identity in checksums.take_new():
+                    journal.add_input(path, identity)
+            event = threads.record_event()
+            task = partial(write, number, raw, event, inputs)
+            threads.submit(number, job.path(number), raw.pixels.nbytes, task)
+            if outcome.stopped is not None:
+                break
+    outcome.stages = stages.by_name
+    return outcome.finish(start_s)

@@ -1,0 +1,201 @@
+"""Slower and faster shots, with frames in between from stored flow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullfield import io
+from fullfield._check import InputError
+from fullfield._ledger.versions import Checksums
+from fullfield.io.raw import Raw, read_raw
+from fullfield.sequences.changes import is_cut, reduce_frame
+from fullfield.sequences.motion import interpolate
+from fullfield.sequences.names import FrameFiles, choose_frames, format_frames
+from fullfield.sequences.pictures import InputReader, PictureJob, check_same_size, find_picture_files, run_pictures
+from fullfield.sequences.results import FrameReport, Outcome, StageTimes
+from fullfield.sequences.stored_flow import StoredFlow
+
+_MAX_FRAMES = 1_000_000
+_FACTORS = (0.001, 1000.0)
+
+
+def retime_shot(
+    plates: str | os.PathLike[str],
+    flow: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    factor: float | Fraction,
+    *,
+    frames: str | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    report: FrameReport | None = None,
+) -> Outcome:
+    """Write a shot at another speed, with frames in between from stored flow.
+
+    Output frames are numbered from the first plate. A frame between two plates is interpolated from both along forward
+    and backward flow; regions that only one of them shows come from that one. Nothing is interpolated across a cut. A
+    run that was stopped continues where it stopped.
+
+    Args:
+        plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
+        flow: the stored flow, ``mv.%04d.exr``, in both directions.
+        output: the pictures, ``slow.%04d.exr``.
+        factor: output frames per plate; 2 is half the speed.
+        frames: consecutive plates to use; all that exist by default.
+        device: where to compute.
+        overwrite: write pictures that exist again, whatever they were made from.
+        report: receives the number of every finished frame, from any thread.
+
+    Raises:
+        InputError: if files are missing, a direction is not stored, or existing pictures were made otherwise.
+
+    >>> retime_shot("plate.%04d.exr", "mv.%04d.exr", "slow.%04d.exr", 2.5)  # doctest: +SKIP
+    """
+    job = plan_retime(plates, flow, output, factor, frames=frames, device=device)
+    settled, plan = job.settle(overwrite=overwrite)
+    return run_pictures(settled, plan.left, report=report)
+
+
+def plan_retime(
+    plates: str | os.PathLike[str],
+    flow: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    factor: float | Fraction,
+    *,
+    frames: str | None = None,
+    device: str = "auto",
+) -> RetimeJob:
+    """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
+    frame_files = find_picture_files(os.fspath(plates))
+    sources = choose_frames(frame_files, frames, "frames")
+    stored = StoredFlow(os.fspath(flow))
+    if not _FACTORS[0] <= factor <= _FACTORS[1]:
+        raise InputError(f"factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {float(factor):g}")
+    exact_factor = Fraction(factor).limit_denominator(10_000)
+    first, last = sources[0], sources[-1]
+    frame_count = int((last - first) * max(exact_factor, Fraction(1)))
+    if frame_count > _MAX_FRAMES:
+        raise InputError(f"factor: expected at most {_MAX_FRAMES} frames, got {frame_count}")
+    consecutive = range(first, last + 1)
+    if (frames is not None or frame_files.requested is not None) and sources != [*consecutive]:
+        raise InputError("frames: expected consecutive frames")
+    missing = [number for number in consecutive if number not in frame_files.files]
+    if missing:
+        raise InputError(f"{frame_files.text}: expected the plates {first}-{last}, missing: {format_frames(missing)}")
+    numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
+    if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
+        stored.require("forward", "backward")
+    return RetimeJob(stored, os.fspath(output), numbers, device, plates=frame_files, factor=exact_factor)
+
+
+@dataclass(frozen=True)
+class RetimeJob(PictureJob):
+    """Frames of a shot at another speed; :func:`plan_retime` returns it."""
+
+    plates: FrameFiles | None = None
+    factor: Fraction = Fraction(1)
+
+    @property
+    def picture_paths(self) -> list[str]:
+        """Files of the pictures that are read."""
+        return [] if self.plates is None else [str(path) for path in self.plates.files.values()]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings that decide the contents of the pictures."""
+        return {
+            "plates": "" if self.plates is None else Path(self.plates.text).name,
+            "flow": Path(self.flow.source).name,
+            "factor": str(self.factor),
+            "first": self.numbers[0],
+        }
+
+    def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+        """Return the checksums of one plate, or of both plates and flows around the frame."""
+        before, fraction = self._position(number)
+        if fraction == 0:
+            return {"plate": checksums.of(self._plate_path(before))}
+        inputs = {}
+        for index, plate in enumerate((before, before + 1)):
+            inputs[f"plates {index}"] = checksums.of(self._plate_path(plate))
+            inputs[f"flow {index}"] = checksums.of(self.flow.path(plate)) if plate in self.flow else None
+        return inputs
+
+    def iterate(
+        self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
+    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+        """Yield each frame with a callback that computes its picture on the device."""
+        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages) as reader:
+            for number in numbers:
+                before, _ = self._position(number)
+                reader.release(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
+                yield number, partial(self._compute, number, device, reader, outcome)
+
+    def _position(self, number: int) -> tuple[int, Fraction]:
+        """Return the plate at or before an output frame, and how far the frame is from it to the next one."""
+        time = self.numbers[0] + Fraction(number - self.numbers[0]) / self.factor
+        before = int(time // 1)
+        return before, time - before
+
+    def _plate_path(self, number: int) -> str:
+        return "" if self.plates is None else self.plates.path(number)
+
+    def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Yield what is read, by kind and frame, in the order of use."""
+        for number in numbers:
+            before, fraction = self._position(number)
+            if fraction == 0:
+                yield "plate", before
+            else:
+                yield from (("grey", before), ("grey", before + 1), ("plate", before), ("plate", before + 1))
+                yield from (("forward", before), ("backward", before + 1))
+
+    def _input_path(self, key: tuple[str, int]) -> str:
+        kind, number = key
+        return self._plate_path(number) if kind in ("plate", "grey") else self.flow.path(number)
+
+    def _read(self, key: tuple[str, int]) -> Any:
+        kind, number = key
+        if kind == "plate":
+            return read_raw(self._plate_path(number))
+        if kind == "grey":
+            return reduce_frame(io.read_frame(self._plate_path(number)))
+        return self.flow.read(number, kind)
+
+    def _compute(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:
+        before, fraction = self._position(number)
+        time = float(fraction)
+        nearest = before if time < 0.5 else before + 1
+        if fraction == 0 or self._is_cut(before, reader, outcome):
+            plate: Raw = reader.get(("plate", nearest))
+            return plate._replace(pixels=plate.pixels.to(device))
+        first, second = reader.get(("plate", before)), reader.get(("plate", before + 1))
+        if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
+            second_path, first_path = self._plate_path(before + 1), self._plate_path(before)
+            raise InputError(f"{second_path}: has another size or other channels than {first_path}")
+        flows = {}
+        for direction, plate_number in (("forward", before), ("backward", before + 1)):
+            flow = reader.get((direction, plate_number))
+            flow_name = f"the flow {self.flow.path(plate_number)}"
+            check_same_size(flow, flow_name, first.pixels, self._plate_path(plate_number))
+            flows[direction] = flow.to(device)
+        pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
+        picture = interpolate(pixels1, pixels2, flows["forward"], flows["backward"], time).picture
+        return (first if nearest == before else second)._replace(pixels=picture)  # type: ignore[no-any-return]
+
+    def _is_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
+        """Return whether a cut follows that frame; it is detected on display-referred pictures, as for flow."""
+        try:
+            cut = is_cut(reader.get(("grey", number)), reader.get(("grey", number + 1)))
+        except InputError:  # not a picture in colour: depth, masks
+            return False
+        if cut and (number, number + 1) not in outcome.cuts:
+            outcome.cuts.append((number, number + 1))
+        return cut

@@ -1,0 +1,89 @@
+"""Stored flow of a shot, by frame and direction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fullfield import io
+from fullfield._check import InputError
+from fullfield.io.names import FLOW_SUFFIXES, is_exr
+from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
+from fullfield.sequences.names import FrameFiles, find_frames, is_pattern
+from fullfield.sequences.outputs import Output
+
+
+class ShotEndsError(InputError):
+    """Direction in which the shot has no further frame."""
+
+
+class StoredFlow:
+    """Flow files of a shot, or one file, whose frame is 1.
+
+    Args:
+        source: a pattern such as ``mv.%04d.exr``, or one file.
+
+    Raises:
+        InputError: if there are no such files, or they hold flow over several frames.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._frame_files: FrameFiles | None = None
+        self._settings: dict[str, Any] = {}
+        self.numbers = [1]
+        if is_pattern(source):
+            self._frame_files = find_frames(source)
+            self.numbers = list(self._frame_files.files)
+            self._settings = Output(str(self._frame_files.pattern)).read_settings()
+        path = self.path(self.numbers[0])
+        if not path.lower().endswith(tuple(FLOW_SUFFIXES)):
+            raise InputError(f"flow: expected a file of flow ({', '.join(FLOW_SUFFIXES)}), got {path}")
+        step = self._settings.get("step", 1)
+        if step != 1:
+            raise InputError(f"flow: expected flow to the neighbouring frame, got flow over {step} frames")
+
+    def __contains__(self, number: int) -> bool:
+        return number in self.numbers if self._frame_files is None else number in self._frame_files.files
+
+    @property
+    def paths(self) -> list[str]:
+        """Names of all files."""
+        return [self.path(number) for number in self.numbers]
+
+    def path(self, number: int) -> str:
+        """Return the name of a frame's file, whether it exists or not."""
+        return self.source if self._frame_files is None else self._frame_files.path(number)
+
+    def require(self, *directions: str) -> None:
+        """Raise InputError if the files, by their notes or format, have not all of these directions."""
+        stored = self._settings.get("direction", "both")
+        if stored == "both" and len(directions) > 1 and not is_exr(self.paths[0]):
+            stored = "one"
+        if stored != "both" and not {*directions} <= {stored}:
+            raise InputError(
+                f"flow: expected {' and '.join(directions)} vectors, got {stored} direction; store both as .exr with "
+                "--direction both, or choose other frames"
+            )
+
+    def read(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
+        """Return the flow [2, H, W] of a frame; unknown vectors, and with ``hide_occluded`` hidden ones, are NaN."""
+        path = self.path(number)
+        if number not in self:
+            raise InputError(f"{path}: no such file")
+        if is_exr(path):
+            ends, incomplete = (read_note(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE))
+            if direction in ends:
+                raise ShotEndsError(f"{path}: has no {direction} vectors: the shot ends there")
+            if direction in incomplete:
+                raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
+        if not hide_occluded:
+            layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
+            flow, valid = io.read_flow(path, **layer)
+            return flow.masked_fill(~valid, float("nan"))
+        tensors = io.read_vectors(path)
+        if direction not in tensors or f"occlusion.{direction}" not in tensors:
+            layers = f"{direction} and occlusion.{direction}"
+            raise InputError(f"{path}: has no layers {layers}; it has {', '.join(tensors)}")
+        return tensors[direction].masked_fill(tensors[f"occlusion.{direction}"] > 0.5, float("nan"))

@@ -1,0 +1,258 @@
+"""Warping of pictures along the stored flow of a shot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield._ledger.versions import Checksums, digest
+from fullfield.io.raw import Raw, read_raw
+from fullfield.sequences.motion import accumulate_flow, warp_image
+from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, is_sequence
+from fullfield.sequences.pictures import InputReader, PictureJob, check_same_size, find_picture_files, run_pictures
+from fullfield.sequences.results import FrameReport, Outcome, StageTimes
+from fullfield.sequences.stored_flow import ShotEndsError, StoredFlow
+
+
+@dataclass(frozen=True)
+class WarpSettings:
+    """Settings of warping.
+
+    Attributes:
+        reference: frame of the picture that is warped onto every frame; None: the neighbour of each frame is warped
+            onto it.
+        direction: the neighbour, without a reference: ``forward`` the next frame, ``backward`` the previous one.
+        hide_occluded: leave pixels at 0 that an occlusion layer of the flow marks as hidden.
+    """
+
+    reference: int | None = None
+    direction: str = "forward"
+    hide_occluded: bool = False
+
+    def __post_init__(self) -> None:
+        _check.choice(self.direction, "direction", ("forward", "backward"))
+
+
+def warp_shot(
+    source: str | os.PathLike[str],
+    flow: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    settings: WarpSettings | None = None,
+    *,
+    frames: str | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    report: FrameReport | None = None,
+) -> Outcome:
+    """Warp a picture, or the plates of a shot, along stored flow, and write the pictures.
+
+    All channels are warped, in float; unknown pixels are 0. A run that was stopped continues where it stopped.
+
+    Args:
+        source: a picture, or the plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
+        flow: the stored flow, ``mv.%04d.exr``, or one file.
+        output: the pictures, ``out.%04d.exr``, or one file.
+        settings: which picture is warped onto which frame.
+        frames: range of frames that get a picture; all that exist by default.
+        device: where to compute.
+        overwrite: write pictures that exist again, whatever they were made from.
+        report: receives the number of every finished frame, from any thread.
+
+    Raises:
+        InputError: if files are missing, directions are not stored, or existing pictures were made otherwise.
+
+    >>> settings = WarpSettings(reference=1001)
+    >>> warp_shot("paint.1001.exr", "mv.%04d.exr", "paint_on.%04d.exr", settings)  # doctest: +SKIP
+    """
+    job = plan_warp(source, flow, output, settings, frames=frames, device=device)
+    settled, plan = job.settle(overwrite=overwrite)
+    return run_pictures(settled, plan.left, report=report)
+
+
+def plan_warp(
+    source: str | os.PathLike[str],
+    flow: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    settings: WarpSettings | None = None,
+    *,
+    frames: str | None = None,
+    device: str = "auto",
+) -> WarpJob:
+    """Return the job of :func:`warp_shot`, checked against the stored flow."""
+    settings = WarpSettings() if settings is None else settings
+    name = os.fspath(source)
+    plates = find_picture_files(name) if is_sequence(name) else None
+    if plates is None and not Path(name).is_file():
+        raise InputError(f"{name}: no such file")
+    stored = StoredFlow(os.fspath(flow))
+    reference = settings.reference
+    if reference is None and plates is None and len(stored.numbers) > 1:
+        raise InputError(f"reference: expected the number of the frame that {name} belongs to, got None")
+    first, last = stored.numbers[0] - 1, stored.numbers[-1] + 1
+    if reference is not None and not first <= reference <= last:
+        raise InputError(f"reference: expected {first} to {last}, which the flow reaches, got {reference}")
+    if frames is not None and len(stored.numbers) > 1:
+        numbers = choose_frames(find_frames(stored.source), frames, "frames")
+    else:
+        numbers = stored.numbers if reference is None else sorted({*stored.numbers, reference})
+    stored.require(*_list_directions(settings, numbers))
+    return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
+
+
+def _list_directions(settings: WarpSettings, numbers: Sequence[int]) -> list[str]:
+    """Return the directions of the flow that is needed."""
+    if settings.reference is None:
+        return [settings.direction]
+    sides = (("forward", min(numbers) < settings.reference), ("backward", max(numbers) > settings.reference))
+    return [direction for direction, is_needed in sides if is_needed]
+
+
+@dataclass(frozen=True)
+class WarpJob(PictureJob):
+    """Pictures that are warped along stored flow; :func:`plan_warp` returns it."""
+
+    source: str = ""
+    plates: FrameFiles | None = None
+    settings: WarpSettings = field(default_factory=WarpSettings)
+    _chains: WeakKeyDictionary[Checksums, dict[int, str]] = field(default_factory=WeakKeyDictionary, compare=False)
+
+    @property
+    def picture_paths(self) -> list[str]:
+        """Files of the pictures that are read."""
+        return [self.source] if self.plates is None else [str(path) for path in self.plates.files.values()]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings that decide the contents of the pictures."""
+        settings = self.settings
+        return {
+            "picture": Path(self.source).name,
+            "flow": Path(self.flow.source).name,
+            "reference": settings.reference,
+            "direction": settings.direction,
+            "hide_occluded": settings.hide_occluded,
+        }
+
+    def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
+        """Return the checksums of the picture, and of the flow of every frame in between."""
+        picture = checksums.of(self._picture_path(number))
+        if self.settings.reference is not None:
+            return {"picture": picture, "flow": self._digest_chain(self.settings.reference, number, checksums)}
+        return {"picture": picture, "flow": self._flow_checksum(number, checksums)}
+
+    def _flow_checksum(self, number: int, checksums: Checksums) -> str | None:
+        return checksums.of(self.flow.path(number)) if number in self.flow else None
+
+    def _digest_chain(self, reference: int, number: int, checksums: Checksums) -> str:
+        """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
+        digests = self._chains.setdefault(checksums, {reference: ""})
+        step = 1 if number > reference else -1
+        start = number
+        while start not in digests:
+            start -= step
+        for n in range(start + step, number + step, step):
+            digests[n] = digest([digests[n - step], self._flow_checksum(n, checksums)])
+        return digests[number]
+
+    def _picture_path(self, number: int) -> str:
+        if self.plates is None:
+            return self.source
+        if self.settings.reference is not None:
+            return self.plates.path(self.settings.reference)
+        return self.plates.path(number + (1 if self.settings.direction == "forward" else -1))
+
+    def iterate(
+        self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
+    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+        """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
+        if not numbers:
+            return
+        reader = InputReader(self._read, self._input_path, self._list_keys(numbers), stages)
+        with reader:
+            if self.settings.reference is None:
+                yield from self._iterate_neighbours(numbers, device, reader, outcome)
+            else:
+                yield from self._iterate_reference(self.settings.reference, numbers, device, reader)
+
+    def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
+        """Yield what is read, in the order of use: pictures by path, flow by direction and frame."""
+        reference = self.settings.reference
+        if reference is None:
+            for number in numbers:
+                yield self.settings.direction, number
+                yield "picture", self._picture_path(number)
+            return
+        yield "picture", self._picture_path(reference)
+        yield from (("backward", number) for number in range(reference + 1, max(numbers) + 1))
+        yield from (("forward", number) for number in range(reference - 1, min(numbers) - 1, -1))
+
+    def _read(self, key: tuple[str, Any]) -> Any:
+        kind, value = key
+        if kind == "picture":
+            return read_raw(value)
+        return self.flow.read(value, kind, hide_occluded=self.settings.hide_occluded)
+
+    def _input_path(self, key: tuple[str, Any]) -> str:
+        return str(key[1]) if key[0] == "picture" else self.flow.path(key[1])
+
+    def _iterate_neighbours(
+        self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
+    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+        direction = self.settings.direction
+
+        def compute(number: int) -> Raw:
+            flow = reader.get((direction, number))
+            return self._warp(number, flow.to(device), device, reader)
+
+        for number in numbers:
+            try:
+                reader.get((direction, number))
+            except ShotEndsError:
+                outcome.shot_ends.append(number)
+                continue
+            except (InputError, OSError):
+                pass  # raised again by compute
+            yield number, partial(compute, number)
+            current = {(direction, number), ("picture", self._picture_path(number))}
+            reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
+
+    def _iterate_reference(
+        self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
+    ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+        def read(direction: str, number: int) -> Tensor:
+            try:
+                flow: Tensor = reader.get((direction, number)).to(device)
+            except OSError as error:
+                raise InputError(str(error)) from error
+            return flow
+
+        def compute(number: int, flow: Tensor | InputError | None) -> Raw:
+            if isinstance(flow, InputError):
+                raise flow
+            return self._warp(number, flow, device, reader)
+
+        if reference in numbers:
+            yield reference, partial(compute, reference, None)
+        for number, flow in accumulate_flow(reference, numbers, partial(read, "forward"), partial(read, "backward")):
+            yield number, partial(compute, number, flow)
+            reader.release(lambda key: key[0] == "picture")
+
+    def _warp(self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader) -> Raw:
+        """Return the picture for a frame; without flow the picture as it is."""
+        path = self._picture_path(number)
+        raw: Raw = reader.get(("picture", path))
+        reader.check_unchanged()
+        pixels = raw.pixels.to(device)
+        if flow is None:
+            return raw._replace(pixels=pixels)
+        check_same_size(flow, f"the flow {self.flow.source}", pixels, path)
+        return raw._replace(pixels=warp_image(pixels, flow)[0])
