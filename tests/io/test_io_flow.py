@@ -293,7 +293,7 @@ def test_unknown_in_flo(tmp_path: Path, value: float) -> None:
 def test_any_blue_is_valid_in_kitti(tmp_path: Path) -> None:
     pixels = np.full((1, 3, 3), 2**15, np.uint16)
     pixels[0, :, 2] = (0, 1, 65535)
-    found = read_flow(save(tmp_path / "a.png", ExrPart(pixels, ("R", "G", "B"))))
+    found = read_flow(save(tmp_path / "a.png", ExrPart(pixels, ("R", "G", "B"))), encoding="kitti")
     assert found.valid.tolist() == [[False, True, True]]
 
 

@@ -338,3 +338,109 @@ def test_a_cloud_is_an_array() -> None:
         cloud.__array__(np.float64, copy=False)
     assert np.cov(cloud, rowvar=False).shape == (3, 3)
     assert np.array_equal(np.asarray(PointCloud(torch.ones(2, 3))), np.ones((2, 3)))
+
+
+# oddities
+
+
+def ascii_pcd(
+    kind: str, *rows: str, head: str = "VERSION .7\nFIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F {}\n"
+) -> bytes:
+    lines = "".join(f"{row}\n" for row in rows)
+    return f"{head.format(kind)}WIDTH {len(rows)}\nHEIGHT 1\nPOINTS {len(rows)}\nDATA ascii\n{lines}".encode()
+
+
+@pytest.mark.parametrize("kind", ["F", "U", "I"])
+def test_pcd_colours_in_text(tmp_path: Path, kind: str) -> None:
+    """Whole numbers are packed colours under any type; NaN is no colour."""
+    data = ascii_pcd(kind, "0 0 1 13132850", "1 0 1 nan", "2 0 1 4291559424", "3 0 1 255", "4 0 1 -3407872")
+    colors = read_point_cloud(saved(tmp_path, "a.pcd", data)).colors
+    assert colors is not None
+    assert colors.tolist() == [[200, 100, 50], [0, 0, 0], [204, 0, 0], [0, 0, 255], [204, 0, 0]]
+
+
+def test_pcd_colours_as_floats_in_text(tmp_path: Path) -> None:
+    words = np.array([(200 << 16) + (100 << 8) + 50, 7, 0], np.uint32)
+    rows = [f"0 0 1 {float(value)!r}" for value in words.view(np.float32)]
+    colors = read_point_cloud(saved(tmp_path, "a.pcd", ascii_pcd("F", *rows))).colors
+    assert colors is not None
+    assert colors.tolist() == [[200, 100, 50], [0, 0, 7], [0, 0, 0]]
+
+
+def test_pcd_colour_nan_in_binary(tmp_path: Path) -> None:
+    rows = np.zeros(2, [("xyz", "<f4", 3), ("rgb", "<f4")])
+    rows["rgb"] = np.nan, np.array([0xFF0A0B0C], "<u4").view("<f4")[0]
+    head = "VERSION .7\nFIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA binary\n"
+    colors = read_point_cloud(saved(tmp_path, "a.pcd", head.encode() + rows.tobytes())).colors
+    assert colors is not None
+    assert colors.tolist() == [[0, 0, 0], [10, 11, 12]]
+
+
+@pytest.mark.parametrize("head", ["VERSION .5\nCOLUMNS x y z\n", "# .PCD v.5\nVERSION .5\nFIELDS x y z\n"])
+def test_pcd_of_the_first_versions(tmp_path: Path, head: str) -> None:
+    for points in ("WIDTH 2\nHEIGHT 1\nPOINTS 2\n", "WIDTH 1\nHEIGHT 2\n", "POINTS 2\n", "WIDTH 2\n"):
+        data = f"{head}{points}DATA ascii\n1 2 3\n4 5 6.5\n".encode()
+        assert read_point_cloud(saved(tmp_path, "a.pcd", data)).points.tolist() == [[1, 2, 3], [4, 5, 6.5]]
+
+
+@pytest.mark.parametrize(("value", "kind"), [("nan", "U"), ("-1", "U"), ("300", "U"), ("200", "I"), ("inf", "I")])
+def test_pcd_refuses_numbers_that_a_type_cannot_hold(tmp_path: Path, value: str, kind: str) -> None:
+    head = "VERSION .7\nFIELDS x y z label\nSIZE 4 4 4 1\nTYPE F F F {}\n"
+    with pytest.raises(InputError, match=rf"a\.pcd: field label holds whole numbers of type {kind.lower()}1, got"):
+        read_point_cloud(saved(tmp_path, "a.pcd", ascii_pcd(kind, f"0 0 0 {value}", head=head)))
+
+
+def test_las_keeps_dimensions_that_are_arrays(tmp_path: Path) -> None:
+    laspy = pytest.importorskip("laspy")
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    header.add_extra_dim(laspy.ExtraBytesParams("normal", "3f4"))
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = XYZ.T
+    las.normal = UP
+    las.write(tmp_path / "a.las")
+    cloud = read_point_cloud(tmp_path / "a.las")
+    write_point_cloud(tmp_path / "a.ply", cloud)
+    for read in (cloud, read_point_cloud(tmp_path / "a.ply")):
+        assert np.array_equal(np.stack([read.attributes[f"normal_{i}"] for i in range(3)], 1), UP)
+
+
+# .bin without a header
+
+
+def scan(count: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
+    draw = np.random.default_rng(seed)
+    rows = draw.normal(0, 20, (count, columns)).astype("<f4")
+    rows[:, 3] = draw.uniform(0, 1 if columns == 4 else 200, count)
+    if columns > 4:
+        rows[:, 4] = np.arange(count) % 32 if columns == 5 else draw.uniform(0, 1, count)
+    return rows
+
+
+@pytest.mark.parametrize("count", [7, 60, 1000, 1002])
+@pytest.mark.parametrize(
+    ("columns", "name"), [(4, "a.bin"), (5, "a.pcd.bin"), (5, "a.bin"), (6, "a.bin"), (4, "b.pcd.bin")]
+)
+def test_bin_columns_are_those_that_fit(tmp_path: Path, count: int, columns: int, name: str) -> None:
+    rows = scan(count, columns)
+    rows.tofile(tmp_path / name)
+    cloud = read_point_cloud(tmp_path / name)
+    assert np.array_equal(cloud.points, rows[:, :3])
+    assert np.array_equal(cloud.attributes["intensity"], rows[:, 3])
+    assert list(cloud.attributes) == {4: ["intensity"], 5: ["intensity", "ring"]}.get(
+        columns, ["intensity", "elongation", "time"]
+    )
+
+
+def test_bin_in_doubt_is_refused(tmp_path: Path) -> None:
+    rows = np.abs(scan(100, 5))
+    rows[:] = np.floor(rows)
+    rows.tofile(tmp_path / "a.bin")
+    with pytest.raises(InputError, match=r"a\.bin: expected rows of 4 .*, and its 500 numbers fit 4 or 5; name"):
+        read_point_cloud(tmp_path / "a.bin")
+    for columns in (4, 5):
+        assert len(read_point_cloud(tmp_path / "a.bin", columns=columns)) == 500 // columns
+    with pytest.raises(InputError, match="expected rows of 7 float32, 28 bytes; 2000 bytes are no multiple of that"):
+        read_point_cloud(tmp_path / "a.bin", columns=7)
+    np.save(tmp_path / "a.npy", rows)
+    with pytest.raises(InputError, match=r"only \.bin has columns to name, got columns=5"):
+        read_point_cloud(tmp_path / "a.npy", columns=5)

@@ -97,16 +97,19 @@ class ScanDataset(Listed[ScanRecord, ScanSample]):
         criteria: the data set's usual ones.
         reach: metres within which points of the two clouds, in the true pose, are the same place.
         coarse: whether the true poses are to be refined before they judge.
+        bin_columns: values of a point in the set's ``.bin`` files; None where the numbers themselves show it.
     """
 
     of = "clouds"
     criteria = Criteria(max_rmse=0.2)
     reach = 0.05
     coarse = False
+    bin_columns: int | None = None
 
     def _sample(self, index: int) -> ScanSample:
         record = self.records[index]
-        source, target = (read_point_cloud(path) for path in record.inputs)
+        columns = {path: self.bin_columns if path.suffix.lower() == ".bin" else None for path in record.inputs}
+        source, target = (read_point_cloud(path, columns=columns[path]) for path in record.inputs)
         return ScanSample(record.name, source, target, record.truth, record.information)
 
 
@@ -166,6 +169,7 @@ class KITTIOdometry(ScanDataset):
     criteria = Criteria(max_rre=5.0, max_rte=2.0, inlier_distance=0.6)
     reach = 0.3
     coarse = True
+    bin_columns = 4
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "test") -> None:
         _check.choice(split, "split", SEQUENCES)

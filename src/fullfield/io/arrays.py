@@ -36,11 +36,11 @@ _LONGEST_HEADER = 10_000  # bytes; NumPy reads as many as a header says before i
 
 
 def read_header(
-    path: Path, what: str, stream: IO[bytes], *, empty: bool = False
+    path: Path, what: str, stream: IO[bytes], *, empty: bool = False, kinds: str = "fiu"
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of an array of real numbers, whether its order is Fortran's, and its dtype.
 
-    The array may be without elements where ``empty`` is true.
+    The array may be without elements where ``empty`` is true; ``kinds`` are NumPy's letters of the accepted types.
     """
     with complaining(path, f"{what} is not in NumPy's format", *_BROKEN, *_PARSING):
         version = np.lib.format.read_magic(stream)
@@ -54,7 +54,7 @@ def read_header(
         shape, fortran, dtype = parse(io.BytesIO(said + stream.read(length)))
         if bool in map(type, shape):
             raise ValueError(f"shape {shape}")
-    if dtype.kind not in "fiu" or dtype.itemsize > 8 or dtype.shape:
+    if dtype.kind not in kinds or dtype.itemsize > 8 or dtype.shape:
         raise InputError(f"{path}: expected {what} to hold real numbers, got {one_line(str(dtype), 60)}")
     if not all((0 if empty else 1) <= n < 1 << 60 for n in shape):
         came = one_line(str(list(shape)), 60)
@@ -62,10 +62,10 @@ def read_header(
     return shape, fortran, dtype
 
 
-def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
+def read_npy(path: Path, size: int, *, empty: bool = False, kinds: str = "fiu") -> NDArray[Any]:
     """Return the array of a ``.npy`` file of ``size`` bytes; one without elements only where ``empty`` is true."""
     with path.open("rb") as file:
-        shape, fortran, dtype = read_header(path, "the array", file, empty=empty)
+        shape, fortran, dtype = read_header(path, "the array", file, empty=empty, kinds=kinds)
         count = math.prod(shape)
         if count * dtype.itemsize != size - file.tell():
             raise InputError(
@@ -108,11 +108,11 @@ def member_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, 
         return read_header(path, f"array {name}", stream)[0]
 
 
-def read_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+def read_member(path: Path, archive: zipfile.ZipFile, name: str, kinds: str = "fiu") -> NDArray[Any]:
     """Return an array of a ``.npz`` file."""
     info = _member(path, archive, name)
     with archive.open(info) as stream:
-        shape, fortran, dtype = read_header(path, f"array {name}", stream)
+        shape, fortran, dtype = read_header(path, f"array {name}", stream, kinds=kinds)
         wanted = math.prod(shape) * dtype.itemsize
         check_inflated(path, f"array {name} {list(shape)}", wanted, info.compress_size)
         data = stream.read(wanted)

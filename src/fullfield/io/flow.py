@@ -21,6 +21,8 @@ from fullfield.io.scanlines import Channel
 from fullfield.io.windows import FrameWindow, Window, check_window_choice
 
 Precision: TypeAlias = Literal["float", "half"]
+Axis: TypeAlias = Literal["up", "down"]
+Encoding: TypeAlias = Literal["kitti", "virtual-kitti", "tartanair"]
 
 _FORMATS = {".flo": "flo", ".png": "kitti", ".flo5": "flo5", ".pfm": "pfm", ".npy": "array", ".npz": "viper"}
 """Formats by suffix: the ends of the names of their readers and writers in ``flow_formats/plain.py``."""
@@ -31,23 +33,39 @@ class FlowData(NamedTuple):
     """Flow as a file holds it."""
 
     flow: Tensor
-    """float32 ``[2, H, W]``, (u, v) = (x right, y down), pixels of the first image; 0 where not valid."""
+    """float32 ``[2, H, W]``, (u, v) = (x right, y down), pixels of the first image. Where it is not valid, 0, or what
+    a channel ``valid`` of an EXR marks as taken from its surroundings."""
     valid: Tensor
     """bool ``[H, W]``."""
 
 
 def read_flow(
-    path: PathLike, *, layer: str | None = None, part: int | str | None = None, window: Window = "display"
+    path: PathLike,
+    *,
+    layer: str | None = None,
+    part: int | str | None = None,
+    channels: tuple[str, str] | None = None,
+    y_axis: Axis | None = None,
+    scale: float | tuple[float, float] = 1.0,
+    encoding: Encoding | None = None,
+    window: Window = "display",
 ) -> FlowData:
-    """Read flow from ``.flo``, KITTI ``.png``, ``.flo5``, ``.pfm``, ``.npy``, VIPER ``.npz`` or ``.exr``.
+    """Read flow from ``.flo``, KITTI ``.png``, ``.flo5``, ``.pfm``, ``.npy``, ``.npz`` (VIPER) or ``.exr``.
 
     The size is the stored one; truth at twice the image's size (Spring) is returned as it is.
 
     Args:
         path: the file; its suffix says the format.
         layer: of an EXR only: ``forward`` (the default, or bare channels u, v), ``backward`` or any other
-            prefix of channels u, v or x, y. The y axis of an EXR points up (Nuke): v changes its sign.
-        part: of an EXR only: the part by index or name; by default the first with the wanted channels.
+            prefix of channels u, v or x, y or R, G. Blender's pass ``Vector`` has both directions. The y axis of an EXR
+            points up (Nuke): v changes its sign.
+        part: of an EXR only: the part by index or name; by default the first with the channels.
+        channels: of an EXR only: the full names of the channels of u and v, in place of ``layer``.
+        y_axis: of an EXR only: where the stored y axis points, ``up`` or ``down``; by default as the header says, else
+            up.
+        scale: factor of the vectors, or of u and v: the frame's width and height for vectors in parts of it.
+        encoding: of a PNG only: ``kitti`` (also HD1K), ``virtual-kitti`` or ``tartanair``. By default the one that the
+            mask shows; a mask that shows none is refused.
         window: of an EXR: ``display`` returns the display window, not valid outside the data window; ``data`` the
             stored vectors, overscan and all; a box (x, y, width, height) just that. Other formats have no windows:
             they take no box, and their whole flow is read.
@@ -59,24 +77,49 @@ def read_flow(
     suffix = _suffix(where, FLOW_SUFFIXES, "read")
     check_window_choice(window)
     if suffix == ".exr":
-        flow, valid = exr.read(where, part, layer, window)
+        flow, valid = exr.read(where, _selection(layer, part, channels, y_axis), window)
     else:
         if isinstance(window, tuple):
             raise InputError(f"{where}: only OpenEXR files have windows, got window={window!r}")
-        for name, value in (("layer", layer), ("part", part)):
+        for name, value in (("layer", layer), ("part", part), ("channels", channels), ("y_axis", y_axis)):
             if value is not None:
                 raise InputError(f"{where}: only OpenEXR files have a {name}, got {name}={value!r}")
-        flow, valid = getattr(plain, f"read_{_FORMATS[suffix]}")(where)
+        if encoding is not None and suffix != ".png":
+            raise InputError(f"{where}: only PNG files have an encoding, got encoding={encoding!r}")
+        options = {"encoding": encoding} if suffix == ".png" else {}
+        flow, valid = getattr(plain, f"read_{_FORMATS[suffix]}")(where, **options)
         np.copyto(flow, np.float32(0), where=~valid)
+    if scale != 1.0:
+        pair = scale if isinstance(scale, tuple) else (scale, scale)
+        for factor in pair:
+            number(factor, "scale")
+        flow *= np.array(pair, np.float32)[:, None, None]
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
 
-def flow_window(path: PathLike, *, layer: str | None = None, part: int | str | None = None) -> FrameWindow:
+def _selection(
+    layer: str | None, part: int | str | None, channels: tuple[str, str] | None, y_axis: Axis | None
+) -> exr.Selection:
+    choice(y_axis, "y_axis", (None, "up", "down"))
+    if channels is not None:
+        require(layer is None, "layer", "None beside channels", repr(layer))
+        is_pair = isinstance(channels, (tuple, list)) and len(channels) == 2
+        require(is_pair and all(isinstance(name, str) for name in channels), "channels", "two names", channels)
+    return exr.Selection(part, layer, channels, y_axis)
+
+
+def flow_window(
+    path: PathLike,
+    *,
+    layer: str | None = None,
+    part: int | str | None = None,
+    channels: tuple[str, str] | None = None,
+) -> FrameWindow:
     """Return the windows and the pixel aspect of an EXR; arguments and errors are those of :func:`read_flow`."""
     where = Path(path)
     if where.suffix.lower() != ".exr":
         raise InputError(f"{where}: only OpenEXR files have windows")
-    return exr.read_window(where, part, layer)
+    return exr.read_window(where, _selection(layer, part, channels, None))
 
 
 def write_flow(

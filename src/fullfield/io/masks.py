@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import one_line
+from fullfield.io.arrays import opened_archive, read_member, read_npy
+from fullfield.io.files import check_readable, one_line
 from fullfield.io.flow_formats import Mask
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.names import FRAME_SUFFIXES
@@ -19,6 +21,10 @@ from fullfield.io.windows import Box
 _PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",))
 
 
+_MASK_KINDS = "fiub"
+ARRAY_SUFFIXES = (".npy", ".npz")
+
+
 def is_mask_file(mask: str) -> bool:
     """Return whether a mask is a file's name, with or without a channel, and not a channel of the frame."""
     return _split(mask)[0] is not None
@@ -27,9 +33,9 @@ def is_mask_file(mask: str) -> bool:
 def _split(mask: str) -> tuple[str | None, str | None]:
     """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
     file, colon, channel = mask.rpartition(":")
-    if colon and file.lower().endswith(FRAME_SUFFIXES):
+    if colon and file.lower().endswith((*FRAME_SUFFIXES, ".npz")):
         return file, channel
-    is_file = mask.lower().endswith(FRAME_SUFFIXES) or len(Path(mask).parts) > 1
+    is_file = mask.lower().endswith((*FRAME_SUFFIXES, *ARRAY_SUFFIXES)) or len(Path(mask).parts) > 1
     return (mask, None) if is_file else (None, mask)
 
 
@@ -48,6 +54,8 @@ def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:
             raise InputError(f"mask: expected a picture or a channel of an OpenEXR frame, got {mask!r}")
         return _read_channel(source, list(source.parts()), mask, box)
     path = Path(name)
+    if path.suffix.lower() in ARRAY_SUFFIXES:
+        return _cut(path, read_mask_array(path, channel)[None], box, display)
     if sniff(path)[0] == "pfm":
         return _cut(path, read_pfm_planes(path), box, display)
     with opened(path) as file:
@@ -60,6 +68,28 @@ def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:
         planes = file.planes(part, _default_channels(part) or [0], part.data_window)
         planes = turn_upright(planes, part.spec.get_int_attribute("Orientation", 1))
         return _cut(path, planes, box, display)
+
+
+def read_mask_array(path: Path, name: str | None = None) -> Mask:
+    """Return where an array [H, W] of a ``.npy`` or ``.npz`` file is not 0 (TartanAir's masks: where it is hidden).
+
+    ``name`` is the array in an archive that has several.
+    """
+    if path.suffix.lower() == ".npy":
+        values = read_npy(path, check_readable(path), kinds=_MASK_KINDS)
+    else:
+        with opened_archive(path) as (archive, names):
+            chosen = names[0] if name is None and len(names) == 1 else name
+            if chosen not in names:
+                listed = ", ".join(one_line(n, 40) for n in names[:20]) or "nothing"
+                raise InputError(f"{path}: expected one array, or its name as FILE:NAME, got {listed}")
+            values = read_member(path, archive, chosen, _MASK_KINDS)
+    if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
+        values = values.reshape(values.shape[1:] if values.shape[0] == 1 else values.shape[:-1])
+    if values.ndim != 2:
+        raise InputError(f"{path}: expected a mask [H, W], got shape {list(values.shape)}")
+    mask: Mask = values != 0
+    return mask
 
 
 def _read_channel(source: Source, parts: list[Part], channel: str | None, box: Box) -> Mask:
@@ -88,7 +118,7 @@ def _default_channels(part: Part) -> list[int]:
     return [channels[name] for name in names]
 
 
-def _cut(path: Path, planes: NDArray[np.float32], box: Box, display: Box) -> Mask:
+def _cut(path: Path, planes: NDArray[Any], box: Box, display: Box) -> Mask:
     """Return a mask that covers the display window on a box."""
     height, width = planes.shape[-2:]
     if (width, height) != display[2:]:
@@ -102,7 +132,7 @@ def _cut(path: Path, planes: NDArray[np.float32], box: Box, display: Box) -> Mas
     return result
 
 
-def _not_black(planes: NDArray[np.float32]) -> Mask:
+def _not_black(planes: NDArray[Any]) -> Mask:
     return np.asarray((planes > 0).any(axis=0))
 
 

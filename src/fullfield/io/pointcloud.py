@@ -23,13 +23,21 @@ from fullfield.io.point_formats import PointCloud, as_coordinates, las, pcd, ply
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
 
-def read_point_cloud(path: PathLike) -> PointCloud:
+def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointCloud:
     """Read a cloud; the suffix picks the format (docs/formats.md). Points that are not finite stay in it.
+
+    ``columns`` is the number of values of a point in a ``.bin``, by default the one that fits its numbers: 4 (KITTI),
+    5 (nuScenes) or 6 (Waymo).
 
     InputError for an unknown suffix, or a file that is not what it says.
     """
     file = Path(path)
-    return _READERS[_suffix(file, POINT_SUFFIXES)](file)
+    suffix = _suffix(file, POINT_SUFFIXES)
+    if suffix == ".bin":
+        return read_bin(file, columns)
+    if columns is not None:
+        raise InputError(f"{file}: only .bin has columns to name, got columns={columns!r}")
+    return _READERS[suffix](file)
 
 
 def check_kept(path: PathLike, cloud: PointCloud) -> None:
@@ -171,15 +179,61 @@ def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -
             raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(wanted)}, got {list(shape)}")
 
 
-def read_kitti(path: Path) -> PointCloud:
-    """Read KITTI's ``.bin``: float32 x, y, z, reflectance."""
+_BIN_COLUMNS = {
+    3: (),
+    4: ("intensity",),
+    5: ("intensity", "ring"),
+    6: ("intensity", "elongation", "time"),
+}
+"""Attributes behind x, y and z, by the number of float32 of a point: KITTI has 4, nuScenes 5, Waymo's exports 6."""
+_GUESSED_COLUMNS = (4, 5, 6)
+_MAX_INTENSITY = 65535.0
+
+
+def read_bin(path: Path, columns: int | None = None) -> PointCloud:
+    """Read a ``.bin``: rows of float32 x, y, z and attributes, without a header that says how many."""
+    if columns is not None:
+        _check.number(columns, "columns", integer=True, low=3, high=_MOST_COLUMNS)
     size = check_readable(path)
-    if size % 16:
-        raise InputError(
-            f"{path}: expected KITTI's rows of four float32, 16 bytes; {size} bytes are no multiple of that"
-        )
-    rows = np.fromfile(path, "<f4").reshape(-1, 4)
-    return PointCloud(as_coordinates(rows[:, :3]), attributes={"intensity": np.ascontiguousarray(rows[:, 3])})
+    if size % (4 * (columns or 1)):
+        kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"
+        raise InputError(f"{path}: expected rows of {kind}; {size} bytes are no multiple of that")
+    values = np.fromfile(path, "<f4")
+    count = columns or _guess_columns(path, values)
+    rows = values.reshape(-1, count)
+    names = _BIN_COLUMNS.get(count, tuple(f"column_{i}" for i in range(3, count)))
+    extra = {name: np.ascontiguousarray(rows[:, 3 + i]) for i, name in enumerate(names)}
+    return PointCloud(as_coordinates(rows[:, :3]), attributes=extra)
+
+
+def _guess_columns(path: Path, values: NDArray[np.float32]) -> int:
+    """Return the number of values of a point that fits the numbers of a ``.bin``; InputError in doubt."""
+    possible = [count for count in _GUESSED_COLUMNS if len(values) % count == 0]
+    plausible = [count for count in possible if _is_plausible(values.reshape(-1, count))]
+    named = 5 if path.name.lower().endswith(".pcd.bin") else 4
+    if named in plausible:
+        others = [count for count in plausible if count != named]
+        if not others or named == 5 or not np.ptp(values):
+            return named
+    elif len(plausible) == 1:
+        return plausible[0]
+    elif not plausible and possible == [4] and named == 4:
+        return 4
+    listed = " or ".join(map(str, plausible or possible)) or "none of 4, 5 and 6"
+    raise InputError(
+        f"{path}: expected rows of 4 float32 (KITTI) or 5 (nuScenes), and its {len(values)} numbers fit {listed}; "
+        "name the number with columns=, or convert it to .ply or .npy"
+    )
+
+
+def _is_plausible(rows: NDArray[np.float32]) -> bool:
+    """Return whether intensities are no negative numbers, and a fifth column holds numbers of rings."""
+    with np.errstate(invalid="ignore"):
+        intensity = bool(((rows[:, 3] >= 0) & (rows[:, 3] <= _MAX_INTENSITY)).all())
+        if rows.shape[1] != 5:
+            return intensity
+        ring = rows[:, 4]
+        return intensity and bool(((ring == np.floor(ring)) & (ring >= 0) & (ring < 1024)).all())
 
 
 def write_array(path: Path, cloud: PointCloud) -> None:
@@ -199,7 +253,7 @@ def write_archive(path: Path, cloud: PointCloud) -> None:
 
 
 _READERS = {
-    ".ply": ply.read, ".pcd": pcd.read, ".npy": read_array, ".npz": read_archive, ".bin": read_kitti,
+    ".ply": ply.read, ".pcd": pcd.read, ".npy": read_array, ".npz": read_archive,
     ".las": las.read, ".laz": las.read,
 }  # fmt: skip
 _WRITERS = {".ply": ply.write, ".npy": write_array, ".npz": write_archive}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,14 +13,12 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path
-from fullfield.io.flow import Precision, check_flow_window, read_flow
+from fullfield.io.flow import Axis, Precision, check_flow_window, read_flow
 from fullfield.io.flow_formats import Y_NOTE, exr, finite, or_nan
 from fullfield.io.names import EXR_COMPRESSIONS
 from fullfield.io.oiio import Attribute, Header, check_name, layers, opened, sniff
 from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
 from fullfield.io.windows import FrameWindow
-
-Axis: TypeAlias = Literal["up", "down"]
 
 DIRECTIONS = ("forward", "backward")
 INCOMPLETE_NOTE = "fullfield/incomplete"
@@ -30,6 +27,8 @@ ENDS_NOTE = "fullfield/shot_ends"
 """Entry of the header: directions in which the shot has no frame."""
 PLANES = tuple(f"{what}.{direction}" for what in ("occlusion", "confidence") for direction in DIRECTIONS)
 """Layers of one channel, [H, W]: ``occlusion.forward`` and so on, 0 to 1."""
+VALID = exr.VALID
+"""Channel [H, W], 1 where the frame was known and 0 where the vectors come from their surroundings."""
 
 
 def write_vectors(
@@ -50,7 +49,8 @@ def write_vectors(
         parts: by name, all of one height and width: ``forward`` and ``backward`` [2, H, W], (u, v) with x right and y
             down, to the frame after and before, stored as ``forward.u``, ``forward.v``, ``backward.u``,
             ``backward.v``, NaN where they are not finite; ``occlusion.forward``, ``occlusion.backward``,
-            ``confidence.forward``, ``confidence.backward`` [H, W], 0 to 1.
+            ``confidence.forward``, ``confidence.backward`` [H, W], 0 to 1; ``valid`` [H, W], 0 where the frame was not
+            known and the vectors come from their surroundings.
         dtype: as for :func:`fullfield.io.write_flow`.
         compression: likewise.
         window: likewise.
@@ -71,7 +71,7 @@ def write_vectors(
     values: dict[str, NDArray[np.float32]] = {}
     size: tuple[int, ...] | None = None
     for name, part in parts.items():
-        choice(name, "parts", (*DIRECTIONS, *PLANES))
+        choice(name, "parts", (*DIRECTIONS, *PLANES, VALID))
         wanted: Sequence[int | str] = ("H", "W") if size is None else size
         tensor(part, name, (2, *wanted) if name in DIRECTIONS else wanted)
         values[name] = held(part, name).detach().to("cpu", torch.float32).numpy()
@@ -130,19 +130,28 @@ def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None
 def read_vectors(path: PathLike) -> dict[str, Tensor]:
     """Return all layers of motion in a flow file, by the names of :func:`write_vectors`.
 
-    Unknown vectors are NaN. A pair's ``occlusion`` and ``confidence`` are ``occlusion.forward`` and
-    ``confidence.forward``. A file of another format than OpenEXR holds ``forward`` alone. Size and errors are those of
-    :func:`fullfield.io.read_flow`.
+    Unknown vectors are NaN, but those of pixels where the channel ``valid`` is 0 come from their surroundings. A pair's
+    ``occlusion`` and ``confidence`` are ``occlusion.forward`` and ``confidence.forward``. A file of another format than
+    OpenEXR holds ``forward`` alone. Size and errors are those of :func:`fullfield.io.read_flow`.
     """
     where = Path(path)
     if where.suffix.lower() != ".exr":
         return {"forward": _or_nan(*read_flow(where))}
-    found: dict[str, Tensor] = {}
+    parts: dict[str, Tensor] = {}
     for name in layers_of(where):
-        found[name] = _or_nan(*read_flow(where, layer=name)) if name in DIRECTIONS else _plane(where, name)
-    if not found.keys() & DIRECTIONS:
-        found["forward"] = _or_nan(*read_flow(where))  # bare u and v, or the complaint
-    return found
+        parts[name] = _read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
+    if not parts.keys() & DIRECTIONS:
+        with opened(where, "openexr", "flow in OpenEXR") as source:
+            directions = DIRECTIONS if exr.has_blender_vectors(source) else ("",)
+        for name in directions:  # without one: bare u and v, or the complaint
+            parts[name or "forward"] = _read_direction(where, name or None)
+    return parts
+
+
+def _read_direction(path: Path, layer: str | None) -> Tensor:
+    """Return the vectors of a layer; NaN where it has none, but those that come from their surroundings stay."""
+    flow, stored = exr.read(path, exr.Selection(layer=layer), marked=False)
+    return _or_nan(torch.from_numpy(flow), torch.from_numpy(stored))
 
 
 def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:
@@ -157,7 +166,8 @@ def layers_of(path: PathLike) -> list[str]:
     there = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
     planes = {f"{what}.{name}" for what, names in grouped.items() for name in names}
     planes |= {f"{name}.forward" for name in grouped.get("", {})}  # a pair's have no direction
-    return there + [name for name in PLANES if name in planes]
+    planes |= grouped.get("", {}).keys()
+    return there + [name for name in (*PLANES, VALID) if name in planes]
 
 
 def read_note(path: PathLike, name: str) -> str:

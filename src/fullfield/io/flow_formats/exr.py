@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,48 +22,94 @@ from fullfield.io.oiio import Header, Part, Source, describe_parts, layers, open
 from fullfield.io.scanlines import Channel, Scanlines, lay_out
 from fullfield.io.windows import FrameWindow, Window, select
 
-_PAIRS = (("u", "v"), ("x", "y"))
+VALID = "valid"
+"""Channel that is 0 where the frame was not known; the vectors there come from their surroundings."""
+_PAIRS = (("u", "v"), ("x", "y"), ("r", "g"))
+_BLENDER = ("x", "y", "z", "w")
 _HALF_MAX = 65504.0
 _WORTH = 0.8  # packed to more of its size, a file saves less than packing and unpacking it costs
 _TRIED = 1 << 15  # bytes of a picture on which packing is tried
 
 
-def read(
-    path: Path, part: int | str | None = None, layer: str | None = None, window: Window = "display"
-) -> tuple[Planes, Mask]:
-    """Read a layer of flow; by default ``forward``, or bare channels u and v, of the first part that has them."""
+class Selection(NamedTuple):
+    """Vectors to read from an OpenEXR: by default layer ``forward``, or bare channels u and v, of the first part."""
+
+    part: int | str | None = None
+    layer: str | None = None
+    channels: tuple[str, str] | None = None
+    """Full names of the channels of u and v."""
+    y: str | None = None
+    """Where the stored y axis points: ``up`` or ``down``; None: as the header says, else up."""
+
+
+class _Pair(NamedTuple):
+    part: Part
+    indices: list[int]
+    sign: int = 1
+
+
+def read(path: Path, selection: Selection, window: Window = "display", *, marked: bool = True) -> tuple[Planes, Mask]:
+    """Read the vectors of a selection, and where they are known: with ``marked``, where the channel ``valid`` says so.
+
+    Without it they also count where they come from their surroundings.
+    """
     with opened(path, "openexr", "flow in OpenEXR") as source:
-        chosen, pair = _find(source, part, layer)
-        return _read(source, chosen, pair, window)
+        return _read(source, _find(source, selection), selection.y, window, marked)
 
 
-def read_window(path: Path, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
+def read_window(path: Path, selection: Selection) -> FrameWindow:
     """Return the windows of the part that :func:`read` reads."""
     with opened(path, "openexr", "flow in OpenEXR") as source:
-        return _find(source, part, layer)[0].window
+        return _find(source, selection).part.window
 
 
-def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
+def has_blender_vectors(source: Source) -> bool:
+    """Return whether a file has Blender's pass ``Vector``, which holds both directions."""
+    return any(_blender_group(part, None) for part in source.parts())
+
+
+def _blender_group(part: Part, layer: str | None) -> dict[str, int]:
+    """Return the channels x, y, z, w of Blender's pass ``Vector``; empty where the part has none."""
+    for name, channels in layers(part.channels).items():
+        is_vector = (name or part.name).rpartition(".")[2].lower() == "vector"
+        if is_vector and layer in (None, name) and all(axis in channels for axis in _BLENDER):
+            return channels
+    return {}
+
+
+def _find(source: Source, selection: Selection) -> _Pair:
+    part, layer, channels = selection.part, selection.layer, selection.channels
     seen = [source.part(part)] if part is not None else list(source.parts())
-    for wanted in ("forward", "") if layer is None else (layer,):
+    if channels is not None:
         for candidate in seen:
-            found = layers(candidate.channels).get(wanted, {})
+            if all(name in candidate.channels for name in channels):
+                return _Pair(candidate, [candidate.channels.index(name) for name in channels])
+        raise InputError(f"{source.path}: no channels {', '.join(channels)}; the file has {describe_parts(seen)}")
+    for name in ("forward", "") if layer is None else (layer,):
+        for candidate in seen:
+            group = layers(candidate.channels).get(name, {})
             # A layer that was not requested by name must say u and v: x and y may be anything.
             for names in _PAIRS if layer is not None else _PAIRS[:1]:
-                if all(name in found for name in names):
-                    return candidate, [found[name] for name in names]
+                if all(axis in group for axis in names) and not _blender_group(candidate, layer):
+                    return _Pair(candidate, [group[axis] for axis in names])
+    for candidate in seen:
+        # Blender stores the motion from the frame before to this one, and from this one to the frame after.
+        is_direction = layer in (None, "forward", "backward")
+        if group := _blender_group(candidate, None if is_direction else layer):
+            is_back = layer == "backward"
+            return _Pair(candidate, [group[axis] for axis in ("xy" if is_back else "zw")], -1 if is_back else 1)
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
     groups = [group for candidate in seen for group in layers(candidate.channels).values()]
-    has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS)
-    advice = "name another layer" if has_pair else "it is no flow; give a file that 'fullfield flow' wrote"
+    has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS[:2])
+    advice = "name another layer, or channels" if has_pair else "it is no flow; give a file that 'fullfield flow' wrote"
     raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_parts(seen)}")
 
 
-def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[Planes, Mask]:
-    path, spec = source.path, part.spec
+def _read(source: Source, pair: _Pair, y: str | None, window: Window, marked: bool) -> tuple[Planes, Mask]:
+    path, part, spec = source.path, pair.part, pair.part.spec
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel)")
-    forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair}
+    forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair.indices}
     if not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
     box = select(window, part.data_window, part.display_window)
@@ -73,12 +119,15 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     # Zeros that nobody writes take no memory: only the data window's pixels do.
     flow = np.zeros((2, height, width), np.float32)
     valid = np.zeros((height, width), np.bool_)
-    down = spec.get_string_attribute(Y_NOTE) == "down"
-    for area, pixels in source.inside(part, pair, box, "float"):
+    is_down = (y or spec.get_string_attribute(Y_NOTE)) == "down"
+    signs = pair.sign, pair.sign if is_down else -pair.sign
+    marks = [index for index, name in enumerate(part.channels) if name == VALID] if marked else []
+    channels = pair.indices + marks
+    for area, pixels in source.inside(part, channels, box, "float"):
         known = np.isfinite(pixels).all(axis=-1)
-        np.copyto(flow[0][area], pixels[..., 0], where=known)
-        np.copyto(flow[1][area], pixels[..., 1] if down else -pixels[..., 1], where=known)
-        valid[area] = known
+        for axis, sign in enumerate(signs):
+            np.copyto(flow[axis][area], pixels[..., axis] if sign > 0 else -pixels[..., axis], where=known)
+        valid[area] = known & (pixels[..., -1] > 0.5) if marks else known
     return flow, valid
 
 

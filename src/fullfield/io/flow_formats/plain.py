@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError
+from fullfield._check import InputError, choice
 from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
 from fullfield.io.files import check_inflated, check_readable, complaining, one_line
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
@@ -128,23 +128,51 @@ def write_flo5(path: Path, flow: Planes, valid: Mask, compression: str | None) -
 
 _KITTI_PNG = "flow in a 16-bit RGB PNG (KITTI)"
 _LOWEST, _HIGHEST = -512.0, 65535 / 64 - 512
+_LARGEST_TARTANAIR_MASK = 255
+ENCODINGS = ("kitti", "virtual-kitti", "tartanair")
 
 
-def read_kitti(path: Path) -> tuple[Planes, Mask]:
-    """Read KITTI's and HD1K's 16-bit PNG: R = 64 u + 2¹⁵, G = 64 v + 2¹⁵, B is not 0 where the flow is valid."""
+def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
+    """Read flow from a 16-bit RGB PNG, by default in the encoding that its values show.
+
+    - ``kitti``, also HD1K: R = 64 u + 2¹⁵, G = 64 v + 2¹⁵, B = 1 where the flow is known, else 0.
+    - ``virtual-kitti``: R and G are u / (W − 1) and v / (H − 1), −1 to 1, on 0 to 2¹⁶ − 1; B = 0 where unknown.
+    - ``tartanair`` (V2): B = 64 u + 2¹⁵, G = 64 v + 2¹⁵, R = 0 where the flow is known, else the kind of occlusion.
+    """
+    choice(encoding, "encoding", (None, *ENCODINGS))
     with opened(path, "png", _KITTI_PNG) as source:
         part = source.first_part()
         spec = part.spec
         form = str(spec.format)
         if form != "uint16" or spec.nchannels != 3:
             raise InputError(f"{path}: expected {_KITTI_PNG}, got {form} × {spec.nchannels}")
-        flow = np.empty((2, spec.height, spec.width), np.float32)
-        valid = np.empty((spec.height, spec.width), np.bool_)
+        pixels = np.empty((spec.height, spec.width, 3), np.uint16)
         for start, band in source.bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), form):
-            rows = slice(start - spec.y, start - spec.y + len(band))
-            flow[:, rows] = (band[..., :2].astype(np.float32) / 64 - 512).transpose(2, 0, 1)
-            valid[rows] = band[..., 2] > 0
+            pixels[start - spec.y : start - spec.y + len(band)] = band
+    encoding = encoding or _recognize_encoding(path, pixels)
+    u, v, mask = (2, 1, 0) if encoding == "tartanair" else (0, 1, 2)
+    steps, zero = (64.0, 64.0), 32768.0
+    if encoding == "virtual-kitti":
+        steps, zero = (32767.5 / max(spec.width - 1, 1), 32767.5 / max(spec.height - 1, 1)), 32767.5
+    flow = np.empty((2, spec.height, spec.width), np.float32)
+    for axis, (channel, step) in enumerate(zip((u, v), steps, strict=True)):
+        np.subtract(pixels[..., channel], np.float32(zero), out=flow[axis], dtype=np.float32)
+        flow[axis] /= np.float32(step)
+    valid: Mask = pixels[..., mask] == 0 if encoding == "tartanair" else pixels[..., mask] > 0
     return flow, valid
+
+
+def _recognize_encoding(path: Path, pixels: NDArray[np.uint16]) -> str:
+    """Return the encoding of a PNG by its mask; InputError where the mask is none that only one of them has."""
+    red, blue = int(pixels[..., 0].max()), int(pixels[..., 2].max())
+    if blue == 1 or not pixels.any():
+        return "kitti"
+    if red <= _LARGEST_TARTANAIR_MASK and blue:
+        return "tartanair"
+    raise InputError(
+        f"{path}: expected B of KITTI's PNG to be 0 or 1, got {blue and f'up to {blue}'}; name its encoding: "
+        f"{', '.join(ENCODINGS)} (encoding=, --encoding)"
+    )
 
 
 def write_kitti(path: Path, flow: Planes, valid: Mask) -> None:
@@ -168,24 +196,44 @@ def read_array(path: Path) -> tuple[Planes, Mask]:
 
     NaN and infinity mark invalid pixels.
     """
-    values = read_npy(path, check_readable(path))
-    if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
-        raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
-    return _from_array(values.transpose(2, 0, 1) if values.shape[-1] == 2 else values)
+    return _from_array(_planes_first(path, read_npy(path, check_readable(path))))
 
 
 def read_viper(path: Path) -> tuple[Planes, Mask]:
-    """Read flow from VIPER's .npz file: arrays u and v."""
+    """Read an .npz file: arrays u and v (VIPER), or flow [H, W, 2] or [2, H, W]; and valid or invalid [H, W]."""
     with opened_archive(path) as (archive, names):
-        if not {"u", "v"} <= set(names):
+        whole = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
+        if not {"u", "v"} <= set(names) and whole is None:
             listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
-            raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
-        shapes = [member_shape(path, archive, name) for name in ("u", "v")]
-        if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
-            told = " and ".join(str(list(shape)) for shape in shapes)
-            raise InputError(f"{path}: expected u and v of one shape [H, W], got {told}")
-        u, v = (read_member(path, archive, name) for name in ("u", "v"))
-    return _from_array(np.stack((u, v)))
+            raise InputError(f"{path}: expected the arrays u and v (VIPER) or flow, got {listed}")
+        if whole is None or {"u", "v"} <= set(names):
+            shapes = [member_shape(path, archive, name) for name in ("u", "v")]
+            if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+                listed = " and ".join(str(list(shape)) for shape in shapes)
+                raise InputError(f"{path}: expected u and v of one shape [H, W], got {listed}")
+            values = np.stack([read_member(path, archive, name) for name in ("u", "v")])
+        else:
+            values = _planes_first(path, read_member(path, archive, whole)).copy()
+        masks = {name: read_member(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
+        doubtful = [name for name in names if "mask" in name.lower()]
+    flow, valid = _from_array(values)
+    for name, mask in masks.items():
+        if mask.shape != valid.shape:
+            raise InputError(f"{path}: expected array {name} {list(valid.shape)}, got {list(mask.shape)}")
+        valid &= (mask != 0) == (name == "valid")
+    if doubtful and not masks:
+        raise InputError(
+            f"{path}: array {one_line(doubtful[0], 40)} does not say whether it marks known vectors; rename it valid "
+            "or invalid, or store it in a file of its own"
+        )
+    return flow, valid
+
+
+def _planes_first(path: Path, values: NDArray[Any]) -> NDArray[Any]:
+    """Return ``[2, H, W]``; a last axis of two decides."""
+    if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
+        raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
+    return values.transpose(2, 0, 1) if values.shape[-1] == 2 else values
 
 
 def _from_array(values: NDArray[Any]) -> tuple[Planes, Mask]:

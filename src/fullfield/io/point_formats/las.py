@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_readable, one_line, reason
@@ -61,8 +62,13 @@ def _cloud(rows: Any) -> PointCloud:
     if {"red", "green", "blue"} <= set(names):
         colors = np.stack([np.asarray(rows[name]) for name in ("red", "green", "blue")], axis=1)
     skipped = {"X", "Y", "Z", "red", "green", "blue"}
-    kept = {name: np.asarray(rows[name]) for name in names if name not in skipped}
-    columns = {name: values for name, values in kept.items() if values.ndim == 1}
+    columns: dict[str, NDArray[Any]] = {}
+    for name in names:
+        values = None if name in skipped else np.asarray(rows[name])
+        if values is not None and values.ndim == 1:
+            columns[name] = values
+        elif values is not None:  # extra bytes that are arrays
+            columns.update({f"{name}_{i}": column for i, column in enumerate(values.reshape(len(values), -1).T)})
     with np.errstate(over="ignore", invalid="ignore"):  # scales that make no sense
         points = np.asarray(rows.xyz, np.float64)
     return PointCloud(points, colors, attributes=columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +19,8 @@ _LZF_RATIO = 88  # three bytes can stand for 264
 _MOST_VALUES = 4096  # of a point, over all fields
 _KINDS = {"F": "f", "I": "i", "U": "u"}
 _PADDING = "_"
+_PACKED = ("rgb", "rgba")
+_NAN = 0x7FC00000  # a float's bits where there is no colour; as a colour it would be half transparent
 
 
 def read(path: Path) -> PointCloud:
@@ -26,11 +29,11 @@ def read(path: Path) -> PointCloud:
     with path.open("rb") as file:
         header = _header(path, file)
         fields = _fields(path, header)
-        count = _number(path, header, "POINTS")
+        count = _count(path, header)
         form = " ".join(header["DATA"])
         left = size - file.tell()
         if form == "ascii":
-            columns = text_columns(path, file, _named(fields), count, left)
+            columns = _text_columns(path, file, _named(fields), count, left)
         elif form == "binary":
             columns = binary_columns(path, file, _dtype(path, fields), count, left)
         elif form == "binary_compressed":
@@ -52,6 +55,13 @@ def _header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
     return found
 
 
+def _count(path: Path, header: dict[str, list[str]]) -> int:
+    """Return the number of points; files of the first versions have it as width and height alone."""
+    if "POINTS" in header:
+        return _number(path, header, "POINTS")
+    return _number(path, header, "WIDTH") * (_number(path, header, "HEIGHT") if "HEIGHT" in header else 1)
+
+
 def _number(path: Path, header: dict[str, list[str]], name: str) -> int:
     match header.get(name):
         case [text] if text.isascii() and text.isdigit() and len(text) <= 18:
@@ -65,7 +75,9 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
     """Return name, NumPy type and number of values of every field."""
     names = header.get("FIELDS", header.get("COLUMNS", []))
     counts = header.get("COUNT", ["1"] * len(names))
-    described = (names, header.get("TYPE", []), header.get("SIZE", []), counts)
+    # Files of the first versions have floats throughout, and do not say so.
+    types, sizes = (header.get(key, [default] * len(names)) for key, default in (("TYPE", "F"), ("SIZE", "4")))
+    described = (names, types, sizes, counts)
     if not names or len({len(words) for words in described}) != 1:
         raise InputError(f"{path}: corrupt PCD header: FIELDS, TYPE, SIZE and COUNT do not match")
     fields: list[tuple[str, str, int]] = []
@@ -98,6 +110,43 @@ def _dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
         return np.dtype(_named(fields))
     except ValueError as error:
         raise InputError(f"{path}: corrupt PCD header: two fields have one name") from error
+
+
+def _text_columns(
+    path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int
+) -> dict[str, NDArray[Any]]:
+    """Read rows of text; packed colours become uint32, whether they are written as whole numbers or as floats."""
+    columns = text_columns(path, file, [(name, "<f8") for name, _ in named], count, left)
+    for name, kind in named:
+        values = columns[name]
+        if name in _PACKED and kind[-1] == "4":
+            columns[name] = _packed_colors(values)
+            continue
+        if kind[1] in "iu":
+            limits = np.iinfo(kind)
+            is_wrong = ~((values >= limits.min) & (values <= limits.max))
+            if is_wrong.any():
+                came = values[is_wrong][0]
+                raise InputError(
+                    f"{path}: field {one_line(name, 40)} holds whole numbers of type {kind[1:]}, got {came:g}"
+                )
+        with np.errstate(over="ignore"):
+            columns[name] = values.astype(kind)
+    return columns
+
+
+def _packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
+    """Return the words of colours from numbers of a text: whole numbers are the word itself, others a float's bits.
+
+    The float of a colour without alpha is below 1e-37, so that it is no whole number but 0. A colour that is NaN is
+    unknown, and becomes 0.
+    """
+    whole = (values == np.floor(values)) & (values >= -(2**31)) & (values < 2**32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        words = values.astype("<f4").view("<u4")
+        words[whole] = (values[whole].astype(np.int64) & 0xFFFFFFFF).astype("<u4")
+    words[np.isnan(values)] = 0
+    return words
 
 
 def _compressed(path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int) -> dict[str, NDArray[Any]]:
@@ -157,9 +206,10 @@ def _lzf(path: Path, data: bytes, size: int) -> bytes:
 def _unpacked(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Leave out padding, and split a packed rgb into red, green and blue."""
     kept = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
-    for name in ("rgb", "rgba"):
+    for name in _PACKED:
         if name in kept and kept[name].dtype.itemsize == 4:
             words = np.ascontiguousarray(kept.pop(name)).view("<u4")
+            words = np.where(words == _NAN, np.uint32(0), words)
             shifts = {"red": 16, "green": 8, "blue": 0, **({"alpha": 24} if name == "rgba" else {})}
             kept |= {color: (words >> shift).astype(np.uint8) for color, shift in shifts.items()}
     return kept
