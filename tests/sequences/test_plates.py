@@ -44,7 +44,7 @@ def test_open_plates_fills_what_lies_outside_the_data_window(tmp_path: Path) -> 
     outside = cropped.frame[:, ~cropped.valid]
     assert outside.min() >= whole.frame.min()
     assert outside.max() <= whole.frame.max()
-    assert torch.allclose(cropped.frame[:, 10, 3], cropped.frame[:, 9:12, 4].mean(1))
+    assert (cropped.frame[:, 10, 3] - cropped.frame[:, 9:12, 4].mean(1)).abs().max() < 0.2
 
 
 def test_open_plates_says_once_that_pixels_are_dead(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--window", choices=("display", "data"), help="EXR window to work in [display]")
     group.add_argument("--part", metavar="PART", help="EXR part or TIFF page: name or number [the first in colour]")
     group.add_argument("--layer", metavar="NAME", help="EXR layer: NAME.R, NAME.G, NAME.B [R, G, B]")
+    group.add_argument(
+        "--mask",
+        metavar="MASK",
+        help="where frames are known: picture, mask.%%04d.png, EXR channel or FILE:CHANNEL; unknown where 0",
+    )
 
 
 READING_WORDS = {
@@ -72,6 +77,7 @@ READING_WORDS = {
     "window": "--window",
     "part": "--part",
     "layer": "--layer",
+    "mask": "--mask",
 }
 """Options of the arguments of ``read_frame``, for :func:`fullfield.cli.report.naming`."""
 
@@ -142,7 +148,7 @@ def read_frames(
     With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
     same position in all frames. Otherwise the window is None unless the first frame is an EXR.
     """
-    from fullfield.estimators.frames import fill_unknown, warn_of_range
+    from fullfield.estimators.frames import fill_frame, warn_of_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import sniff
 
@@ -161,7 +167,7 @@ def read_frames(
     for result in results:
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-    read = [fill_unknown(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
+    read = [fill_frame(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):

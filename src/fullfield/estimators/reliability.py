@@ -81,21 +81,30 @@ def occlusion_and_confidence(
     flow: Tensor,  # [B, 2, H, W]
     backward: Tensor,  # [B, 2, H, W]
     log_scale: Tensor | None = None,  # [B, H, W], a network's own logarithm of its error in pixels
+    *,
+    valid1: Tensor | None = None,  # bool [B, H, W], where the first frame is known; None: everywhere
+    valid2: Tensor | None = None,  # bool [B, H, W], likewise of the second frame
 ) -> tuple[Tensor, Tensor]:  # [B, H, W] each, 0 ... 1
     """Return each pixel's probability of being hidden in the second frame, and of an error under one pixel.
 
     Both use the forward-backward distance and the difference between the first frame and the warped second one. The
     occlusion also uses whether the backward flow reaches the pixel; the confidence uses the first frame's contrast and
     ``log_scale`` if it is given. An occlusion above 0.5 means hidden; it is 1 where the flow leaves the frame. The
-    evidence for it is relative to the frame's median, so that noise does not count as occlusion.
+    evidence for it is relative to the frame's median, so that noise does not count as occlusion. Where the first frame
+    is not known, or the flow leads to where the second is not, the occlusion is 1 and the confidence 0.
     """
     with torch.autocast(flow.device.type, enabled=False):
         signs = evidence(frame1, frame2, flow, backward)
         bias, by_distance, by_residual, by_reached = OCCLUSION
         hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth(reached(backward))
         hidden = by_distance * signs.log_distance + hidden
-        hidden = bias + hidden - _median(torch.where(signs.inside, hidden, torch.inf)[:, ::_APART, ::_APART])
-        occlusion = torch.where(signs.inside, torch.sigmoid(hidden), 1.0)
+        is_known = torch.ones_like(signs.inside) if valid1 is None else valid1
+        if valid2 is not None:
+            leads_to_known = warp(valid2[:, None].to(flow.dtype), flow)[0][:, 0] > 0.5
+            is_known = is_known & (leads_to_known | ~signs.inside)
+        is_seen = signs.inside & is_known
+        hidden = bias + hidden - _median(torch.where(is_seen, hidden, torch.inf)[:, ::_APART, ::_APART])
+        occlusion = torch.where(is_seen, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
             bias, by_distance, by_residual, by_contrast = CONFIDENCE
             own: Tensor | float = 0.0
@@ -104,7 +113,7 @@ def occlusion_and_confidence(
             own = by_own * log_scale
         trust = by_distance * signs.log_distance + by_residual * signs.log_residual + own
         trust = trust + by_contrast * signs.log_contrast
-        return occlusion, torch.sigmoid(bias + trust)
+        return occlusion, torch.where(is_known, torch.sigmoid(bias + trust), 0.0)
 
 
 def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1

@@ -30,6 +30,11 @@ def is_mask_file(mask: str) -> bool:
     return _split(mask)[0] is not None
 
 
+def mask_path(mask: str) -> str | None:
+    """Return the file of a mask without its channel; None for a channel of the frame."""
+    return _split(mask)[0]
+
+
 def _split(mask: str) -> tuple[str | None, str | None]:
     """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
     file, colon, channel = mask.rpartition(":")

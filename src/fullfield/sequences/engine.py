@@ -19,6 +19,8 @@ from fullfield.estimators.refined import refiner_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
+from fullfield.io.vectors import VALID
+from fullfield.ops._filling import fill_unknown
 from fullfield.ops._splatting import moved_forward
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
 from fullfield.sequences.plates import Plate, Plates, common_box, pin_plate, place_in_box
@@ -78,6 +80,8 @@ class Engine:
         self._frames: dict[int, Plate | Problem] = {}
         self._grey: dict[int, GreyPicture] = {}
         self._on_device: dict[int, Tensor] = {}
+        self._valid_on_device: dict[int, Tensor | None] = {}
+        self._in_box: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         self._flows: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
@@ -162,8 +166,9 @@ class Engine:
 
     def _release(self, following: int | None) -> None:
         """Release what no later frame needs."""
-        by_frame: tuple[dict[int, Any], ...] = (self._frames, self._grey, self._on_device)
+        by_frame: tuple[dict[int, Any], ...] = (self._frames, self._grey, self._on_device, self._valid_on_device)
         by_pair: tuple[dict[tuple[int, int, int], Any], ...] = (self._flows, self._refined, self._log_scales)
+        self._in_box.clear()  # each is on the grid of one result
         if following is None:
             for mapping in (*by_frame, *by_pair, self._changes):
                 mapping.clear()  # type: ignore[attr-defined]
@@ -192,7 +197,7 @@ class Engine:
             result.missing += settings.offsets
             return result
         result.plate, result.window = plate, plate.window
-        result.inputs[number] = plate.identity
+        result.add_input(number, plate)
         if plates.by_data:
             try:
                 result.window = self._box(number)
@@ -212,7 +217,8 @@ class Engine:
                 self._add_end(result, direction, size)
                 continue
             partner = self._frames[other]
-            result.inputs[other] = partner.identity if isinstance(partner, Plate) else None
+            if isinstance(partner, Plate):
+                result.add_input(other, partner)
             result.tensors[direction] = flow
         if self._refiner is not None:  # backward first: the backward pair of the other direction starts from that flow
             for direction in sorted(self._estimated_directions(result)):
@@ -220,6 +226,9 @@ class Engine:
         if settings.needs_reliability:  # after both directions, from which the backward pairs may start
             for direction in self._estimated_directions(result):
                 self._add_reliability(result, direction, number, number + settings.offsets[direction])
+        valid = self._valid(number, self._grid(number))
+        if valid is not None:
+            result.tensors[VALID] = valid.to(torch.float32)
         return result
 
     def _estimated_directions(self, result: FrameResult) -> list[str]:
@@ -241,7 +250,8 @@ class Engine:
             return backward
         first, second = self._pair_on_device(number, other, self._grid(number))
         try:
-            return self._measure(lambda: refiner.refined(first, second, flow[None], backward[None]))
+            refined = self._measure(lambda: refiner.refined(first, second, flow[None], backward[None]))
+            return self._fill(refined, number, self._grid(number))
         except InputError as error:
             return _problem_of_pair([self._plates.path(n) for n in (number, other)], error)
 
@@ -259,7 +269,11 @@ class Engine:
         first, second = self._pair_on_device(number, other, self._grid(number))
         log_scale = self._log_scales.get((number, other, self._grid(number)))
         flows = result.tensors[direction][None], backward[None]
-        maps = occlusion_and_confidence(first, second, *flows, None if log_scale is None else log_scale[None])
+        grid = self._grid(number)
+        valid1, valid2 = (None if v is None else v[None] for v in (self._valid(n, grid) for n in (number, other)))
+        maps = occlusion_and_confidence(
+            first, second, *flows, None if log_scale is None else log_scale[None], valid1=valid1, valid2=valid2
+        )
         self._add_planes(result, direction, maps[0][0], maps[1][0])
 
     def _add_planes(self, result: FrameResult, direction: str, occlusion: Tensor, confidence: Tensor) -> None:
@@ -305,6 +319,7 @@ class Engine:
             flow = self._estimate_both_directions(first, second, grid, initial_flow)
             if flow is None:
                 flow = self._measure(lambda: self._estimator(frame1, frame2, initial_flow=initial_flow))
+                flow = self._fill(flow, first, grid)
             _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *frame1.shape[-2:]))
         except InputError as error:
             return _problem_of_pair(paths, error)
@@ -339,7 +354,7 @@ class Engine:
         key = self._grid(grid)
         directions = {(*order, key): flows.forward, (*order[::-1], key): flows.backward}
         for index, (pair, flow) in enumerate(directions.items()):
-            self._flows.setdefault(pair, flow[0].to(torch.float32))
+            self._flows.setdefault(pair, self._fill(flow[0].to(torch.float32), pair[0], grid))
             if self._settings.needs_reliability and flows.log_scales is not None:
                 self._log_scales[pair] = flows.log_scales[index][0]
         requested = self._flows[first, second, key]
@@ -368,8 +383,29 @@ class Engine:
         """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.by_data:
             return [self._frame_on_device(number) for number in (first, second)]
-        box = self._box(grid).data
-        return [place_in_box(self._plate(number), box)[None].to(self._device) for number in (first, second)]
+        return [self._frame_in_box(number, grid)[0] for number in (first, second)]
+
+    def _frame_in_box(self, number: int, grid: int) -> tuple[Tensor, Tensor | None]:
+        """Return a frame [1, C, H, W] on the grid of another one, and where it is known, on the device."""
+        if (number, grid) not in self._in_box:
+            frame, valid = place_in_box(self._plate(number), self._box(grid).data)
+            on_device = None if valid is None else valid.to(self._device)
+            self._in_box[number, grid] = frame[None].to(self._device), on_device
+        return self._in_box[number, grid]
+
+    def _valid(self, number: int, grid: int) -> Tensor | None:
+        """Return where a frame is known, bool [H, W] on the device and on a grid; None: everywhere."""
+        if self._plates.by_data:
+            return self._frame_in_box(number, self._grid(grid))[1]
+        if number not in self._valid_on_device:
+            valid = self._plate(number).valid
+            self._valid_on_device[number] = None if valid is None else valid.to(self._device)
+        return self._valid_on_device[number]
+
+    def _fill(self, flow: Tensor, number: int, grid: int) -> Tensor:
+        """Return a flow [2, H, W] whose vectors come from their surroundings where its frame is not known."""
+        valid = self._valid(number, grid)
+        return flow if valid is None or flow.shape[-2:] != valid.shape else fill_unknown(flow, valid)
 
     def _frame_on_device(self, number: int) -> Tensor:
         if number not in self._on_device:

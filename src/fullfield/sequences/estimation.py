@@ -17,6 +17,7 @@ from fullfield.estimators.frames import Frame
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
 from fullfield.io.oiio import Attribute
+from fullfield.io.vectors import VALID
 from fullfield.sequences.engine import Engine
 from fullfield.sequences.outputs import to_cpu
 from fullfield.sequences.plates import Plates, open_plates
@@ -97,7 +98,8 @@ def _frame_flows(result: FrameResult, estimator: Estimator) -> FrameFlows:
     flows: dict[str, Flow] = {}
     for name in ("forward", "backward"):
         if name in tensors and name not in result.shot_ends and name not in result.missing:
-            valid = torch.ones(tensors[name].shape[1:], dtype=torch.bool)
+            known = tensors.get(VALID)
+            valid = torch.ones(tensors[name].shape[1:], dtype=torch.bool) if known is None else known > 0.5
             description = estimator.method, estimator.backend, dict(estimator.parameters)
             flows[name] = Flow(tensors[name], valid, *description, window=result.window)
 

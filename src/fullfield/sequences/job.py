@@ -67,7 +67,9 @@ class ShotJob:
 
         def list_inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
             frames = self.settings.input_frames(plates, number)
-            return {str(n - number): checksums.of(plates.file(n) if plates.has(n) else None) for n in frames}
+            inputs = {str(n - number): checksums.of(plates.file(n) if plates.has(n) else None) for n in frames}
+            masks = {n: plates.mask_file(n) for n in frames if plates.has(n)}
+            return inputs | {f"mask {n - number}": checksums.of(mask) for n, mask in masks.items() if mask is not None}
 
         recorded = self._recorded_settings(estimator)
         plan = self.output.settle(

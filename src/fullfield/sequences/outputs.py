@@ -28,7 +28,7 @@ from fullfield.io.files import cut_bytes, one_line, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
-from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
+from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, VALID, read_note, vector_lines, write_vector_lines
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.results import FrameResult
 
@@ -145,7 +145,8 @@ class Output:
         with journal.noting(path, made, beside):
             if isinstance(parts, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
-                write_flow(path, parts[directions[0]], **packing)
+                valid = parts[VALID] > 0.5 if VALID in parts else None
+                write_flow(path, parts[directions[0]], valid, **packing)
                 return
             notes = {Y_NOTE: self.y, "fullfield/frame": str(result.number)}
             if result.missing:

@@ -17,13 +17,14 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity, Stamp, checksum_of, stamp_of
 from fullfield._read_ahead import reader_count
-from fullfield.estimators.frames import Frame, as_frame, fill_unknown, label
+from fullfield.estimators.frames import Frame, as_frame, fill_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader
+from fullfield.io.masks import is_mask_file, mask_path
 from fullfield.io.oiio import Attribute
 from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
-from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, parse_frames
+from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_frames, is_pattern, parse_frames
 
 
 class Plate(NamedTuple):
@@ -38,6 +39,8 @@ class Plate(NamedTuple):
     """The version of the file that was read."""
     valid: Tensor | None = None
     """bool [H, W]: where the frame is known; elsewhere it is filled from its surroundings. None: known everywhere."""
+    mask_identity: Identity | None = None
+    """The version of the mask file that was read."""
 
 
 class Plates(Protocol):
@@ -65,6 +68,10 @@ class Plates(Protocol):
 
     def file(self, _number: int) -> str | None:
         """Return the file of a frame; None where it is in none."""
+        return None
+
+    def mask_file(self, _number: int) -> str | None:
+        """Return the file with the mask of a frame; None where it has none."""
         return None
 
     def stamp(self, number: int) -> Stamp | None:
@@ -118,6 +125,8 @@ class FilePlates(Plates):
         self.by_data = self._reading.get("window") == "data"
         self.readers = reader_count()
         self._is_noted = False
+        mask = self._reading.get("mask")
+        self._mask = str(mask) if mask is not None and is_mask_file(str(mask)) else None
         numbers = [*frame_files.files, *self.numbers]
         self._ends = min(numbers), max(numbers)
 
@@ -130,12 +139,25 @@ class FilePlates(Plates):
     def file(self, number: int) -> str | None:
         return self.path(number)
 
+    def mask_file(self, number: int) -> str | None:
+        return None if self._mask is None else mask_path(self._mask_of(number))
+
+    def _mask_of(self, number: int) -> str:
+        """Return the mask of a frame, with its channel; a pattern gets the frame's number."""
+        mask = str(self._mask)
+        file = mask_path(mask) or mask
+        return Pattern.parse(file).path(number) + mask[len(file) :] if is_pattern(file) else mask
+
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
-        path = self.path(number)
-        reader = FrameReader(**self._reading, pinned=self.pinned)
+        path, mask = self.path(number), self.mask_file(number)
+        reading = self._reading if mask is None else {**self._reading, "mask": self._mask_of(number)}
+        reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
             before = self.stamp(number)
+            mask_before = None if mask is None else stamp_of(mask)
+            if mask is not None and mask_before is None:
+                raise InputError(f"mask: {mask}: no such file")
             try:
                 image = reader.read(path)
                 window = image.window
@@ -145,14 +167,16 @@ class FilePlates(Plates):
                 elif window is not None:
                     window = window._replace(data=window.display)
                 checksum = checksum_of(path)
+                mask_identity = None if mask_before is None else Identity(mask_before, checksum_of(str(mask)))
             except (InputError, OSError):
                 if is_first and before is not None and self.stamp(number) != before:
                     continue
                 raise
-            if before is not None and self.stamp(number) == before:
-                frame = fill_unknown(image.frame, image.valid, path)
+            is_same_mask = mask is None or stamp_of(mask) == mask_before
+            if before is not None and self.stamp(number) == before and is_same_mask:
+                frame = fill_frame(image.frame, image.valid, path)
                 self._note(image.note)
-                return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid)
+                return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid, mask_identity)
         raise InputError(f"{path}: is being written while it is read")
 
     def _note(self, text: str) -> None:
@@ -249,15 +273,17 @@ class VideoPlates(Plates):
             self._source.close()
 
 
-def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
-    """Return the frame in the box (x, y, width, height), black where it has no pixels."""
+def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, Tensor | None]:
+    """Return the frame in the box (x, y, width, height), and where it is known; elsewhere it is filled."""
     if plate.window is None or plate.window.data == box:
-        return plate.frame
+        return plate.frame, plate.valid
     x, y, width, height = plate.window.data
-    out = plate.frame.new_zeros(plate.frame.shape[0], box[3], box[2])
-    left, top = x - box[0], y - box[1]
-    out[:, top : top + height, left : left + width] = plate.frame
-    return out
+    area = (slice(y - box[1], y - box[1] + height), slice(x - box[0], x - box[0] + width))
+    valid = torch.zeros(box[3], box[2], dtype=torch.bool)
+    valid[area] = True if plate.valid is None else plate.valid
+    frame = plate.frame.new_zeros(plate.frame.shape[0], box[3], box[2])
+    frame[:, area[0], area[1]] = plate.frame
+    return fill_frame(frame, valid, "frame"), valid
 
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:

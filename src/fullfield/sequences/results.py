@@ -93,6 +93,14 @@ class FrameResult:
     window: FrameWindow | None = None
     inputs: dict[int, Identity | None] = field(default_factory=dict)
     """The frames that it was computed from, with the versions of their files."""
+    masks: dict[int, Identity] = field(default_factory=dict)
+    """The versions of their mask files."""
+
+    def add_input(self, number: int, plate: Plate) -> None:
+        """Add a frame that the result was computed from."""
+        self.inputs[number] = plate.identity
+        if plate.mask_identity is not None:
+            self.masks[number] = plate.mask_identity
 
     def add_missing(self, direction: str, problem: Problem) -> None:
         """Add a direction whose pair could not be estimated, and the reason."""

@@ -154,6 +154,7 @@ class VectorWriter:
             str(number - result.number): None if identity is None else identity.checksum
             for number, identity in result.inputs.items()
         }
+        inputs |= {f"mask {n - result.number}": identity.checksum for n, identity in result.masks.items()}
         record = {**self._job.provenance, "inputs": inputs, "start": None}
         if self._job.settings.warm_start:
             record["start"] = self._digest_of(result.number - self._job.settings.step)
@@ -219,6 +220,8 @@ class VectorWriter:
                 path = self._plates.file(number)
                 if path is not None and identity is not None:
                     self._journal.add_input(path, identity)
+            for number, identity in result.masks.items():
+                self._journal.add_input(str(self._plates.mask_file(number)), identity)
             self._output.write(result, content, directions, self._journal, record)
         if result.missing:
             with self._lock:
