@@ -27,7 +27,7 @@ _DO_NOT = {
     "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
     "run_on_devices", "run_shot", "find_frames", "ScanProtocol", "ScanRun", "SceneStyle", "score", "score_scans",
     "retime_shot", "warp_shot", "WarpSettings", "Setting", "ShotJob", "ShotSettings", "Shot",
-    "Shown", "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "write_submission",
+    "Trained", "TrainedFlow", "Triplets", "WeightsEntry", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package

@@ -23,6 +23,8 @@ from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, fo
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fullfield.viz.page import ViewFrame
+
 EPILOG = """\
 examples:
   fullfield view 'mv.%04d.exr'
@@ -43,15 +45,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and report it."""
+    from fullfield.viz.page import view_page
+
     if not is_pattern(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     found = find_frames(args.flow)
     numbers = [number for number in choose_frames(found, args.frames) if number in found.files]
     paths.check_suffix(found.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
     stem = found.pattern.before.rstrip("._- ") if found.pattern is not None else "view"
-    page = args.output or f"{stem or 'view'}.html"
-    paths.check_suffix(page, "--output", (".html", ".htm"))
-    paths.check_output(page, "--output")
+    output = args.output or f"{stem or 'view'}.html"
+    paths.check_suffix(output, "--output", (".html", ".htm"))
+    paths.check_output(output, "--output")
 
     stored = sequences.Output(str(found.pattern))
     settings = stored.read_settings()
@@ -61,20 +65,18 @@ def run(args: argparse.Namespace) -> int:
     problems: list[str] = []
     with ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
-        shot = _shown(found, numbers, plates, problems, progress)
-        text = viz.view_page(
-            Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1)
-        )
+        shot = _read_frames(found, numbers, plates, problems, progress)
+        text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1))
     if plates is not None:
         plates.close()
-    with io.atomic_path(page) as temporary:
+    with io.atomic_path(output) as temporary:
         temporary.write_text(text, "utf-8")
     for problem in problems:
         report.note(problem, kind="error")
     frames = format_frames(numbers)
-    facts = {"output": page, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
+    facts = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
     summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
-    report.tell(args, facts, f"{report.printable(page)}: {summary}")
+    report.tell(args, facts, f"{report.printable(output)}: {summary}")
     return 2 if problems else 0
 
 
@@ -102,14 +104,16 @@ def _scale(found: FrameFiles, numbers: Sequence[int]) -> float:
     return longest
 
 
-def _shown(
+def _read_frames(
     found: FrameFiles,
     numbers: Sequence[int],
     plates: sequences.Plates | None,
     problems: list[str],
     progress: ProgressBar,
-) -> Iterator[viz.Shown]:
+) -> Iterator[ViewFrame]:
     """Yield the readable frames; append a message to ``problems`` for each file that is not."""
+    from fullfield.viz.page import ViewFrame
+
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
@@ -130,4 +134,4 @@ def _shown(
                     frame = None
             except (InputError, OSError) as error:
                 problems.append(str(error))
-        yield viz.Shown(number, frame, parts)
+        yield ViewFrame(number, frame, parts)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from fullfield.viz.errors import error_map as error_map
     from fullfield.viz.frames import frame_to_image as frame_to_image
     from fullfield.viz.frames import overlay as overlay
-    from fullfield.viz.page import Shown as Shown
-    from fullfield.viz.page import view_page as view_page
     from fullfield.viz.points import alignment_legend as alignment_legend
     from fullfield.viz.points import alignment_view as alignment_view
     from fullfield.viz.sheets import sheet as sheet
@@ -30,7 +28,6 @@ __all__, __getattr__, __dir__ = lazy(
     {
         "errors": "error_colors error_legend error_map",
         "frames": "frame_to_image overlay",
-        "page": "Shown view_page",
         "points": "alignment_legend alignment_view",
         "sheets": "sheet",
         "wheel": "FlowColors color_wheel flow_scale flow_to_image wheel_legend",

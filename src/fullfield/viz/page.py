@@ -20,11 +20,11 @@ from fullfield import _check
 from fullfield.viz.frames import frame_to_image
 from fullfield.viz.wheel import color_wheel
 
-_STEPS = 16.0  # the page's vectors are in sixteenths of a pixel
+_STEPS = 16.0  # the page's vectors are in sixteenths of a pixel, or coarser where they are longer than 2047 px
 
 
 @dataclass(frozen=True)
-class Shown:
+class ViewFrame:
     """One frame of the page.
 
     ``frame`` is [1 or 3, H, W], display-referred, or None without plates; one of another size is resized to that of
@@ -37,7 +37,7 @@ class Shown:
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
-def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: int = 960, step: int = 1) -> str:
+def view_page(title: str, shot: Iterable[ViewFrame], *, max_motion: float, width: int = 960, step: int = 1) -> str:
     """Return a self-contained HTML page that plays a shot and reports the vector under the pointer.
 
     The browser draws flow, arrows, occlusion, confidence, and a wipe between a frame and its warped neighbour, all
@@ -52,7 +52,7 @@ def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: in
     """
     _check.number(step, "step", integer=True, low=1)
     frames = [_packed(shown, width) for shown in shot]
-    facts = {"title": title, "max_motion": max_motion, "step": step, "steps": _STEPS, "wheel": color_wheel().tolist()}
+    facts = {"title": title, "max_motion": max_motion, "step": step, "wheel": color_wheel().tolist()}
     template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
@@ -70,7 +70,7 @@ def _hash(template: str, begin: str, end: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _packed(shown: Shown, most: int) -> dict[str, object]:
+def _packed(shown: ViewFrame, most: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
     sizes = [tuple(t.shape[-2:]) for t in (*shown.parts.values(), shown.frame) if t is not None]
     height, width = sizes[0]
@@ -78,32 +78,50 @@ def _packed(shown: Shown, most: int) -> dict[str, object]:
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     packed: dict[str, object] = {"number": shown.number, "size": [width, height], "shown": [small[1], small[0]]}
     if shown.frame is not None:
-        picture = frame_to_image(_reduced(shown.frame.float(), small)).permute(1, 2, 0).numpy()
+        picture = frame_to_image(_reduce(shown.frame.float(), small)).permute(1, 2, 0).numpy()
         packed["frame"] = _uri(picture, "JPEG")
+    steps: dict[str, float] = {}
     for direction in ("forward", "backward"):
         if direction in shown.parts:
-            packed[direction] = _vectors(_reduced(shown.parts[direction], small))
+            flow = _mark_unknown(shown.parts[direction], shown.parts.get("valid"))
+            packed[direction], steps[direction] = _pack_vectors(_reduce(flow, small))
         for what in ("occlusion", "confidence"):
             plane = shown.parts.get(f"{what}.{direction}")
             if plane is not None:
-                codes = (_reduced(plane[None], small)[0].clamp(0, 1) * 255).round().byte().numpy()
+                codes = (_reduce(plane[None], small)[0].nan_to_num().clamp(0, 1) * 255).round().byte().numpy()
                 packed[f"{what}.{direction}"] = _uri(codes, "PNG")
-    return packed
+    return {**packed, "steps": steps}
 
 
-def _reduced(image: Tensor, size: tuple[int, int]) -> Tensor:
+def _mark_unknown(flow: Tensor, valid: Tensor | None) -> Tensor:
+    """Return the flow with NaN where its frame was not known."""
+    return flow if valid is None else flow.masked_fill(valid < 0.5, float("nan"))
+
+
+def _reduce(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Average ``[C, H, W]`` over the pixels of a smaller size; NaN where most of them are not finite."""
     if tuple(image.shape[-2:]) == size:
         return image
-    known = torch.nan_to_num(image, nan=0.0)
-    return torch.nn.functional.interpolate(known[None], size, mode="area")[0]
+    known = image.isfinite().all(0, keepdim=True)
+    means = torch.nn.functional.interpolate(torch.where(known, image, 0.0)[None], size, mode="area")[0]
+    if bool(known.all()):
+        return means
+    shares = torch.nn.functional.interpolate(known[None].to(image.dtype), size, mode="area")[0]
+    return torch.where(shares >= 0.5, means / shares, float("nan"))
 
 
-def _vectors(flow: Tensor) -> str:
-    """Encode u, with v in the rows below, as n + 2¹⁵ in red (high byte) and green; blue is 255 where it is known."""
+def _pack_vectors(flow: Tensor) -> tuple[str, float]:
+    """Encode u, with v in the rows below, as n + 2¹⁵ in red (high byte) and green; blue is 255 where it is known.
+
+    The second value is the number of n that make one pixel.
+    """
     known = flow.isfinite().all(0)
-    codes = (torch.nan_to_num(flow) * _STEPS).round().clamp(-(2**15), 2**15 - 1).int() + 2**15
+    vectors = torch.where(known, flow, 0.0).double()
+    longest = float(vectors.abs().max())
+    steps = min(_STEPS, (2**15 - 1) / longest) if longest else _STEPS
+    codes = (vectors * steps).round().int() + 2**15
     planes = torch.stack([codes // 256, codes % 256, (known * 255).expand(2, -1, -1)], -1)
-    return _uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG")
+    return _uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG"), steps
 
 
 def _uri(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], kind: str) -> str:
