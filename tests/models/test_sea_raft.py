@@ -10,12 +10,14 @@ import pytest
 import torch
 from tiny_networks import pair, randomise, tiny
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.models import framing
 from fullfield.models.framing import padding_for, still_moves
 from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
+from fullfield.models.sea_raft.model import DepthwiseConvolution
 from fullfield.models.weights import NETWORKS
 
 
@@ -217,3 +219,12 @@ def test_configurations() -> None:
     assert (ours.updates, ours.most_updates, NETWORKS["fullfield-m"]) == (4, 12, ours)
     with pytest.raises(InputError, match="settings: expected those of a SEA-RAFT network, 'dim' is missing"):
         SEARAFTConfig.from_official({k: v for k, v in OFFICIAL.items() if k != "dim"})
+
+
+def test_depthwise_convolution_has_the_gradients_of_its_formula() -> None:
+    draw = torch.Generator().manual_seed(4)
+    x = torch.randn(2, 3, 6, 5, dtype=torch.float64, generator=draw, requires_grad=True)
+    weight = torch.randn(3, 1, 7, 7, dtype=torch.float64, generator=draw, requires_grad=True)
+    assert torch.autograd.gradcheck(DepthwiseConvolution.apply, (x, weight))
+    own = DepthwiseConvolution.apply(x, weight)  # type: ignore[no-untyped-call]
+    assert torch.equal(own, functional.conv2d(x, weight, padding=3, groups=3))

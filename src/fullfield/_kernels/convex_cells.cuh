@@ -53,6 +53,22 @@ template <class Params> static __device__ __forceinline__ float neighbor(const P
     return inside ? p.field[(fine.b * CHANNELS + c) * ((i64)p.height * p.width) + (i64)y * p.width + x] : 0.f;
 }
 
+// Load the neighbours of the block's cells; the whole block must call it, and synchronise before they are read.
+template <class Params> static __device__ __forceinline__ void load_neighbors(const Params &p, float (&neighbors)[CELLS][9 * CHANNELS]) {
+    const i64 plane = (i64)p.height * p.width, first = (i64)blockIdx.x * CELLS;
+    for (int i = threadIdx.x; i < CELLS * 9 * CHANNELS; i += CELLS * FINE) {
+        const int own = i / (9 * CHANNELS), value = i % (9 * CHANNELS), k = value / CHANNELS, c = value % CHANNELS;
+        const i64 cell = first + own;
+        float loaded = 0.f;
+        if (cell < p.batch * plane) {
+            const int b = (int)(cell / plane), at = (int)(cell - b * plane);
+            const int y = at / p.width + k / 3 - 1, x = at % p.width + k % 3 - 1;
+            if (y >= 0 && y < p.height && x >= 0 && x < p.width) loaded = p.field[((i64)b * CHANNELS + c) * plane + (i64)y * p.width + x];
+        }
+        neighbors[own][value] = loaded;
+    }
+}
+
 // Write the gradients of the pixel's weights and return its shares `v` of the field's; `g` is the blend's gradient, and
 // `near` returns the field at a neighbour.
 template <class Params, class Near>

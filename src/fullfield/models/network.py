@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -26,6 +26,20 @@ class Encoded(NamedTuple):
     fmap2: Tensor
     net: Tensor  # [B, C', h, w], the initial hidden state
     context: Tensor  # [B, C'', h, w]
+
+
+class NormedConvolution(nn.Conv2d):
+    """Convolution that a norm follows.
+
+    With ``skips_bias`` it adds no bias in training mode, where a batch norm would cancel it.
+    """
+
+    skips_bias = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the convolution to [B, C, H, W]."""
+        bias = None if self.skips_bias and self.training else self.bias
+        return self._conv_forward(x, self.weight, bias)
 
 
 class FlowNetwork(nn.Module):
@@ -76,15 +90,29 @@ class FlowNetwork(nn.Module):
                     setattr(module, behind, nn.Identity())
         self.to(memory_format=self.cpu_format)  # type: ignore[call-overload]
 
-    def biases_before_norms(self) -> list[nn.Parameter]:
-        """Return the biases that a batch norm in training mode cancels, whose gradients are therefore zero."""
-        biases = []
-        for module in self.modules():
-            for layer, norm in pairwise(module.children()):
-                cancels = isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.training
-                if cancels and isinstance(layer.bias, nn.Parameter):
-                    biases.append(layer.bias)
-        return biases
+    def convolutions_before_norms(self) -> list[tuple[str, str]]:
+        """Return the names of convolutions whose biases a batch norm in training mode cancels, and of these norms."""
+        names = []
+        for prefix, module in self.named_modules():
+            start = f"{prefix}." if prefix else ""
+            for (name, layer), (behind, norm) in pairwise(module.named_children()):
+                if isinstance(layer, NormedConvolution) and isinstance(norm, nn.BatchNorm2d) and norm.training:
+                    names.append((start + name, start + behind))
+        return names
+
+    @torch.no_grad()
+    def fold_biases(self, names: Sequence[tuple[str, str]]) -> None:
+        """Move biases into the means of the norms behind them, and add none in training mode.
+
+        The network's results stay the same, but for rounding. ``names`` are from :meth:`convolutions_before_norms`.
+        """
+        for name, behind in names:
+            layer: Any = self.get_submodule(name)
+            norm: Any = self.get_submodule(behind)
+            if layer.bias is not None:
+                norm.running_mean -= layer.bias
+                layer.bias.zero_()
+            layer.skips_bias = True
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Return a frame with the values, size and dtype that the encoders take."""

@@ -629,6 +629,77 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     reset()
 
 
+def small_network() -> SEARAFT:
+    """A SEA-RAFT whose convolutions in front of norms have biases."""
+    torch.manual_seed(2)
+    model = SEARAFT(SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 8, 16), channels=8)).train()
+    for name, _ in model.convolutions_before_norms():
+        torch.nn.init.normal_(model.get_parameter(f"{name}.bias"))
+    return model
+
+
+def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
+    model, batch = small_network(), scenes.batch(0, 2)
+    names = [f"{name}.bias" for name, _ in model.convolutions_before_norms()]
+    assert "fnet.conv1.bias" in names
+    assert "cnet.layer2.0.downsample.0.bias" in names
+    before = model.eval()(batch.frame1, batch.frame2)
+    model.train()
+    stepper = Stepper(model, TRAINING)
+    for network_ in (model.eval(), stepper.average.model):
+        assert torch.allclose(network_(batch.frame1, batch.frame2), before, rtol=1e-3, atol=1e-4)
+    model.train()
+    steps(stepper, scenes, 2)
+    assert not any(model.get_parameter(name).requires_grad for name in names)
+    assert all(float(model.get_parameter(name).abs().max()) == 0 for name in names)
+    assert model.fnet.bn1.running_mean.abs().max() > 0
+    stepper.close()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    frozen = small_network()
+    loop.freeze_norms(frozen)
+    assert frozen.convolutions_before_norms() == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # while PyTorch traces
+def test_compiled_parts_of_sea_raft_serve_every_number_of_updates(
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    compile_ = torch.compile
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda part, **_: compile_(part, backend=backend))
+    training = TRAINING.replace(updates=(1, 3), compile="default")
+    stepper, plain = (Stepper(small_network(), training.replace(compile=mode)) for mode in ("default", None))
+    for one in (stepper, plain):
+        steps(one, scenes, 5)
+    assert len(compiled) == 2
+    for own, other in zip(stepper.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.allclose(own, other, atol=1e-4)
+    torch._dynamo.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_recorded_steps_of_every_number_of_updates_are_the_steps(scenes: Scenes) -> None:
+    results = []
+    for graph in (False, True):
+        training = TRAINING.replace(updates=(1, 3), graph=graph, channels_last=True)
+        stepper = Stepper(small_network().cuda(), training)
+        for number in range(20):
+            stepper.step(scenes.batch(number, 2).to(torch.device("cuda")), number, rate=1e-4)
+        results.append([*stepper.average.model.state_dict().values()])
+        if graph:
+            assert stepper._recorded is not None
+            assert stepper._recorded._recordings.keys() == {1, 2, 3}
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-2, atol=1e-3)
+
+
 def test_frozen_norms_keep_their_statistics_and_pytorch_its_state(tmp_path: Path) -> None:
     before, benchmark = torch.random.get_rng_state(), torch.backends.cudnn.benchmark
     model = network()

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.network import Encoded, FlowNetwork
+from fullfield.models.network import Encoded, FlowNetwork, NormedConvolution
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
@@ -39,12 +39,12 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self._names = [(f"conv{number}", f"{called}{number}") for number in range(1, len(convs) + 1)]
         for (conv, behind), (inputs, outputs, side, stride) in zip(self._names, convs, strict=True):
-            self.add_module(conv, nn.Conv2d(inputs, outputs, side, stride, padding=side // 2))
+            self.add_module(conv, NormedConvolution(inputs, outputs, side, stride, padding=side // 2))
             self.add_module(behind, norm(outputs))
         inputs, outputs, stride = convs[0][0], convs[-1][1], math.prod(stride for *_, stride in convs)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), norm(outputs))
+            self.downsample = nn.Sequential(NormedConvolution(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block to [B, inputs, H, W]; the result is [B, outputs, H / stride, W / stride]."""
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
             bottleneck = ((inputs, inner, 1, 1), (inner, inner, 3, stride), (inner, outputs, 1, 1))
             return ResidualBlock(bottleneck if config.bottleneck else shallow, norms(norm))
 
-        self.conv1 = nn.Conv2d(3, half, 7, 2, padding=3)
+        self.conv1 = NormedConvolution(3, half, 7, 2, padding=3)
         self.norm1 = norms(norm)(half)
         self.layer1 = nn.Sequential(block(half, half, 1), block(half, half, 1))
         self.layer2 = nn.Sequential(block(half, quarter, 2), block(quarter, quarter, 1))

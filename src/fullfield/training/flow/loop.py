@@ -283,7 +283,10 @@ class _Loop:
     def _restored(self, folder: Path) -> tuple[list[FlowRow], _Notes] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
         found = restore(folder, self._modules(), self.stepper.optimizer, FlowRow)
-        return None if found is None else (found.history, _Notes.read(found.notes, folder))
+        if found is None:
+            return None
+        self.stepper.fold_biases()
+        return found.history, _Notes.read(found.notes, folder)
 
     def _modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}

@@ -111,6 +111,12 @@ class Objective(nn.Module):
             self._limits = getattr(config, "log_scale_min", 0.0), highest if lower is None else lower
 
     @property
+    def by_parts(self) -> bool:
+        """Return whether the network can compile parts of its predictions, which serve any number of updates."""
+        coarse = self._limits is not None and callable(getattr(self.network, "coarse_predictions", None))
+        return coarse and callable(getattr(self.network, "compile_parts", None))
+
+    @property
     def loss(self) -> str:
         """Return the name of the loss."""
         return "sequence" if self._limits is None else "mixture"
@@ -157,8 +163,10 @@ class Stepper:
         self.model = model
         self.training = training
         self.ranks = ranks or Ranks()
-        biases: Callable[[], list[nn.Parameter]] = getattr(model, "biases_before_norms", list)
-        self._untrained = [bias for bias in biases() if bias.requires_grad]
+        names: Callable[[], list[tuple[str, str]]] = getattr(model, "convolutions_before_norms", list)
+        self._normed = names()
+        biases = [model.get_parameter(f"{name}.bias") for name, _ in self._normed]
+        self._untrained = [bias for bias in biases if bias.requires_grad]
         for bias in self._untrained:  # the sums over all pixels that their zero gradients are would take time
             bias.requires_grad_(False)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -168,6 +176,7 @@ class Stepper:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ranks.same([part.detach() for part in (*model.parameters(), *model.buffers())])
         self.average = AveragedWeights(model, training.average)
+        self.fold_biases()
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
         )
@@ -176,10 +185,16 @@ class Stepper:
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
-        if isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
-            for part in model.children() if training.compile is not None else ():
+        self._by_parts = training.compile is not None and objective.by_parts
+        if training.compile is None:
+            pass
+        elif self._by_parts:
+            network: Any = model
+            network.compile_parts(training.compile)
+        elif isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
+            for part in model.children():
                 part.compile(mode=training.compile)
-        elif training.compile is not None:
+        else:
             self._objective = torch.compile(objective, mode=training.compile)
         self._recorded: _Recorder | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
@@ -192,10 +207,18 @@ class Stepper:
         self._whole = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
 
+    def fold_biases(self) -> None:
+        """Move the biases that are not trained into the norms behind them, as after weights are loaded."""
+        for network in (self.model, self.average.model) if self._normed else ():
+            network.fold_biases(self._normed)  # type: ignore[operator]
+
     def close(self) -> None:
-        """Let all parameters of the model require their gradients again."""
+        """Let all parameters of the model require their gradients again, and use no compiled code."""
         for bias in self._untrained:
             bias.requires_grad_(True)
+        if self._by_parts:
+            network: Any = self.model
+            network.compile_parts(None)
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""

@@ -16,22 +16,23 @@ struct LossParams {
 
 extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ LossParams p) {
     __shared__ float halves[2 * CELLS][KEPT], losses[2 * CELLS], errors[2 * CELLS];
+    __shared__ float neighbors[CELLS][9 * CHANNELS];  // of each cell: they are the same for all of its fine pixels
     const int thread = threadIdx.x;
     const Fine fine(p);
+    load_neighbors(p, neighbors);
+    __syncthreads();
+    const float *near = neighbors[thread / FINE];
     float v[KEPT], surprise = 0.f, distance = 0.f;
     clear(v);
     if (fine.there) {
         const i64 pixels = (i64)p.height * p.width * FINE;
-        float w[9], near[9][CHANNELS], f[CHANNELS], g[CHANNELS];
+        float w[9], f[CHANNELS], g[CHANNELS];
         load_weights(p, fine, w);
         clear(f), clear(g);
 #pragma unroll
         for (int k = 0; k < 9; ++k)
 #pragma unroll
-            for (int c = 0; c < CHANNELS; ++c) {
-                near[k][c] = neighbor(p, fine, k, c);
-                f[c] += w[k] * near[k][c];
-            }
+            for (int c = 0; c < CHANNELS; ++c) f[c] += w[k] * near[k * CHANNELS + c];
         if (p.counted[fine.b * pixels + fine.pixel]) {
             const float scale1 = fminf(fmaxf(f[4], 0.f), p.high), scale2 = fminf(fmaxf(f[5], p.low), 0.f);
             const float rate1 = __expf(-scale1), rate2 = __expf(-scale2);
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ L
             g[4] = f[4] >= 0.f && f[4] <= p.high ? of_scale1 : 0.f;
             g[5] = f[5] >= p.low && f[5] <= 0.f ? of_scale2 : 0.f;
         }
-        spread(p, fine, w, [&](int k, int c) { return near[k][c]; }, g, v);
+        spread(p, fine, w, [&](int k, int c) { return near[k * CHANNELS + c]; }, g, v);
     }
     sum_over_warp(surprise, distance);
     if (thread % 32 == 0) losses[thread / 32] = surprise, errors[thread / 32] = distance;
