@@ -39,7 +39,8 @@ class NormedConvolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the convolution to [B, C, H, W]."""
         bias = None if self.skips_bias and self.training else self.bias
-        return self._conv_forward(x, self.weight, bias)
+        convolved: Tensor = self._conv_forward(x, self.weight, bias)
+        return convolved
 
 
 class FlowNetwork(nn.Module):
