@@ -77,6 +77,18 @@ def test_the_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[s
                 assert (here / name).stat().st_size > 0, words
 
 
+def test_follow_page_runs_from_plates_to_tracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shot, points, python = blocks("follow.md", "python")
+    run(shot.replace("120, 160, 12", "48, 64, 12").replace("range(12)", "range(3)"), {})
+    run(points.replace("70,50", "30,20").replace("20.5,90", "20.5,40"), {})
+    for words in commands("follow.md"):
+        assert main([*words, *(QUICK if words[0] == "follow" else [])]) == 0, words
+    assert len(Path("tracks.csv").read_text().splitlines()) == 1 + 2 * 3
+    assert len(list(tmp_path.glob("paint_on.*.exr"))) == 3
+    run(python, {})
+
+
 def names(here: Path) -> dict[str, Any]:
     """What the blocks of Python take for given."""
     from foreign_network import Network

@@ -1,7 +1,8 @@
 """Warp a plate, a matte or a paint-over along stored flow.
 
 With --reference, warp a picture of that frame onto every frame, along the flow in between. Without it, warp each
-frame's neighbour onto the frame. All channels are warped, in float; unknown pixels are 0.
+frame's neighbour onto the frame. Files of fullfield follow name their reference, and pixels that are hidden there are
+0. All channels are warped, in float; unknown pixels are 0.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ EPILOG = """\
 examples:
   fullfield warp paint.1001.exr --reference 1001 --flow 'mv.%04d.exr' --frames 1001-1040 -o 'paint_on.%04d.exr'
   fullfield warp 'plate.%04d.exr' --flow 'mv.%04d.exr' -o 'next_on_this.%04d.exr'
+  fullfield warp paint.1001.exr --flow 'ref.%04d.exr' -o 'paint_on.%04d.exr'  (files of fullfield follow)
 """
 
 

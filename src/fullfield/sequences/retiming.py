@@ -77,6 +77,8 @@ def plan_retime(
     frame_files = find_picture_files(os.fspath(plates))
     sources = choose_frames(frame_files, frames, "frames")
     stored = StoredFlow(os.fspath(flow))
+    if stored.reference is not None:
+        raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
     if not _FACTORS[0] <= factor <= _FACTORS[1]:
         raise InputError(f"factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {float(factor):g}")
     exact_factor = Fraction(factor).limit_denominator(10_000)

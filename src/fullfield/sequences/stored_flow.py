@@ -24,6 +24,11 @@ class StoredFlow:
     Args:
         source: a pattern such as ``mv.%04d.exr``, or one file.
 
+    Attributes:
+        numbers: frames with a file, ascending.
+        reference: frame to which the motion of all files leads, if the shot was followed
+            (:func:`fullfield.sequences.run_follow`); None for flow to the neighbouring frames.
+
     Raises:
         InputError: if there are no such files, or they hold flow over several frames.
     """
@@ -37,6 +42,7 @@ class StoredFlow:
             self._frame_files = find_frames(source)
             self.numbers = list(self._frame_files.files)
             self._settings = Output(str(self._frame_files.pattern)).read_settings()
+        self.reference: int | None = self._settings.get("reference")
         path = self.path(self.numbers[0])
         if not path.lower().endswith(tuple(FLOW_SUFFIXES)):
             raise InputError(f"flow: expected a file of flow ({', '.join(FLOW_SUFFIXES)}), got {path}")

@@ -30,9 +30,10 @@ class WarpSettings:
 
     Attributes:
         reference: frame of the picture that is warped onto every frame; None: the neighbour of each frame is warped
-            onto it.
+            onto it. Flow of a followed shot has a reference of its own.
         direction: the neighbour, without a reference: ``forward`` the next frame, ``backward`` the previous one.
-        hide_occluded: leave pixels at 0 that an occlusion layer of the flow marks as hidden.
+        hide_occluded: leave pixels at 0 that an occlusion layer of the flow marks as hidden; always so along the flow
+            of a followed shot.
     """
 
     reference: int | None = None
@@ -95,6 +96,12 @@ def plan_warp(
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
     stored = StoredFlow(os.fspath(flow))
+    if stored.reference is not None:
+        if settings.reference not in (None, stored.reference):
+            raise InputError(f"reference: expected {stored.reference}, as in {flow}, got {settings.reference}")
+        numbers = stored.numbers if frames is None else choose_frames(find_frames(stored.source), frames, "frames")
+        settings = WarpSettings(stored.reference, "backward", hide_occluded=True)
+        return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
     reference = settings.reference
     if reference is None and plates is None and len(stored.numbers) > 1:
         raise InputError(f"reference: expected the number of the frame that {name} belongs to, got None")
@@ -145,9 +152,14 @@ class WarpJob(PictureJob):
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
         picture = checksums.of(self._picture_path(number))
-        if self.settings.reference is not None:
-            return {"picture": picture, "flow": self._digest_chain(self.settings.reference, number, checksums)}
+        if self._chain_reference is not None:
+            return {"picture": picture, "flow": self._digest_chain(self._chain_reference, number, checksums)}
         return {"picture": picture, "flow": self._flow_checksum(number, checksums)}
+
+    @property
+    def _chain_reference(self) -> int | None:
+        """Frame from which the flow to neighbouring frames is added up; None if each file has all its flow."""
+        return self.settings.reference if self.flow.reference is None else None
 
     def _flow_checksum(self, number: int, checksums: Checksums) -> str | None:
         return checksums.of(self.flow.path(number)) if number in self.flow else None
@@ -178,14 +190,14 @@ class WarpJob(PictureJob):
             return
         reader = InputReader(self._read, self._input_path, self._list_keys(numbers), stages)
         with reader:
-            if self.settings.reference is None:
-                yield from self._iterate_neighbours(numbers, device, reader, outcome)
+            if self._chain_reference is None:
+                yield from self._iterate_single(numbers, device, reader, outcome)
             else:
-                yield from self._iterate_reference(self.settings.reference, numbers, device, reader)
+                yield from self._iterate_chain(self._chain_reference, numbers, device, reader)
 
     def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         """Yield what is read, in the order of use: pictures by path, flow by direction and frame."""
-        reference = self.settings.reference
+        reference = self._chain_reference
         if reference is None:
             for number in numbers:
                 yield self.settings.direction, number
@@ -204,7 +216,7 @@ class WarpJob(PictureJob):
     def _input_path(self, key: tuple[str, Any]) -> str:
         return str(key[1]) if key[0] == "picture" else self.flow.path(key[1])
 
-    def _iterate_neighbours(
+    def _iterate_single(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         direction = self.settings.direction
@@ -225,7 +237,7 @@ class WarpJob(PictureJob):
             current = {(direction, number), ("picture", self._picture_path(number))}
             reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
 
-    def _iterate_reference(
+    def _iterate_chain(
         self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         def read(direction: str, number: int) -> Tensor:

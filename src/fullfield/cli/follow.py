@@ -1,0 +1,197 @@
+"""Find where every pixel of one frame is in all others.
+
+Follow each pixel of a reference frame through a shot. Each file has the motion from the reference to its frame
+(forward), the inverse (backward), occlusion and confidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import methods, paths, report
+from fullfield.cli.options import READING_WORDS, add_reading_options, reading_arguments
+from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
+from fullfield.io.names import EXR_COMPRESSIONS
+from fullfield.sequences.names import choose_frames, find_frames, format_frames
+
+if TYPE_CHECKING:
+    from fullfield.sequences import FollowJob, Outcome
+    from fullfield.sequences.outputs import Output, Plan
+
+_FIELD = "{reference}"
+_LOSSLESS = tuple(name for name in EXR_COMPRESSIONS if name in ("none", "zip", "zips", "rle", "piz"))
+
+EPILOG = """\
+examples:
+  fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr'
+  fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr' --frames 990-1100 --st-map 'st.%04d.exr'
+  fullfield follow 'plate.%04d.exr' --reference 1001 1050 -o 'ref{reference}.%04d.exr'
+  fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr' --points points.csv --tracks tracks.txt
+
+The same command continues a run that was stopped.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fullfield follow``."""
+    parser.add_argument("plates", metavar="PATTERN", help="frames: plate.%%04d.exr, a folder, a glob or a video")
+    parser.add_argument(
+        "--reference", metavar="N", type=int, nargs="+", required=True, help="numbers of the frames that are followed"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        required=True,
+        help="files, such as ref.%%04d.exr; with several references the name holds {reference}",
+    )
+    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--st-map",
+        metavar="PATTERN",
+        help="also write ST maps, with which an STMap node moves the reference onto each frame",
+    )
+    output.add_argument("--half", action="store_true", help="half floats instead of floats")
+    output.add_argument("--compression", choices=_LOSSLESS, help="lossless compression of the files [zip]")
+    output.add_argument(
+        "--points", metavar="FILE", help="points of the reference: a CSV with the columns x and y, in pixels"
+    )
+    output.add_argument(
+        "--tracks",
+        metavar="FILE",
+        help="write the points' positions in all frames: .csv, or .txt for matchmove programs",
+    )
+    methods.add_method_options(parser)
+    add_reading_options(parser)
+    report.add_report_options(parser, progress=True)
+    methods.add_parameter_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the arguments, follow every reference, report."""
+    choice = methods.chosen(args)
+    outputs = _check_files(args)
+
+    from fullfield import sequences
+
+    methods.use_threads(args.threads)
+    words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "reference": "--reference"}
+    outcome, written, existing = sequences.Outcome(), list[str](), 0
+    with naming(**words), ProgressBar("follow", quiet=args.quiet) as progress:
+        frame_files = find_frames(args.plates)
+        numbers = tuple(choose_frames(frame_files, args.frames))
+        progress(0.0, "preparing")
+        choice.prepare(None, lambda *_: None, quiet=args.quiet)
+        for reference, output in outputs.items():
+            job = sequences.FollowJob(
+                frame_files,
+                numbers,
+                reference,
+                output,
+                choice.method,
+                choice.config,
+                choice.backend,
+                reading_arguments(args),
+                choice.device,
+                args.threads,
+            )
+            part, plan = _run_job(args, job, choice, progress)
+            outcome.add(part)
+            existing += len(numbers) - len(plan.left)
+            written.append(format_frames(part.written))
+            if args.tracks is not None:
+                _write_tracks(args, job)
+    for problem in outcome.problems:
+        report.note(str(problem), kind="error")
+    _report(args, choice, outcome, numbers, existing)
+    return 0 if outcome.is_good else 2
+
+
+def _check_files(args: argparse.Namespace) -> dict[int, Output]:
+    """Check the names of files, and return the output of each reference."""
+    from fullfield.sequences.outputs import Output
+    from fullfield.sequences.tracks import TRACK_SUFFIXES
+
+    references = sorted(set(args.reference))
+    if len(references) > 1 and _FIELD not in args.output:
+        raise InputError(f"--output {args.output}: expected {_FIELD} in the name, for {len(references)} references")
+    if (args.points is None) != (args.tracks is None):
+        raise InputError("--points and --tracks: expected both, got one")
+    if args.points is not None:
+        paths.check_input(args.points, "--points")
+        paths.check_suffix(args.tracks, "--tracks", TRACK_SUFFIXES)
+    if len(references) > 1 and args.tracks is not None and _FIELD not in args.tracks:
+        raise InputError(f"--tracks {args.tracks}: expected {_FIELD} in the name, for {len(references)} references")
+    if len(references) > 1 and args.st_map is not None and _FIELD not in args.st_map:
+        raise InputError(f"--st-map {args.st_map}: expected {_FIELD} in the name, for {len(references)} references")
+    outputs: dict[int, Output] = {}
+    for reference in references:
+        names = [None if name is None else name.replace(_FIELD, str(reference)) for name in (args.output, args.st_map)]
+        for option, name in zip(("--output", "--st-map"), names, strict=True):
+            if name is not None:
+                paths.check_suffix(name, option, (".exr",))
+                paths.check_pattern(name, option, ".exr")
+        half = "half" if args.half else None
+        outputs[reference] = Output(str(names[0]), half, args.compression, "up", names[1])
+    return outputs
+
+
+def _run_job(
+    args: argparse.Namespace, job: FollowJob, choice: methods.Chosen, progress: ProgressBar
+) -> tuple[Outcome, Plan]:
+    from fullfield import sequences
+
+    plates = job.open_plates()
+    taken = {str(Path(plates.path(n)).resolve()) for n in plates.numbers}
+    if any(str(Path(job.output.path(number)).resolve()) in taken for number in job.numbers):
+        raise InputError(f"--output {job.output.pattern}: names the plates; choose another name")
+    job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
+    if not args.quiet:
+        report.note_plan(job.numbers, plan)
+    finished: list[int] = []
+
+    def report_frame(number: int) -> None:
+        finished.append(number)
+        progress(len(finished) / len(plan.left), f"reference {job.reference}, frame {number}")
+
+    return sequences.run_follow(job, plan.left, choice.estimator, plates, report=report_frame), plan
+
+
+def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
+    from fullfield.io import read_vectors
+    from fullfield.sequences.tracks import read_points, track_points, write_tracks
+
+    numbers = [number for number in job.numbers if Path(job.output.path(number)).exists()]
+    if numbers:
+        tracks = track_points(read_points(args.points), numbers, job.output.path)
+        height = read_vectors(job.output.path(numbers[0]))["forward"].shape[-2]
+        write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height)
+
+
+def _report(
+    args: argparse.Namespace, choice: methods.Chosen, outcome: Outcome, numbers: tuple[int, ...], existing: int
+) -> None:
+    if not args.quiet:
+        for a, b in outcome.cuts:
+            report.note(f"the shot changes between the frames {a} and {b}; nothing is followed across it")
+    if outcome.stopped is not None:
+        report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
+    content: dict[str, Any] = {
+        "output": args.output,
+        "references": sorted(set(args.reference)),
+        "frames": format_frames(numbers),
+        "written": len(outcome.written),
+        "existing": existing,
+        "problems": [problem._asdict() for problem in outcome.problems],
+        **report.picked(outcome, "stopped", "cuts"),
+        **choice.facts(),
+        "seconds": {"total": outcome.wall_s},
+    }
+    text = f"{report.printable(args.output)}: {len(outcome.written)} frames written, {existing} kept"
+    report.tell(args, content, f"{text}, {choice.title}, {outcome.wall_s:.1f} s", memory=True)

@@ -1,0 +1,146 @@
+"""``fullfield follow``: files, tracks and refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield.cli.main import main
+from fullfield.io import read_vectors, write_image
+from fullfield.io.raw import Raw, read_raw, write_raw
+from fullfield.ops.warping import warp
+from fullfield.sequences.tracks import TrackedPoint, read_points, track_points, write_tracks
+from fullfield.testing.shots import SyntheticShot
+
+QUICK = ["--method", "tvl1", "--preset", "fast", "--warps", "2", "--iterations", "4", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def shot() -> SyntheticShot:
+    return SyntheticShot(48, 64, 20, seed=5, bodies=1, shutter=0.0, pan=0.1, light=0.0)
+
+
+@pytest.fixture
+def plates(tmp_path: Path, shot: SyntheticShot, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for index in range(4):
+        write_image(f"plate.{1001 + index}.png", shot.frame(index))
+    return tmp_path
+
+
+def follow(*words: str) -> int:
+    return main(["follow", "plate.%04d.png", *words, *QUICK])
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("points.csv").write_text("name,x,y\nsky,5,6\nmiddle,30.5,20.25\n")
+    words = ["--reference", "1002", "-o", "ref.%04d.exr", "--st-map", "st.%04d.exr", "--points", "points.csv"]
+    assert follow(*words, "--tracks", "tracks.csv", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["written"], report["existing"], report["references"]) == (4, 0, [1002])
+    layers = read_vectors("ref.1004.exr")
+    assert set(layers) == {
+        *("forward", "backward", "occlusion.forward", "occlusion.backward"),
+        *("confidence.forward", "confidence.backward"),
+    }
+    truth = shot.truth(1, 3)
+    error = torch.linalg.vector_norm(layers["forward"] - truth.flow, dim=0)[truth.visible]
+    assert float(error.median()) < 0.2
+    assert all(Path(f"st.{number}.exr").exists() for number in range(1001, 1005))
+    with Path("tracks.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["name"], row["frame"]) for row in rows[:4]] == [
+        *(("sky", "1001"), ("middle", "1001")),
+        *(("sky", "1002"), ("middle", "1002")),
+    ]
+    still = rows[3]
+    assert (float(still["x"]), float(still["y"]), still["visible"]) == (30.5, 20.25, "1")
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_of_several_references_names_their_files() -> None:
+    assert follow("--reference", "1001", "1004", "-o", "ref{reference}.%04d.exr", "--frames", "1002-1003") == 0
+    assert sorted(path.name for path in Path().glob("ref*.exr")) == [
+        f"ref{reference}.{number}.exr" for reference in (1001, 1004) for number in (1002, 1003)
+    ]
+
+
+@pytest.mark.usefixtures("plates")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--reference", "1009", "-o", "ref.%04d.exr"], "--reference: expected a frame of plate.%04d.png, got 1009"),
+        (["--reference", "1001", "1002", "-o", "ref.%04d.exr"], "expected {reference} in the name"),
+        (["--reference", "1001", "-o", "ref.%04d.flo"], "ref.%04d.flo"),
+        (["--reference", "1001", "-o", "ref.%04d.exr", "--points", "absent.csv"], "--points"),
+        (["--reference", "1001", "-o", "plate.%04d.png"], "plate.%04d.png"),
+    ],
+)
+def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow(*words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_tracks_of_3dequalizer_count_from_the_lower_left_corner(tmp_path: Path) -> None:
+    tracks = [
+        TrackedPoint("a", 1, 0.0, 0.0, True, 1.0),
+        TrackedPoint("a", 2, 3.25, 9.0, False, 0.1),
+        TrackedPoint("b", 1, 4.0, 5.0, True, 0.5),
+    ]
+    write_tracks(tmp_path / "tracks.txt", tracks, 10)
+    expected = "2\na\n0\n1\n1 0.5000 9.5000\nb\n0\n1\n1 4.5000 4.5000\n"
+    assert (tmp_path / "tracks.txt").read_text() == expected
+
+
+@pytest.mark.usefixtures("plates")
+def test_points_outside_the_frame_and_unreadable_tables_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("points.csv").write_text("x,y\n200,3\n")
+    words = ["--reference", "1001", "--frames", "1001-1002", "-o", "ref.%04d.exr", "--points", "points.csv"]
+    assert follow(*words, "--tracks", "tracks.csv") == 2
+    assert "expected positions in 64x48 pixels" in capsys.readouterr().err
+    Path("points.csv").write_text("a,b\n1,2\n")
+    assert follow(*words, "--tracks", "tracks.csv") == 2
+    assert "expected the columns x and y" in capsys.readouterr().err
+
+
+def test_track_points_follows_the_forward_motion(tmp_path: Path) -> None:
+    from fullfield.io import write_vectors
+
+    flow = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(10.0), indexing="ij"))
+    planes = {"forward": flow, "occlusion.forward": torch.zeros(8, 10), "confidence.forward": torch.ones(8, 10)}
+    write_vectors(tmp_path / "ref.0007.exr", planes)
+    (tmp_path / "points.csv").write_text("x,y\n2.5,3\n")
+    points = read_points(tmp_path / "points.csv")
+    (track,) = track_points(points, [7], lambda number: str(tmp_path / f"ref.{number:04d}.exr"))
+    assert (track.frame, track.x, track.y, track.is_visible) == (7, 2.5 + 3, 3 + 2.5, True)
+
+
+@pytest.mark.usefixtures("plates")
+def test_warp_moves_a_picture_of_the_reference_along_followed_files(
+    shot: SyntheticShot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paint = torch.zeros(3, 48, 64)
+    paint[:, 10:30, 15:40] = 1.0
+    write_raw("paint.exr", Raw(paint, ("R", "G", "B"), "float"))
+    assert follow("--reference", "1002", "-o", "ref.%04d.exr") == 0
+    assert main(["warp", "paint.exr", "--flow", "ref.%04d.exr", "-o", "on.%04d.exr", "--quiet"]) == 0
+    assert torch.equal(read_raw("on.1002.exr").pixels, paint)
+    painted = read_raw("on.1004.exr").pixels[0] > 0.5
+    truth = shot.truth(3, 1)
+    expected = warp(paint[None, :1], truth.flow[None])[0][0, 0] > 0.5
+    shared = float((painted & expected & truth.visible).sum())
+    assert shared / float(((painted | expected) & truth.visible).sum()) > 0.95
+    assert not painted[~truth.visible].all()
+    capsys.readouterr()
+    assert main(["warp", "paint.exr", "--flow", "ref.%04d.exr", "--reference", "1001", "-o", "no.%04d.exr"]) == 2
+    assert "--reference: expected 1002" in capsys.readouterr().err
+    words = ["retime", "plate.%04d.png", "--flow", "ref.%04d.exr", "--factor", "2", "-o", "slow.%04d.png"]
+    assert main(words) == 2
+    assert "got motion from frame 1002" in capsys.readouterr().err
