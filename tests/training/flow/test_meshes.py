@@ -327,6 +327,32 @@ def test_scenes_have_meshes_in_front_of_both_cameras(pictures: PicturePack) -> N
     assert float((at[:, 1] - at[:, 0]).norm(dim=-1).median()) > 5
 
 
+def test_parts_of_a_photograph_show_what_they_hide_and_move_apart() -> None:
+    """Objects and backdrop have the same texels at the same pixels of the first frame, and other motion."""
+    style = replace(SceneStyle(), photographs=1.0)
+    scenes = draw_scenes(range(60), (48, 64), seed=5, pictures=1 << 24, shapes=4, style=style)
+    pixel = torch.tensor([20.0, 11.0, 1.0], dtype=torch.float64)
+
+    def on_cards(frame: int) -> Tensor:
+        seen = scenes.to_card[:, frame, 0].double() @ pixel
+        return seen / seen[..., 2:]
+
+    affine = scenes.paint[..., TEXTURE : TEXTURE + 6].double().unflatten(-1, (2, 3))
+    texels, later = ((affine @ on_cards(frame)[..., None])[..., 0] for frame in (0, 1))
+    every = torch.arange(60)
+    last = scenes.counts.long() - 1
+    behind = (scenes.ids[..., 0] == scenes.ids[every, last][:, None, 0]) & (
+        every[: scenes.ids.shape[1]] < last[:, None]
+    )
+    assert 10 < int(behind.any(1).sum()) < 55  # the others have walls or a ground
+    assert int(behind.sum()) > 60
+    away = (texels - texels[every, last][:, None]).abs().amax(-1)
+    assert float(away[behind].max()) < 0.05
+    assert float((later - later[every, last][:, None]).abs().amax(-1)[behind].median()) > 1
+    colours = scenes.paint[..., COLOURS : COLOURS + 12]
+    assert torch.equal(colours[behind], colours[every, last][behind.nonzero()[:, 0]])
+
+
 def test_meshes_are_refused_where_there_are_none(pictures: PicturePack) -> None:
     refuses(
         "^meshes: expected a table of meshes for this style, got none",

@@ -152,6 +152,9 @@ class SceneStyle(Config):
     """Share of scenes with bodies: chains of ellipsoids that move, turn, bend and stretch, often cut by the edge."""
     meshes: float = 0.0
     """Share of scenes with up to six triangle meshes that move, turn, walk and bend, often cut by the edge."""
+    photographs: float = 0.0
+    """Share of scenes without walls and ground whose backdrop and most objects show one photograph: seen from the first
+    camera it is whole, and its parts lie at depths of their own."""
     smooth: float = 0.3
     """Share of bodies, meshes and objects whose texture is out of focus or faint."""
     instants: int = 12
@@ -164,7 +167,18 @@ class SceneStyle(Config):
         _check.number(self.noise, "noise", low=0.0, high=1.0)
         _check.number(self.gamma, "gamma", low=1.0, high=8.0)
         _check.number(self.instants, "instants", integer=True, low=1, high=64)
-        for name in ("still_camera", "blur", "waves", "plain", "thin", "figures", "bodies", "meshes", "smooth"):
+        for name in (
+            "still_camera",
+            "blur",
+            "waves",
+            "plain",
+            "thin",
+            "figures",
+            "bodies",
+            "meshes",
+            "photographs",
+            "smooth",
+        ):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
     @staticmethod
@@ -182,7 +196,14 @@ PRESETS = {
         camera_motion=6.0, object_motion=26.0, still_camera=0.2, blur=0.5, plain=0.15, bodies=1.0, smooth=0.35
     ),
     "meshes": SceneStyle(
-        camera_motion=6.0, object_motion=22.0, still_camera=0.2, blur=0.4, plain=0.15, meshes=1.0, smooth=0.25
+        camera_motion=6.0,
+        object_motion=22.0,
+        still_camera=0.2,
+        blur=0.4,
+        plain=0.15,
+        meshes=1.0,
+        photographs=0.6,
+        smooth=0.25,
     ),
 }
 MIXTURE = {"bodies": 0.45, "usual": 0.2, "figures": 0.15, "small": 0.2}

@@ -62,9 +62,9 @@ def draw_meshes(
     draw = _MeshDraw(seed, numbers)
     height, width = geometry.size
     focal = geometry.focal[:, None]
-    on = (draw.scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.scene() ** 1.4))
+    on = (draw.scene() < style.meshes) & (np.arange(MESHES) < np.floor(1 + MESHES * draw.scene()))
     depth = np.exp(draw.uniform(math.log(1.5), math.log(7.0)))
-    radius = 0.5 * height * np.exp(draw.uniform(math.log(0.15), math.log(1.5))) * depth / focal
+    radius = 0.5 * height * np.exp(draw.uniform(math.log(0.2), math.log(1.8))) * depth / focal
     radius = np.minimum(radius, 0.5 * depth)
     x, y = draw.uniform(-0.05, 1.05) * width - (width - 1) / 2, draw.uniform(-0.05, 1.05) * height - (height - 1) / 2
     centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]

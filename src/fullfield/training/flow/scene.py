@@ -18,13 +18,16 @@ from fullfield.training.flow.layered.meshes import MeshTable
 from fullfield.training.flow.layered.scene import BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT, SOFTNESS, TEXTURE
 from fullfield.training.flow.mesh_scene import DrawnMeshes, draw_meshes
 from fullfield.training.flow.scene_draw import (
+    BACKDROP,
     BODIES,
     BODY,
     CARDS,
     FIRST_FACE,
+    FLAT,
     GROUND,
     LAYERS,
     OBJECTS,
+    OPEN,
     PARTS,
     Floats,
     SceneDraw,
@@ -67,6 +70,11 @@ def draw_scenes(
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
     bodies = SceneGeometry(draw, extra, len(numbers), height, width, unit, style)
+    cut = SceneDraw(seed, numbers, 7, solids=False) if style.photographs else None
+    whole = np.zeros(len(numbers), bool)
+    if cut is not None:
+        whole = (cut.scene() < style.photographs) & ((bodies.kind == OPEN) | (bodies.kind == FLAT)) & ~bodies.alike
+        bodies.face_camera(whole)
     solids = None
     if solid:
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
@@ -74,6 +82,8 @@ def draw_scenes(
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
         _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
+    if cut is not None:
+        _cut_photographs(cut, whole, bodies, paint, ids, unit)
     exposures, instants, times = _exposed(draw, len(numbers), style)
     background = bodies.background(draw)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
@@ -197,6 +207,38 @@ def _paint_bodies(
         weaker = np.where(faint, contrast, 1.0)[..., None]
         offset += 0.5 * factor * (1 - weaker)
         factor *= weaker
+
+
+def _cut_photographs(
+    draw: SceneDraw,
+    scenes: NDArray[np.bool_],
+    bodies: SceneGeometry,
+    paint: Floats,
+    ids: NDArray[np.int64],
+    unit: float,
+) -> None:
+    """Let most objects of some scenes show the part of the backdrop's picture that they hide; all face the camera."""
+    height, width = bodies.size
+    parts = draw.layer() < 0.75
+    parts[:, OBJECTS:] = False
+    parts[:, BACKDROP] = True
+    parts &= scenes[:, None]
+    scale = np.exp(0.35 * draw.normal()[:, 0]) / min(max(unit, 0.5), 2.0)
+    angle = 0.2 * draw.normal()[:, 0] + np.pi * (draw.scene() < 0.3)
+    cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
+    to_texels = np.stack([cosine, -sine, sine, cosine], -1).reshape(-1, 1, 2, 2)
+    origin = np.stack([draw.scene(0, 1024), draw.scene(0, 1024)], -1)[:, None]
+    depth = np.where(parts, bodies.place[..., 2], 1.0)
+    zoom = (bodies.focal[:, None] / depth)[..., None]
+    middle = zoom * bodies.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
+    sides = np.stack([bodies.along[..., :2], bodies.across[..., :2]], -1) * zoom[..., None]
+    texture = np.concatenate([to_texels @ sides, multiplied(to_texels, middle)[..., None] + origin[..., None]], -1)
+    texture = texture.reshape(*texture.shape[:2], 6)
+    paint[..., TEXTURE : TEXTURE + 6] = np.where(parts[..., None], texture, paint[..., TEXTURE : TEXTURE + 6])
+    backdrop = paint[:, BACKDROP, None]
+    for part in (slice(SOFTNESS, BIAS + 1), slice(COLOURS, COLOURS + 12)):
+        paint[..., part] = np.where(parts[..., None], backdrop[..., part], paint[..., part])
+    ids[..., 0] = np.where(parts, ids[:, BACKDROP, None, 0], ids[..., 0])
 
 
 def _ordered(

@@ -69,6 +69,16 @@ class SceneGeometry:
         self._walls(draw)
         self._camera(draw, unit, style)
 
+    def face_camera(self, scenes: NDArray[np.bool_]) -> None:
+        """Turn the objects and the backdrop of some scenes towards the first camera; they keep place, size and roll."""
+        for slots in (slice(0, OBJECTS), slice(BACKDROP, BACKDROP + 1)):
+            along, across = (side[scenes, slots] for side in (self.along, self.across))
+            angle = np.arctan2(along[..., 1], along[..., 0])
+            length, width = (np.linalg.norm(side, axis=-1)[..., None] for side in (along, across))
+            zero = np.zeros_like(angle)
+            self.along[scenes, slots] = length * np.stack([np.cos(angle), np.sin(angle), zero], -1)
+            self.across[scenes, slots] = width * np.stack([-np.sin(angle), np.cos(angle), zero], -1)
+
     def add(self, solids: Bodies) -> None:
         """Put ellipsoids into the last layers."""
         part = slice(CARDS, LAYERS)
