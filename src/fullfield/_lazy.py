@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 
 def lazy(
@@ -30,24 +28,3 @@ def lazy(
         return value
 
     return public, load, lambda: public
-
-
-def renamed(old: str, new: str) -> Callable[..., Any]:
-    """Return a method that calls the method ``new`` and warns that ``old`` is deprecated."""
-
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
-        return getattr(self, new)(*arguments, **named)
-
-    call.__name__, call.__doc__ = old, f"Deprecated name of :meth:`{new}`."
-    return call
-
-
-def renamed_property(old: str, new: str) -> property:
-    """Return a property that reads the attribute ``new`` and warns that ``old`` is deprecated."""
-
-    def read(self: Any) -> Any:
-        warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
-        return getattr(self, new)
-
-    return property(read, doc=f"Deprecated name of :attr:`{new}`.")

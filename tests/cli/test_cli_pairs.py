@@ -37,10 +37,10 @@ def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
         "frame1",
         "frame2",
         "invalid",
-        "made.json",
         "occlusions",
+        "pairs.json",
     ]
-    ran = cli("evaluate", "tvl1", "made:made", "--preset", "fast", "-o", "run", "--json", "-q")
+    ran = cli("evaluate", "tvl1", "synthetic:made", "--preset", "fast", "-o", "run", "--json", "-q")
     assert ran.code == 0
     assert ran.json["scores"]["epe"] > 0
 

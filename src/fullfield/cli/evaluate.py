@@ -154,10 +154,9 @@ def _flow_options(args: argparse.Namespace) -> list[str]:
 
 def opened(word: str, option: str) -> FlowDataset:
     """Open the data set ``NAME:FOLDER``."""
-    from fullfield.datasets import DATASETS, SCANS, open_dataset, present_name
+    from fullfield.datasets import DATASETS, SCANS, open_dataset
 
-    given, colon, folder = word.partition(":")
-    name = present_name(given)
+    name, colon, folder = word.partition(":")
     if name in SCANS and name not in DATASETS:
         models = " or ".join(evaluate_scans.METHODS)
         raise InputError(
@@ -166,9 +165,7 @@ def opened(word: str, option: str) -> FlowDataset:
     if not (colon and folder and name in DATASETS):
         hint = nearest(name, [*DATASETS])
         raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}{hint}")
-    dataset = open_dataset(name, Path(folder).expanduser())
-    report.warn_renamed(given, name, option)
-    return dataset
+    return open_dataset(name, Path(folder).expanduser())
 
 
 def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:

@@ -69,12 +69,6 @@ def note(text: str, *, kind: str = "note") -> None:
     say(f"fullfield: {kind}: {printable(' '.join(text.split()))}")
 
 
-def warn_renamed(old: str, new: str, option: str) -> None:
-    """Print a warning if a name on the command line is a deprecated one."""
-    if old != new:
-        note(f"{option}: {old} is deprecated, use {new}", kind="warning")
-
-
 def note_plan(numbers: Sequence[int], plan: Plan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
     kept = len(numbers) - len(plan.left)

@@ -227,24 +227,17 @@ def _style_name(name: str) -> str:
 
 def _style(name: str, option: str) -> SceneStyle:
     """Return the style of ``synthetic`` or ``synthetic-STYLE``."""
-    from fullfield.datasets import present_name
-
     with naming(style=f"{option} {name}"):
-        style = SceneStyle.preset(_style_name(name))
-    report.warn_renamed(name, present_name(name), option)
-    return style
+        return SceneStyle.preset(_style_name(name))
 
 
 def _opened(name: str, folder: str, option: str) -> Any:
-    from fullfield.datasets import DATASETS, open_dataset, present_name
+    from fullfield.datasets import DATASETS, open_dataset
 
-    given, name = name, present_name(name)
     if name not in DATASETS:
         hint = nearest(name, [*DATASETS])
         raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}{hint}")
-    dataset = open_dataset(name, folder)
-    report.warn_renamed(given, name, option)
-    return dataset
+    return open_dataset(name, folder)
 
 
 def _source(args: argparse.Namespace, device: torch.device, generators: _Generators) -> PairSource:

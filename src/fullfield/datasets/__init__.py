@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import os
-import re
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -97,24 +95,8 @@ def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
 
     Raises InputError naming the folder that is missing; nothing but names of files is read.
     """
-    present = present_name(name)
-    if present != name:
-        warnings.warn(f"the data set {name} is deprecated, use {present}", DeprecationWarning, stacklevel=2)
-    _check.choice(present, "dataset", DATASETS)
-    return DATASETS[present](root)
-
-
-def present_name(name: str) -> str:
-    """Return ``synthetic`` for the deprecated name ``made``, also before a style (``made-bars``); else ``name``."""
-    return re.sub(r"^made(?=-|$)", "synthetic", name)
-
-
-def __getattr__(name: str) -> type[SyntheticPairs]:
-    """Return the class by its old name, which is deprecated."""
-    if name != "Made":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Made is deprecated, use SyntheticPairs", DeprecationWarning, stacklevel=2)
-    return SyntheticPairs
+    _check.choice(name, "dataset", DATASETS)
+    return DATASETS[name](root)
 
 
 __all__ = [

@@ -104,7 +104,7 @@ def _numbered(base: Path, prefix: str) -> list[Record]:
     return records
 
 
-MANIFEST = "made.json"
+MANIFEST = "pairs.json"
 _FLOW = (".flo", ".png")
 
 
@@ -114,7 +114,7 @@ class SyntheticPairs(FlowDataset):
     ::
 
         ROOT/
-          made.json             seed, size, count, style and pictures of the pairs
+          pairs.json            seed, size, count, style and pictures of the pairs
           licences.md           of the pictures, by file
           frame1/               00000.png ...
           frame2/               00000.png ...

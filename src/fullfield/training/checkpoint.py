@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -15,7 +13,9 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from fullfield._check import InputError, differences
+from fullfield._check import InputError
+from fullfield._ledger.notes import read_notes, write_notes
+from fullfield._ledger.settings import SettingsFile
 from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_safetensors
 
@@ -93,7 +93,7 @@ class TrainingFolder:
         for name, part in parts.items():
             write_tensors(state / f"{step}.{name}.safetensors", part)
         rows = [[None if value != value else value for value in row] for row in history]
-        write_json(state / POINTER, {"step": step, **(notes or {}), "history": rows})
+        write_notes(state / POINTER, {"step": step, **(notes or {}), "history": rows})
         self.write_history(history)
         current = {f"{step}.{name}.safetensors" for name in parts} | {POINTER}
         for path in state.iterdir():
@@ -151,12 +151,11 @@ def restore(
     if not has_state(folder):
         return None
     try:
-        notes = json.loads(pointer.read_text("utf-8"))
+        notes = read_notes(pointer, "the state of a run")
         step, history = int(notes.pop("step")), [_row(values, row) for values in notes.pop("history")]
-        whole = bool(history)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        whole = False
-    if not whole:
+    except (ValueError, KeyError, TypeError, OverflowError):
+        step, history = 0, []
+    if not history:
         raise InputError(f"{pointer}: expected the state of a run, cannot be read")
     held: dict[str, Mapping[str, Tensor]] = {}
     left_out = {part: unbounded_buffers(module) for part, module in modules.items()}
@@ -181,37 +180,12 @@ def _row(values: Sequence[Any], row: Any) -> tuple[Any, ...]:
 
 def freeze_recipe(path: Path, recipe: Mapping[str, Any], *, begun: bool) -> None:
     """Write the recipe of a run, or check that it is that of the run that has begun in the folder."""
-    content = json.loads(json.dumps(recipe))
-    if begun and path.is_file():
-        try:
-            stored = json.loads(path.read_text("utf-8"))
-        except (ValueError, RecursionError):  # the second: nested too deeply
-            raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
-        if changed := differences(_renamed(stored), _renamed(content)):
-            advice = "use another folder"
-            if "after" in content and all(text.startswith(_LIMITS) for text in changed):
-                advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
-            raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
-        return
-    if begun:
-        raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
-    write_json(path, content)
-
-
-def _renamed(recipe: Any) -> Any:
-    """Return the recipe with synthetic pairs by their present name; runs begun by earlier versions say ``made``."""
-    if not isinstance(recipe, dict):
-        return recipe
-    sets = {name: recipe[name] for name in ("data", "validate") if isinstance(recipe.get(name), list)}
-    return recipe | {
-        name: [re.sub(r"^made(?=[-:=]|$)", "synthetic", str(word)) for word in words] for name, words in sets.items()
-    }
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    file, advice = SettingsFile(path, "the configuration of a training run"), "use another folder"
+    stored = file.read() if begun else None
+    changes = [] if stored is None else file.list_changes(stored, recipe)
+    if "after" in recipe and changes and all(change.startswith(_LIMITS) for change in changes):
+        advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
+    file.settle(recipe, has_results=lambda: begun, advice=advice)
 
 
 def write_tensors(path: Path, named: Mapping[str, Tensor]) -> None:

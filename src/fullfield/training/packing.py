@@ -13,11 +13,9 @@ A run that continues from such a copy has the loss of one that never stopped, wi
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +23,9 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._ledger.notes import read_notes, write_notes
 from fullfield.models.state import read_safetensors
-from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_state, write_json, write_tensors
+from fullfield.training.checkpoint import HISTORY, POINTER, RECIPE, STATE, WEIGHTS, has_state, write_tensors
 
 INDEX = "packed.json"
 _FILE = "packed-{}.safetensors"
@@ -59,7 +58,7 @@ def pack_run(
     foreign = sorted(path.name for path in target.iterdir() if not path.name.startswith("packed"))
     if foreign:
         raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
-    pointer = _read_json(folder / STATE / POINTER)
+    pointer = read_notes(folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
     free_bytes = file_bytes
     for key, tensor in _packed(folder / STATE, pointer["step"]):
@@ -77,11 +76,11 @@ def pack_run(
     history = folder / HISTORY
     index = {
         "files": names,
-        "recipe": _read_json(folder / RECIPE),
+        "recipe": read_notes(folder / RECIPE),
         "state": pointer,
         "history": history.read_text("utf-8") if history.is_file() else "",
     }
-    write_json(target / INDEX, index)
+    write_notes(target / INDEX, index)
     return [target / INDEX, *(target / name for name in names)]
 
 
@@ -100,7 +99,7 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
         raise InputError(f"{packed}: expected a packed run, got a folder without {INDEX}")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder}: expected a new or empty folder")
-    index = _read_json(packed / INDEX)
+    index = read_notes(packed / INDEX)
     unreadable = f"{packed / INDEX}: expected a packed run, cannot be read"
     try:
         step, files = int(index["state"]["step"]), [packed / str(name) for name in index["files"]]
@@ -119,17 +118,10 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
     for part, tensors in parts.items():
         write_tensors(folder / STATE / f"{step}.{part}.safetensors", tensors)
     write_tensors(folder / WEIGHTS, parts.get(_AVERAGE, parts[_MODEL]))
-    write_json(folder / RECIPE, recipe)
+    write_notes(folder / RECIPE, recipe)
     (folder / HISTORY).write_text(history, "utf-8")
-    write_json(folder / STATE / POINTER, pointer)
+    write_notes(folder / STATE / POINTER, pointer)
     return folder
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise InputError(f"{path}: expected a file of a training run, cannot be read") from None
 
 
 def _packed(state: Path, step: int) -> Iterator[tuple[str, Tensor]]:

@@ -716,7 +716,7 @@ def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -
         trained(whole, training=TRAINING.replace(seed=4, steps=9))
     longer = rf"\(training\.steps was 8, is 9\); use another folder, and --after {re.escape(str(whole))} "
     refuses(longer, trained, whole, training=TRAINING.replace(steps=9))
-    refuses(r"recipe\.json: is of another run", trained, whole, run=FlowRun(recipe={"network": "raft"}))
+    refuses(r"was begun with other settings", trained, whole, run=FlowRun(recipe={"network": "raft"}))
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     refuses(r"8\.model\.safetensors: expected weights of this run", trained, tmp_path, network(width=9))
     moments = tmp_path / "state" / "8.exp_avg.safetensors"

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from fullfield.training import flow
 from fullfield.training.flow import scene
 from fullfield.training.flow.config import MIXTURE, PRESETS, SceneStyle
 from fullfield.training.flow.layered import SQUARE, LayeredScenes, PictureAtlas
@@ -263,10 +262,6 @@ def test_presets_are_styles_of_their_own() -> None:
         SceneStyle.preset,
         "figure",
     )
-    with pytest.warns(DeprecationWarning, match="PairMaker is deprecated, use PairGenerator"):
-        assert flow.PairMaker is PairGenerator
-    with pytest.raises(AttributeError, match="PairBaker"):
-        _ = flow.PairBaker
 
 
 def test_bodies_are_drawn_in_their_share_and_leave_cards_as_they_are() -> None:

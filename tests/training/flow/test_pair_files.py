@@ -1,4 +1,4 @@
-"""Made-up pairs as files, read back as the data set ``made``."""
+"""Synthetic pairs as files, read back as the data set ``synthetic``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.datasets import Made, open_dataset
+from fullfield.datasets import SyntheticPairs, open_dataset
 from fullfield.training.flow import SceneStyle, pair_files
 from fullfield.training.flow.pair_files import write_pairs
 from fullfield.training.flow.pairs import PairGenerator
@@ -41,8 +41,8 @@ def pairs() -> PairGenerator:
 def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> None:
     written = write_pairs(tmp_path / "made", pairs, 3, together=2)
     assert (written.made, written.kept) == (3, 0)
-    made = open_dataset("made", tmp_path / "made")
-    assert isinstance(made, Made)
+    made = open_dataset("synthetic", tmp_path / "made")
+    assert isinstance(made, SyntheticPairs)
     assert [record.name for record in made.records] == [f"{n:05d}" for n in range(3)]
     truth = pairs.batch(0, 3)
     for number, sample in enumerate(made):
@@ -60,13 +60,13 @@ def test_a_run_goes_on_and_a_set_grows(pairs: PairGenerator, tmp_path: Path) -> 
     write_pairs(tmp_path / "whole", pairs, 3)
     write_pairs(tmp_path / "made", generator(), 2)
     (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
-    refuses(r"made\.json: lists 2 pairs, found 1; run the same", open_dataset, "made", tmp_path / "made")
+    refuses(r"pairs\.json: lists 2 pairs, found 1; run the same", open_dataset, "synthetic", tmp_path / "made")
     written = write_pairs(tmp_path / "made", generator(), 3, together=2)
     assert (written.made, written.kept) == (2, 1)
     for file in sorted((tmp_path / "whole").rglob("*.*")):
         assert file.read_bytes() == (tmp_path / "made" / file.relative_to(tmp_path / "whole")).read_bytes(), file.name
     write_pairs(tmp_path / "made", pairs, 2)  # fewer: nothing is lost
-    assert len(open_dataset("made", tmp_path / "made")) == 3
+    assert len(open_dataset("synthetic", tmp_path / "made")) == 3
 
 
 def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
 
     write_pairs(tmp_path / "made", Far(SIZE, pictures=pictures, style=FEW), 1, flow_format="png", together=1)
     assert (tmp_path / "made/flow/00000.png").is_file()
-    sample = open_dataset("made", tmp_path / "made")[0]
+    sample = open_dataset("synthetic", tmp_path / "made")[0]
     assert not sample.valid[:5].any()
     assert torch.equal(sample.valid[5:], batch.valid[0, 5:])
     known = sample.valid
@@ -100,7 +100,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
     pairs = PairGenerator(SIZE, pictures=pictures, style=FEW)
     write_pairs(tmp_path / "made", pairs, 1, textures=pack.path)
     assert "**CC0-1.0**: Me" in (tmp_path / "made/licences.md").read_text("utf-8")
-    manifest = json.loads((tmp_path / "made/made.json").read_text("utf-8"))
+    manifest = json.loads((tmp_path / "made/pairs.json").read_text("utf-8"))
     assert manifest["textures"]["from"] == "pack.zip"
     assert manifest["textures"]["pictures"] == len(pictures.pictures)
     assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 24, 16)
@@ -135,7 +135,7 @@ def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> N
 def test_a_set_of_an_earlier_style_is_refused(pairs: PairGenerator, tmp_path: Path) -> None:
     """Its scenes had fields that are gone, or came before fields that there are now."""
     write_pairs(tmp_path / "made", pairs, 1)
-    manifest = tmp_path / "made/made.json"
+    manifest = tmp_path / "made/pairs.json"
     now = json.loads(manifest.read_text("utf-8"))
     early = {name: value for name, value in now["style"].items() if name != "smooth"}
     for style, word in (
@@ -153,17 +153,17 @@ def test_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thing.txt").write_text("mine", "utf-8")
-    with pytest.raises(InputError, match=r"other: holds files, and no made\.json says"):
+    with pytest.raises(InputError, match=r"other: holds files, and no pairs\.json says"):
         write_pairs(tmp_path / "other", pairs, 1)
-    refuses("expected the folder of", open_dataset, "made", tmp_path / "absent")
+    refuses("expected the folder of", open_dataset, "synthetic", tmp_path / "absent")
     write_pairs(tmp_path / "made", pairs, 1)
-    manifest = tmp_path / "made/made.json"
+    manifest = tmp_path / "made/pairs.json"
     for text, word in (("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"count": "x"}', "a count of pairs, got 'x'")):
         manifest.write_text(text, "utf-8")
-        refuses(word, open_dataset, "made", tmp_path / "made")
-    refuses(r"made\.json: expected an entry count", write_pairs, tmp_path / "made", pairs, 1)
+        refuses(word, open_dataset, "synthetic", tmp_path / "made")
+    refuses(r"pairs\.json: expected an entry count", write_pairs, tmp_path / "made", pairs, 1)
     manifest.unlink()
-    refuses(r"made\.json: does not exist", open_dataset, "made", tmp_path / "made")
+    refuses(r"pairs\.json: does not exist", open_dataset, "synthetic", tmp_path / "made")
     manifest.write_text('{"count": 1}', "utf-8")
     (tmp_path / "made/frame2/00000.png").unlink()
-    refuses(r"00000\.png: does not exist", open_dataset, "made", tmp_path / "made")
+    refuses(r"00000\.png: does not exist", open_dataset, "synthetic", tmp_path / "made")

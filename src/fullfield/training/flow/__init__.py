@@ -3,7 +3,6 @@
 Names are loaded on first use: the configurations need no PyTorch.
 """
 
-import warnings
 from typing import TYPE_CHECKING
 
 from fullfield._lazy import lazy
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
 
-__all__, _load, __dir__ = lazy(
+__all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation Augmented augment",
@@ -47,10 +46,3 @@ __all__, _load, __dir__ = lazy(
         "validation": "FlowValidation",
     },
 )
-
-
-def __getattr__(name: str) -> object:
-    if name == "PairMaker":
-        warnings.warn("PairMaker is deprecated, use PairGenerator", DeprecationWarning, stacklevel=2)
-        name = "PairGenerator"
-    return _load(name)

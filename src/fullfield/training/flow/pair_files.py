@@ -18,7 +18,7 @@ from fullfield.io.files import remove_abandoned
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import licence_list, licence_text
 
-MANIFEST, LICENCES = "made.json", "licences.md"
+MANIFEST, LICENCES = "pairs.json", "licences.md"
 FLOW_FORMATS = ("flo", "png")
 _PARTS = ("frame1", "frame2", "occlusions", "invalid")
 _KITTI = 511.5  # px, the most that KITTI's files hold
