@@ -121,7 +121,8 @@ def _run(args: argparse.Namespace, share: Share) -> int:
     quiet = args.quiet or not first
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, naming(**words):
-        setting = Setting(device=_device(args.device), warm_start=args.warm_start, alone=args.alone, share=share)
+        device = _device(args.device, chosen.device)
+        setting = Setting(device=device, warm_start=args.warm_start, alone=args.alone, share=share)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
         else:
@@ -174,10 +175,10 @@ def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
 
 
-def _device(name: str) -> str:
-    """Return the device; for ``cuda``, each of several processes takes the GPU of its number."""
+def _device(requested: str, name: str) -> str:
+    """Return the device ``name``; without an index in the request each of several processes takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
-    if name != "cuda" or local is None:
+    if requested not in ("auto", "cuda") or not name.startswith("cuda") or local is None:
         return name
     import torch
 

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
 
     dataset = _opened(args.dataset)
-    if args.device != "cpu":
+    if args.device not in ("auto", "cpu"):
         raise InputError(f"--device: expected cpu, where point clouds are registered, got {args.device!r}")
     options = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
     if args.score_only:

@@ -60,7 +60,9 @@ class Chosen:
         device = _check.device(self.device, "--device")
         estimator = self.estimator  # refuses unsuitable settings before any download
         if not hasattr(self.config, "weights"):
-            estimator.prepare(device, size)
+            from fullfield.estimators.protocol import prepare_estimator
+
+            prepare_estimator(estimator, device, size)
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             note(f"downloading the weights {self.origin.name}")
@@ -160,10 +162,16 @@ def add_method_options(
     if positional:
         parser.add_argument("method", type=partial(_method, others=others), metavar="MODEL", help=names)
     else:
+        names += ", or package.module:Class, an Estimator of your own"
         group.add_argument("--method", type=_method, metavar="NAME", default=default, help=names)
     group.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
     group.add_argument("--backend", metavar="NAME", help="use this backend or fail; see fullfield doctor [the best]")
-    group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ...")
+    group.add_argument(
+        "--device",
+        metavar="NAME",
+        default="auto",
+        help="auto (the first GPU that has the kernels, else the CPU), cpu, cuda, cuda:1, ... [auto]",
+    )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     return group
 
@@ -196,7 +204,16 @@ def chosen(args: argparse.Namespace) -> Chosen:
     with naming(**words(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
         origin = None if method.network is None else origin_of(method.network, config.weights)
-    return Chosen(args.method, args.preset, config, args.backend, args.device, origin)
+    return Chosen(args.method, args.preset, config, args.backend, _resolved_device(args.device), origin)
+
+
+def _resolved_device(name: str) -> str:
+    """Return the name of a device, with ``auto`` decided for this machine."""
+    if name != "auto":
+        return name
+    from fullfield.ops.devices import resolve_device
+
+    return str(resolve_device(name))
 
 
 def words(method: str) -> dict[str, str]:

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ray is not None:  # the nodes of a cluster have other working directories
         frame_files, output = _make_absolute(frame_files, output)
     methods.use_threads(args.threads)
-    devices = _list_devices(args)
+    devices = _list_devices(args, choice.device)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
     with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
         reading = reading_arguments(args)
@@ -187,7 +187,7 @@ def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
         raise InputError("--warm-start: runs on one device, from frame to frame; leave --devices out")
     if args.ray and (args.devices or args.warm_start):
         raise InputError(f"{'--devices' if args.devices else '--warm-start'}: not used with --ray; leave it out")
-    if args.devices and args.device != "cpu":
+    if args.devices and args.device != "auto":
         raise InputError(f"--device {args.device}: not used with --devices; leave it out")
     for option, pattern in (("--output", output), ("--st-map", args.st_map)):
         if pattern is None:
@@ -251,9 +251,11 @@ def _output_pattern(text: str, frame_files: FrameFiles) -> str:
     return f"{folder}/{before}%0{frame_files.pattern.digits}d{after}.exr"
 
 
-def _list_devices(args: argparse.Namespace) -> list[str]:
+def _list_devices(args: argparse.Namespace, device: str) -> list[str]:
+    if args.ray is not None and args.device == "auto":  # the nodes of a cluster are other machines
+        return ["cpu"]
     if args.devices is None:
-        return [args.device]
+        return [device]
     if args.devices == "all":
         import torch
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fullfield.estimators.network_config import NetworkConfig as NetworkConfig
     from fullfield.estimators.network_config import PtlflowConfig as PtlflowConfig
     from fullfield.estimators.network_config import RAFTEstimatorConfig as RAFTEstimatorConfig
+    from fullfield.estimators.opencv import OpenCVFlow as OpenCVFlow
     from fullfield.estimators.protocol import Estimator as Estimator
     from fullfield.estimators.ptlflow import PtlflowEstimator as PtlflowEstimator
     from fullfield.estimators.refined import RefinedEstimator as RefinedEstimator
@@ -33,6 +34,7 @@ __all__, __getattr__, __dir__ = lazy(
         "frames": "as_frame",
         "network": "NetworkEstimator",
         "network_config": "NetworkConfig PtlflowConfig RAFTEstimatorConfig",
+        "opencv": "OpenCVFlow",
         "protocol": "Estimator",
         "ptlflow": "PtlflowEstimator",
         "refined": "RefinedEstimator",
