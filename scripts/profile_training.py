@@ -1,6 +1,6 @@
 """Measure where the time of a training step goes on a GPU: compiling, step, scenes, the loop, and the kernels of each.
 
-python scripts/profile_training.py -o profile.json fullfield-m:6 fullfield-m:4-12 fullfield-s:6
+python scripts/profile_training.py -o profile.json --cases fullfield-m:6 fullfield-m:4-12 fullfield-s:6
 
 Each case is a network and its updates; ``4-12`` draws a number for each step as a training does, and compiles the
 network's parts instead of the whole step. Steps are recorded as CUDA graphs unless --eager is given. The file is
@@ -117,7 +117,7 @@ def measure(text: str, args: argparse.Namespace, source: Mixture, result: dict[s
 def main() -> None:
     """Measure all cases and write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("cases", nargs="+", metavar="NETWORK:UPDATES")
+    parser.add_argument("--cases", nargs="+", required=True, metavar="NETWORK:UPDATES")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=size, default=(368, 496))
@@ -126,6 +126,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not record the step as a CUDA graph")
     parser.add_argument("--pictures", help="picture pack")
+    default = [f"{style}={share:g}" for style, share in MIXTURE.items()]
+    parser.add_argument("--mixture", nargs="+", default=default, metavar="STYLE=SHARE")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--traceback", action="store_true", help="store where a case failed")
     args = parser.parse_args()
@@ -134,12 +136,14 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "size": args.size,
+        "mixture": args.mixture,
         "cases": [],
     }
     pictures: Any = load_pictures(args.pictures)
+    mixture = {style: float(share) for style, _, share in (text.partition("=") for text in args.mixture)}
     for text in args.cases:
         parts = []
-        for seed, (style, share) in enumerate(MIXTURE.items()):
+        for seed, (style, share) in enumerate(mixture.items()):
             how: dict[str, Any] = {"style": SceneStyle.preset(style), "workers": args.workers, "pictures": pictures}
             pairs = PairGenerator(args.size, seed=seed, device=args.device, **how)
             pictures = pairs.atlas
