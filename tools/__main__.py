@@ -7,14 +7,15 @@ from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run
 from fullfield.cli.options import add_verb
 
-VERBS = ("render", "textures", "meshes")
+VERBS = ("render", "textures", "meshes", "training")
 """Names of the verbs, each a folder of this package with a module ``command``."""
 
 
 def build_parser() -> Parser:
     """Build the parser of all verbs."""
     parser = Parser(
-        prog="python -m tools", description="Render test sets with Blender, build the pack of pictures and meshes."
+        prog="python -m tools",
+        description="Render test sets with Blender, build the pack of pictures and meshes, pack training runs.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name in VERBS:

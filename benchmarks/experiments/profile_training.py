@@ -1,6 +1,6 @@
 """Measure where the time of a training step goes on a GPU: compiling, step, scenes, the loop, and the kernels of each.
 
-python scripts/profile_training.py -o profile.json --cases fullfield-m:6 fullfield-m:4-12 fullfield-s:6
+python -m benchmarks.experiments.profile_training -o profile.json --cases fullfield-m:6 fullfield-m:4-12 fullfield-s:6
 
 Each case is a network and its updates; ``4-12`` draws a number for each step as a training does, and compiles the
 network's parts instead of the whole step. Steps are recorded as CUDA graphs unless --eager is given. The file is

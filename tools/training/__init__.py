@@ -1,0 +1,1 @@
+"""Runs of training on their way between machines."""
