@@ -2,8 +2,8 @@
 
 python -m benchmarks.experiments.profile_training -o profile.json --cases fullfield-m:6 fullfield-m:4-12 fullfield-s:6
 
-Each case is a network and its updates; ``4-12`` draws a number for each step as a training does. Steps are recorded as CUDA graphs unless --eager is given. The file is
-written after each case, so that a run that is cut has a result too.
+Each case is a network and its updates; ``4-12`` draws a number for each step as a training does. Steps are recorded as
+CUDA graphs unless --eager is given. The file is written after each case, so that a run that is cut has a result too.
 """
 
 from __future__ import annotations
