@@ -28,7 +28,9 @@ def atlas() -> PictureAtlas:
     return PictureAtlas(pictures, shapes, procedural_meshes(5))
 
 
-@pytest.mark.parametrize(("size", "style"), [((24, 33), "usual"), ((8, 9), "bodies"), ((24, 33), "meshes")], ids=str)
+@pytest.mark.parametrize(
+    ("size", "style"), [((24, 33), "usual"), ((40, 50), "bodies"), ((40, 50), "meshes"), ((40, 50), "figures")], ids=str
+)
 def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
     """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
     held, style_of_scenes = atlas(), replace(SceneStyle.preset(style), instants=3)

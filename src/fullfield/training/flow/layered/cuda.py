@@ -15,7 +15,7 @@ from fullfield.training.flow.layered.meshes import SceneTriangles
 from fullfield.training.flow.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
 LIBRARIES = Libraries("kernels of layered scenes")
-_THREADS = 256
+_THREADS, _TILE = 256, 16
 _LAYERS, _MESHES, _FRAMES = (Path(__file__).with_name(name) for name in ("layers.cuh", "meshes.cuh", "render.cu"))
 _EMPTY = (1 << 63) - 1  # key of a sample that shows no mesh
 _POINTERS = (
@@ -66,5 +66,6 @@ def render(
         warps = p.triangles * 2 * matrices
         kernels.launch("draw_triangles", -(-32 * warps // _THREADS), _THREADS, p)
     kernels.launch("render_truth", -(-pixels // _THREADS), _THREADS, p)
-    kernels.launch("render_frames", -(-2 * pixels // _THREADS), _THREADS, p)
+    tiles = -(-height // _TILE) * -(-width // _TILE)
+    kernels.launch("render_frames", 2 * batch * tiles, _THREADS, p)
     return results

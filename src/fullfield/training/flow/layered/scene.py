@@ -17,7 +17,7 @@ _TOGETHER = 64  # pictures that are halved at a time
 
 # Shapes besides the silhouettes of an atlas: an unbounded plane, the square from -1 to 1, an ellipsoid, and meshes.
 INFINITE, SQUARE, ELLIPSOID, MESH = -1, -2, -3, -4
-MOST_LAYERS = 63  # of a scene with meshes, whose pixels store their layer in 6 bits
+MOST_LAYERS, MOST_INSTANTS = 63, 64  # of a scene
 # Layout of ``LayeredScenes.paint``: where each group of numbers begins, and how many numbers a layer has.
 WAVES, TEXTURE, SOFTNESS, BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT = 0, 10, 16, 17, 18, 30, 32, 38
 
@@ -119,7 +119,9 @@ class LayeredScenes(NamedTuple):
         _check.tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
         batch, _, matrices, layers = self.to_card.shape[:4]
         device = self.to_card.device
-        _check.require(matrices >= 2, "to_card", "at least one exposure", self.to_card)
+        exposures = f"1 ... {MOST_INSTANTS} exposures"
+        _check.require(2 <= matrices <= 1 + MOST_INSTANTS, "to_card", exposures, matrices - 1)
+        _check.require(layers <= MOST_LAYERS, "to_card", f"up to {MOST_LAYERS} layers", layers)
         shapes: dict[str, tuple[int, ...]] = {
             "centres": (batch, 2, matrices, layers, 3),
             "to_frame": (batch, layers, 3, 4),
@@ -136,7 +138,6 @@ class LayeredScenes(NamedTuple):
             dtype = torch.int32 if name in ("ids", "counts", "instants", "noise") else torch.float32
             _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
         if self.meshes is not None:
-            _check.require(layers <= MOST_LAYERS, "to_card", f"up to {MOST_LAYERS} layers with meshes", layers)
             _check_placed(self.meshes, device)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
