@@ -261,6 +261,16 @@ def test_vertices_between_two_poses_are_placed_twisted_and_projected() -> None:
     np.testing.assert_allclose(built.texels, 16 * rest[0], rtol=1e-5)
 
 
+def test_autocast_does_not_round_vertices() -> None:
+    poses, store = two_meshes()
+    meshes = placed(poses, store, [0, 0])
+    exact = build_triangles(meshes, store, meshes.totals)
+    with torch.autocast("cpu", torch.bfloat16):
+        same = build_triangles(meshes, store, meshes.totals)
+    for name, one, other in zip(exact._fields, exact, same, strict=True):
+        assert torch.equal(one, other), name
+
+
 def triangle(points: list[list[float]], lamp: list[float], flat: float) -> SceneTriangles:
     """Return two triangles at an edge, 4 before the camera, under a lamp."""
     store = build_store([([np.array([points], np.float32)], np.array([[0, 1, 2], [2, 1, 3]]), np.zeros(2, np.uint8))])

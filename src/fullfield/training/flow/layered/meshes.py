@@ -132,12 +132,11 @@ def build_triangles(placed: PlacedMeshes, store: MeshStore, totals: tuple[int, i
     own = torch.lerp(low, high, placed.blend[vertices][..., None])  # [V, 2, 3]
     shape = _deform(own, placed.deformation[vertices])
     pose = placed.pose[vertices]
-    seen = (pose[..., :3] @ shape[..., None])[..., 0] + pose[..., 3]  # camera coordinates
+    seen = _map_points(pose, shape)  # camera coordinates
     focal, middle = placed.camera[vertices, None, :1], placed.camera[vertices, None, 1:]
     points = torch.cat((focal * seen[..., :2] + middle * seen[..., 2:], seen[..., 2:]), -1)
-    texture = placed.texture[vertices]
     rest = store.vertices[placed.rows[vertices, 0, 0] + local].float()
-    texels = (texture[..., :3] @ rest[..., None])[..., 0] + texture[..., 3]
+    texels = _map_points(placed.texture[vertices], rest)
 
     triangles, first_triangles = _spread(placed.triangle_counts, totals[1])
     local = torch.arange(totals[1], device=device) - first_triangles[triangles]
@@ -161,6 +160,11 @@ def _spread(counts: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """Return the instance of each of ``total`` elements, and the first element of each instance."""
     instances = torch.arange(len(counts), device=counts.device)
     return torch.repeat_interleave(instances, counts, output_size=total), counts.cumsum(0) - counts
+
+
+def _map_points(maps: Tensor, points: Tensor) -> Tensor:
+    """Map points [..., 3] by maps [..., 3, 4]; without a matrix product, which autocast and TF32 would round."""
+    return (maps[..., :3] * points[..., None, :]).sum(-1) + maps[..., 3]
 
 
 def _deform(points: Tensor, numbers: Tensor) -> Tensor:
