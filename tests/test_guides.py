@@ -67,7 +67,7 @@ def test_the_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[s
     found = [words for words in commands(page) if words[0] not in ELSEWHERE]
     assert found
     for words in found:
-        quick = QUICK if words[0] == "flow" or words[:2] == ["live", "clip.mp4"] else []
+        quick = QUICK if words[0] in ("flow", "shot") or words[:2] == ["live", "clip.mp4"] else []
         quick = QUICK[2:] if words[0] == "evaluate" else quick
         words = [word for i, word in enumerate(words) if not (quick and "--preset" in words[max(i - 1, 0) : i + 1])]
         assert main([*words, *quick]) == 0, (words, capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""Command for Nuke that runs ``fullfield flow`` on the selected Read node's range in a separate process.
+"""Command for Nuke that runs ``fullfield shot`` on the selected Read node's range in a separate process.
 
 See docs/nuke.md for the installation. Nuke's Python needs only this file.
 """
@@ -26,7 +26,7 @@ def command(plates, first, last, output, method="auto", refine=False, occlusion=
     """Return the command line for the frames ``first`` to ``last`` of a pattern such as ``plate.%04d.exr``."""
     if not re.search(r"%\d*d|#|\.(mov|mp4|mkv|mxf)$", plates):
         raise ValueError(f"{plates}: expected a sequence such as plate.%04d.exr, or a video")
-    words = [*executable(), "flow", plates, "--frames", f"{first}-{last}", "--direction", "both"]
+    words = [*executable(), "shot", plates, "--frames", f"{first}-{last}", "--direction", "both"]
     words += ["-o", output, "--method", method, "--device", device, "--farm", "openjd"]  # progress, frame by frame
     return words + ["--refine"] * bool(refine) + ["--occlusion"] * bool(occlusion)
 

@@ -63,7 +63,7 @@ cluster = Cluster(initialize_head=True, head_node_args={{'num_cpus': 1, 'include
 cluster.add_node(num_cpus=1)
 for n in (1, 2, 3):
     write_image(f'p.{{n}}.png', (s.frame1, s.frame2)[n % 2])
-assert main(['flow', 'p.%d.png', '-o', 'mv.%d.exr', '--ray', cluster.address, '--preset', 'fast']) == 0
+assert main(['shot', 'p.%d.png', '-o', 'mv.%d.exr', '--ray', cluster.address, '--preset', 'fast']) == 0
 assert float(read_flow('mv.2.exr').flow.abs().max()) > 0.1
 cluster.shutdown()
 """,

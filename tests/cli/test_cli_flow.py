@@ -266,7 +266,7 @@ def test_other_complaints_of_the_writer_are_no_rescue(
 
 
 def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
-    files = ("-o", "out.exr", "--occlusion", "hidden.png", "--confidence", "sure.png")
+    files = ("-o", "out.exr", "--occlusion", "--confidence", "--viz", "hidden.png", "--viz-kind", "occlusion")
     report = cli("flow", "a.png", "b.png", *files, "--refine", *FAST, "--json").json
     expected = estimate(
         "a.png",
@@ -283,11 +283,43 @@ def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
     stored = oiio.ImageInput.open("out.exr")
     names = list(stored.spec().channelnames)
     pixels = torch.from_numpy(stored.read_image("float"))
-    for name, file in (("occlusion", "hidden.png"), ("confidence", "sure.png")):
-        plane = getattr(expected, name)
-        assert torch.equal(pixels[..., names.index(name)], plane)
-        assert torch.allclose(read_frame(file)[0], plane, atol=0.003)
-    assert "--occlusion" in refused("flow", "a.png", "b.png", "-o", "out.flo", "--occlusion", "map.txt")
+    for name in ("occlusion", "confidence"):
+        assert torch.equal(pixels[..., names.index(name)], getattr(expected, name))
+    assert torch.allclose(read_frame("hidden.png")[0], expected.occlusion, atol=0.003)
+    assert "--occlusion: expected an .exr output" in refused("flow", "a.png", "b.png", "-o", "out.flo", "--occlusion")
+
+
+@pytest.mark.parametrize("kind", ["occlusion", "confidence"])
+def test_viz_kind_writes_a_map_with_any_format_of_the_flow(cli: Any, kind: str) -> None:
+    assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "map.png", "--viz-kind", kind, *FAST).code == 0
+    expected = estimate("a.png", "b.png", "tvl1", config=CONFIG, reliability=True)
+    assert torch.allclose(read_frame("map.png")[0], getattr(expected, kind), atol=0.003)
+
+
+def test_flow_refuses_a_shot_and_says_which_verb_takes_it(refused: Callable[..., str]) -> None:
+    for arguments, message in (
+        (("plate.%04d.png",), "plate.%04d.png: is a whole shot; use fullfield shot plate.%04d.png -o OUT"),
+        (("a.png",), "B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN"),
+        (
+            ("a.png", "b.png", "c.png"),
+            "expected two frames, got 3; for a shot use fullfield shot with a quoted pattern",
+        ),
+        (("clip.mp4", "b.png"), "clip.mp4: is a whole shot; use fullfield shot clip.mp4 -o OUT"),
+    ):
+        assert message in refused("flow", *arguments, "-o", "out.flo")
+    message = "PLATES: expected one pattern, got 3 names; quote a glob, as in 'plate.*.exr'"
+    assert message in refused("shot", "a.png", "b.png", "c.png", "-o", "mv.%d.exr")
+
+
+@pytest.mark.parametrize("verb", ["flow", "shot"])
+def test_help_shows_the_usual_options_first(cli: Any, verb: str) -> None:
+    lines = cli(verb, "--help").out.splitlines()
+    first_screen = "\n".join(lines[:40])
+    for option in ("--output", "--method", "--preset", "--device", "--refine", "--half", "--occlusion", "--overwrite"):
+        assert option in first_screen
+    text = "\n".join(lines)
+    others = ("--frames", "--farm", "--step") if verb == "flow" else ("--previous", "--initial-flow", "--viz-kind")
+    assert not [option for option in others if option in text]
 
 
 @pytest.mark.long

@@ -100,7 +100,7 @@ MISTAKES = {
     ],
     "flow": [
         ("missing.png b.png -o out.flo", "missing.png: no such file"),
-        ("folder b.png -o out.flo", "folder: is a folder"),
+        ("folder b.png -o out.flo", "folder: is a whole shot; use fullfield shot folder"),
         ("text.png b.png -o out.flo", "text.png"),
         ("empty.png b.png -o out.flo", "empty.png: the file is empty"),
         ("a.png cut.png -o out.flo", "cut.png: truncated"),
@@ -300,7 +300,7 @@ MISTAKES = {
     "": [
         ("flwo a.png b.png", "did you mean flow? (see fullfield --help)"),
         ("--vresion", "--vresion; did you mean --version instead of --vresion? (see fullfield --help)"),
-        ("", "no verb given; one of flow, live"),
+        ("", "no verb given; one of flow, shot, live"),
         ("train nothing -o run", "invalid choice: 'nothing'"),
         ("train descriptor", "-o/--output"),
         ("train descriptor -o empty", "empty: is a file; --output"),

@@ -42,14 +42,14 @@ def forking() -> Any:
 
 
 def started(folder: Path, arguments: list[str]) -> Any:
-    """Start ``fullfield flow`` in a process of its own."""
+    """Start ``fullfield shot`` in a process of its own."""
     process = forking().Process(target=slow_flow, args=(str(folder), arguments))
     process.start()
     return process
 
 
 def slow_flow(folder: str, arguments: list[str]) -> None:
-    """``fullfield flow`` in a folder, with a pause before every frame: time to be killed in, or to run alongside."""
+    """``fullfield shot`` in a folder, with a pause before every frame: time to be killed in, or to run alongside."""
     os.chdir(folder)
     real = Engine._estimate_frame
 
@@ -58,7 +58,7 @@ def slow_flow(folder: str, arguments: list[str]) -> None:
         return real(self, number)
 
     Engine._estimate_frame = slow  # type: ignore[method-assign]
-    sys.exit(main(["flow", *arguments]))
+    sys.exit(main(["shot", *arguments]))
 
 
 class CommandLine:

@@ -57,7 +57,7 @@ def test_the_tasks_of_a_farm_make_the_shot(shot: Path, capsys: pytest.CaptureFix
     for command in reversed(commands):  # farms keep no order
         assert main([*command[1:], *CHANGED]) == 0
         assert capsys.readouterr().out.count("openjd_progress: 100.0") == 1
-    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
+    assert main(["shot", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     assert_same(loaded("mv"), loaded("one"))
     (shot / "plate.0015.png").write_bytes(b"")
     for name in ("mv.0014.exr", "mv.0015.exr"):
@@ -88,7 +88,7 @@ def test_chunks_that_overlap_may_run_at_once(shot: Path) -> None:
     for process in begun:
         process.join()
         assert process.exitcode == 0
-    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
+    assert main(["shot", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     assert_same(loaded("mv"), loaded("one"))
     assert not list(shot.glob(".*"))
 
@@ -124,7 +124,7 @@ def test_the_commands_of_the_layer_make_the_shot(monkeypatch: pytest.MonkeyPatch
     for command in reversed(commands):  # farms keep no order
         assert command[0] == "fullfield"
         assert main([*command[1:], *CHANGED]) == 0
-    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
+    assert main(["shot", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     assert_same(loaded("mv"), loaded("one"))
     monkeypatch.setenv("DEVICE", "cuda")
     assert opencue_layer(monkeypatch)["gpus"] == 1
@@ -172,22 +172,22 @@ def test_actors_make_what_one_machine_makes(
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     options = ("--direction", "both", *QUICK)
-    code = main(["flow", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto", "--json"])
+    code = main(["shot", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto", "--json"])
     out, err = capsys.readouterr()
     assert ray.actors == [{"num_cpus": 2, "max_restarts": 2, "max_task_retries": 2}] * 2
     assert threads == [2, 2]
     assert code == (0 if fatal is None else 2), err
     assert json.loads(out)["written"] == ("11-18" if fatal is None else "11-14")
     assert fatal is None or "frames 15-18: the actor died again and again (it is gone)" in err
-    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
+    assert main(["shot", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
     made, whole = loaded("mv"), loaded("one")
     assert_same(made, {number: whole[number] for number in made})
     for path in shot.glob("mv.*.exr"):
         path.unlink()
     ray.cpus = 0.5
-    assert main(["flow", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto"]) == 2
+    assert main(["shot", "plate.%04d.png", "-o", "mv.%04d.exr", *options, "--ray", "auto"]) == 2
     assert "the cluster has no CPU (--device cpu)" in capsys.readouterr().err
-    assert main(["flow", "plate.%04d.png", "-o", "x.%04d.exr", "--ray", "auto", "--devices", "cpu", *QUICK]) == 2
+    assert main(["shot", "plate.%04d.png", "-o", "x.%04d.exr", "--ray", "auto", "--devices", "cpu", *QUICK]) == 2
 
 
 @pytest.fixture
@@ -232,13 +232,13 @@ def test_a_cluster_makes_what_one_machine_makes(shot: Path, address: str, capsys
     options = ("--direction", "both", "--occlusion", *QUICK)
     thread = threading.Thread(target=kill_one)
     thread.start()
-    where = ("flow", f"{shot}/plate.%04d.png", "-o", f"{shot}/mv.%04d.exr")
+    where = ("shot", f"{shot}/plate.%04d.png", "-o", f"{shot}/mv.%04d.exr")
     code = main([*where, *options, "--ray", address, "--json"])
     thread.join()
     out, err = capsys.readouterr()
     assert code == 0, err
     assert killed
     assert json.loads(out)["written"] == "11-18"
-    assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
+    assert main(["shot", "plate.%04d.png", "-o", "one.%04d.exr", *options]) == 0
     assert_same(loaded("mv"), loaded("one"))
     assert main([*where, "--ray", address, "--device", "cuda", "--overwrite", *QUICK]) == 2

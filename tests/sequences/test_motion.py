@@ -125,7 +125,7 @@ def test_a_paint_over_follows_the_shot_with_its_highlights(cli: CommandLine) -> 
     assert "was begun with other settings (reference was 3, is 2)" in err
     Path("on.exr.fullfield.json").unlink()
     err = cli.refused("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
-    assert "on.0001.exr: is there already" in err
+    assert "on.0001.exr: exists, and no on.exr.fullfield.json" in err
     assert "--overwrite" in err
 
 
@@ -169,7 +169,7 @@ def shot_of(numbers: Iterable[int]) -> None:
 
 def test_flow_over_two_frames_is_refused(cli: CommandLine) -> None:
     shot_of(range(1, 5))
-    cli.done("flow", "p.%d.png", "-o", "far.%d.exr", "--step", "2", "--direction", "both", "--method", "tvl1")
+    cli.done("shot", "p.%d.png", "-o", "far.%d.exr", "--step", "2", "--direction", "both", "--method", "tvl1")
     for verb in (
         ("warp", "p.%d.png"),
         ("warp", "p.1.png", "--reference", "1"),
@@ -182,8 +182,8 @@ def test_flow_over_two_frames_is_refused(cli: CommandLine) -> None:
 
 def test_flow_of_one_direction_is_refused_where_the_other_is_needed(cli: CommandLine) -> None:
     shot_of(range(1, 4))
-    cli.done("flow", "p.%d.png", "-o", "f.%d.exr", "--method", "tvl1")
-    cli.done("flow", "p.%d.png", "-o", "f.%d.flo", "--method", "tvl1", "--frames", "1-2")
+    cli.done("shot", "p.%d.png", "-o", "f.%d.exr", "--method", "tvl1")
+    cli.done("shot", "p.%d.png", "-o", "f.%d.flo", "--method", "tvl1", "--frames", "1-2")
     needing = (
         ("retime", "p.%d.png", "--factor", "2"),
         ("warp", "p.%d.png", "--direction", "backward"),

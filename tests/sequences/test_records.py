@@ -23,7 +23,7 @@ from fullfield.io.files import remove_abandoned
 from fullfield.sequences import ShotJob, cluster, find_frames, outputs
 
 pytestmark = pytest.mark.usefixtures("shot")
-SHOT = ("flow", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
+SHOT = ("shot", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
 
 
 def stamps(pattern: str = "mv.*.exr") -> dict[str, int]:
@@ -73,12 +73,12 @@ def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: CommandLi
     (shot / "other").mkdir()
     for number, frame in enumerate(moving(8, seed=9), 11):
         write_image(f"other/plate.{number:04d}.png", frame)
-    out, _ = cli.done("flow", "other/plate.%04d.png", *SHOT[2:])
+    out, _ = cli.done("shot", "other/plate.%04d.png", *SHOT[2:])
     assert "8 frames written, 0 kept" in out
     (shot / "copy").mkdir()
     for path in (shot / "other").iterdir():
         shutil.copyfile(path, shot / "copy" / path.name)
-    assert "0 frames written, 8 kept" in cli("flow", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
+    assert "0 frames written, 8 kept" in cli("shot", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
 
 
 def test_neighbours_of_a_complete_shot_end_well_and_a_longer_one_makes_its_old_end_again(cli: CommandLine) -> None:
@@ -160,7 +160,7 @@ def test_a_pair_does_not_replace_what_it_did_not_write(cli: CommandLine) -> None
     pair = ("flow", "plate.0011.png", "plate.0012.png", "-o")
     plate = Path("plate.0013.png").read_bytes()
     err = cli.refused(*pair, "plate.0013.png", *QUICK)
-    assert "--output plate.0013.png: already exists and was not written by 'fullfield flow'; use --overwrite" in err
+    assert "--output plate.0013.png: already exists and was not written by fullfield; use --overwrite" in err
     assert Path("plate.0013.png").read_bytes() == plate
     assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0
     assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0, "its own earlier output"
@@ -246,7 +246,7 @@ def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Pat
 
 def test_long_names_are_cut_by_bytes(cli: CommandLine) -> None:
     name = "\N{CAMERA}" * 58
-    assert cli("flow", "plate.%04d.png", "-o", f"{name}.%04d.exr", "--frames", "11", *QUICK)[0] == 0
+    assert cli("shot", "plate.%04d.png", "-o", f"{name}.%04d.exr", "--frames", "11", *QUICK)[0] == 0
     assert Path(f"{name}.0011.exr").is_file()
     assert cli("flow", "plate.0011.png", "plate.0012.png", "-o", f"{name}.flo", *QUICK)[0] == 0
 

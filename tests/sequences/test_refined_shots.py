@@ -63,7 +63,7 @@ def test_the_command_goes_on_from_its_files(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(shot)
-    command = ["flow", "plate.%04d.png", *QUICK, "--refine", "--warm-start", "--direction", "both", "--json", "-q"]
+    command = ["shot", "plate.%04d.png", *QUICK, "--refine", "--warm-start", "--direction", "both", "--json", "-q"]
     for folder in ("whole", "parts"):
         Path(folder).mkdir()
         assert main([*command, "-o", f"{folder}/mv.%04d.exr", "--frames", "11-15"]) == 0

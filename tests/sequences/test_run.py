@@ -34,7 +34,7 @@ CONFIG = TVL1Config.preset("fast").replace(iterations=4, warps=2)
 
 @pytest.fixture
 def flow(shot: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:  # noqa: ARG001 - sets the folder
-    return CommandLine(capsys, ("flow",), QUICK)
+    return CommandLine(capsys, ("shot",), QUICK)
 
 
 def write_exr(
@@ -396,13 +396,13 @@ def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
         (("plate.%04d.png", "-o", "no/mv.%04d.exr"), "folder no does not exist"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 exists"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-"), "--frames: expected frames such as"),
-        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz: only for one pair"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "unrecognized arguments: --viz"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: runs on"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "nine:1"), "--devices: expected a device"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--st-map", "mv.####.exr"), "is also written by --output"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--window", "data", "--warm-start"), "--warm-start: expected frames"),
-        (("plate.0011.png", "-o", "mv.%04d.exr"), "is one frame; give the second frame, or a sequence"),
-        (("plate.0011.png", "plate.0012.png", "-o", "x.flo", "--frames", "1-3"), "--frames: only for a whole shot"),
+        (("plate.0011.png", "-o", "mv.%04d.exr"), "is one frame; give a pattern such as plate.%04d.exr"),
+        (("plate.0011.png", "plate.0012.png", "-o", "x.%04d.flo"), "PLATES: expected one pattern, got 2 names"),
         (("no.%04d.png", "-o", "mv.%04d.exr"), "no.%04d.png: no such file"),
     ],
 )
@@ -442,7 +442,7 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
 
     monkeypatch.setattr(outputs, "write_vector_lines", watched)
     before = switches()
-    assert main(["flow", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
+    assert main(["shot", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
     assert seen == [(-1, 1)] * 3
     assert switches() == before
     with one_thread_a_file, one_thread_a_file:

@@ -30,7 +30,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(commands) == 3
     for command in commands:
         words = shlex.split(command)[1:]
-        assert main([*words, *(CHANGED if words[0] == "flow" else ())]) == 0, command
+        assert main([*words, *(CHANGED if words[0] == "shot" else ())]) == 0, command
     assert len(list(tmp_path.glob("mv.*.exr"))) == 6
     assert len(list(tmp_path.glob("paint_on.*.exr"))) == 4
     assert len(list(tmp_path.glob("slow.*.exr"))) == 13

@@ -143,7 +143,7 @@ def test_the_plates_are_found_by_the_notes(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call: Callable[..., int] = lambda *words: main([*words])  # noqa: E731
-    assert call("flow", "plate.%04d.png", "--frames", "11-12", "-o", "mv.%04d.exr", *QUICK) == 0
+    assert call("shot", "plate.%04d.png", "--frames", "11-12", "-o", "mv.%04d.exr", *QUICK) == 0
     monkeypatch.chdir(shot.parent)
     assert call("view", f"{shot}/mv.%04d.exr") == 0
     text = (shot / "mv.html").read_text("utf-8")
@@ -171,7 +171,7 @@ def shown(page: Path) -> dict[str, Any]:
 def test_the_wipe_shows_the_frame_that_the_vectors_reach(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shot)
     for step in (1, 2):
-        assert main(["flow", "plate.%04d.png", "-o", f"mv{step}.%04d.exr", "--step", str(step), *QUICK]) == 0
+        assert main(["shot", "plate.%04d.png", "-o", f"mv{step}.%04d.exr", "--step", str(step), *QUICK]) == 0
         for frames in ("11-14", "11-14x2"):
             assert main(["view", f"mv{step}.%04d.exr", "--frames", frames, "-o", "v.html"]) == 0
             page = shown(Path("v.html"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.cases.sequences.shots import Plan
 
 DESCRIPTION = """\
-Make a shot of EXR plates, then time "fullfield flow SHOT" from the plates to the written files beside the estimation of
+Make a shot of EXR plates, then time "fullfield shot SHOT" from the plates to the written files beside the estimation of
 the same pairs alone, from frames that are on the device already (64 of them at most, and their time is scaled). Told
 are the seconds, how many times the estimation the whole takes, what share of the time the device estimates, and what
 every stage of a frame takes.
@@ -39,7 +39,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="flow [both]")
     parser.add_argument("--devices", metavar="LIST", help="also with a process for each: all, 2, or cuda:0,cuda:1")
     parser.add_argument("--half", action="store_true", help="vectors as half floats")
-    parser.add_argument("--compression", choices=EXR_COMPRESSIONS, help="of the vectors [as fullfield flow]")
+    parser.add_argument("--compression", choices=EXR_COMPRESSIONS, help="of the vectors [as fullfield shot]")
     parser.add_argument("--threads", type=count, metavar="N", help="of PyTorch in this process [as it is]")
     parser.add_argument("--folder", metavar="DIR", help="where plates and vectors are for a while [a temporary folder]")
 

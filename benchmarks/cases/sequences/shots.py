@@ -1,4 +1,4 @@
-"""A shot of EXR plates to EXR vectors as ``fullfield flow`` makes them, beside the estimation of its pairs alone.
+"""A shot of EXR plates to EXR vectors as ``fullfield shot`` makes them, beside the estimation of its pairs alone.
 
 The estimation alone takes as many pairs (of a long shot some of them, and their time is scaled), from frames that lie
 on the device, as the engine asks for them: both ways in one call where the estimator has that, each refined with the

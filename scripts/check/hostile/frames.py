@@ -3,7 +3,7 @@
 ``python scripts/check/hostile/frames.py --count 300 --seed 1`` takes some minutes.
 
 A shot has one size, as small as one pixel. Each of its frames is smooth, constant, noise, a checkerboard, far too
-bright or too dark, of one channel, or of another size, or has a value that is not finite. ``fullfield flow`` runs on it
+bright or too dark, of one channel, or of another size, or has a value that is not finite. ``fullfield shot`` runs on it
 with a random method and random options. It must end with exit code 0, or with 2 and one line for each file that it
 refuses. Stored vectors must be finite; occlusion and confidence must lie in 0 … 1.
 """
@@ -83,7 +83,7 @@ def play(draw: random.Random, folder: Path) -> tuple[int, str]:
         save(folder / f"p.{number}.exr", ExrPart(pixels.astype(np.float16) if half else pixels, names))
     chosen = [option for option in OPTIONS if draw.random() < 0.35]
     arguments = ["p.%d.exr", "-o", "mv.%04d.exr", *draw.choice(METHODS), *" ".join(chosen).split()]
-    told = f"{size[1]}x{size[0]} {', '.join(kinds)}: fullfield flow {' '.join(arguments)}"
+    told = f"{size[1]}x{size[0]} {', '.join(kinds)}: fullfield shot {' '.join(arguments)}"
     err = io.StringIO()
     with (
         contextlib.chdir(folder),
@@ -92,7 +92,7 @@ def play(draw: random.Random, folder: Path) -> tuple[int, str]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error", RuntimeWarning)  # NumPy's
-        code = fullfield(["flow", *arguments])
+        code = fullfield(["shot", *arguments])
     said = err.getvalue()
     assert code in (0, 2), told
     assert "Traceback" not in said, f"{told}\n{said}"

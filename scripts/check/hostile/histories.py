@@ -178,7 +178,7 @@ class History:
         return self.call(*self.command(*more))
 
     def command(self, *more: str) -> tuple[str, ...]:
-        return "flow", "plate.%04d.png", "-o", f"mv.%04d.{self.suffix}", *METHOD, *self.settings, *more
+        return "shot", "plate.%04d.png", "-o", f"mv.%04d.{self.suffix}", *METHOD, *self.settings, *more
 
     def derive(self, verb: str) -> int | None:
         """Make pictures along the flow; None where it does not hold what the verb needs."""

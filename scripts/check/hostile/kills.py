@@ -4,7 +4,7 @@
 
 A training is killed by signal 9 at random moments: its workers must end, and no semaphore or folder of sockets may be
 left; then it goes on, to the weights of a run that nobody killed. Processes evaluate one folder at the same time: all
-must end well, with the totals of one alone. ``fullfield flow`` on a shot is killed again and again (twenty times, eight
+must end well, with the totals of one alone. ``fullfield shot``  is killed again and again (twenty times, eight
 on several devices): every file that is there is whole at any time, and at the end they are those of an undisturbed run.
 """
 
@@ -159,7 +159,7 @@ SHOTS = (
 
 
 def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kills: int, frames: int = 40) -> int:
-    """Kill ``fullfield flow`` at random moments, from its first instruction on; how many files were there then.
+    """Kill ``fullfield shot`` at random moments, from its first instruction on; how many files were there then.
 
     What is there after a kill, and at the end everything, must be what a run gives that nobody disturbs.
     """
@@ -167,7 +167,7 @@ def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kil
 
     _plates(folder, frames)
     command = [
-        "flow",
+        "shot",
         str(folder / "plate.%04d.png"),
         *options,
         "--method",

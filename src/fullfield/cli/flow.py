@@ -1,16 +1,17 @@
-"""Estimate the flow between two frames, or of a whole shot.
+"""Estimate the flow between two frames.
 
-Estimate the flow from frame A to frame B, or of every frame of a shot. The suffix of OUT selects the format.
+Estimate the flow from frame A to frame B. The suffix of OUT selects the format. For a whole shot use fullfield shot.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import estimators, io, viz
 from fullfield._check import InputError
-from fullfield.cli import methods, paths, report, scenes, shot
+from fullfield.cli import methods, paths, report, scenes
 from fullfield.cli.options import (
     READING_WORDS,
     add_flow_choice,
@@ -23,6 +24,7 @@ from fullfield.cli.options import (
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming, same_size, size
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
+from fullfield.sequences.names import is_sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,11 +32,10 @@ if TYPE_CHECKING:
 MAPS = ("occlusion", "confidence")
 """Maps that can be written with the flow."""
 
-IN_OUTPUT = ""
-"""Value of an option of MAPS without a file: write the map into the output."""
-
-KINDS = ("sheet", "flow", "overlay", "warped")
+KINDS = ("sheet", "flow", "overlay", "warped", *MAPS)
 """Pictures of ``--viz``, the default first."""
+
+USAGE = "fullfield flow A B -o OUT [options]"
 
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 0.95)  # part of the progress bar
@@ -44,66 +45,65 @@ examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
   fullfield flow plate.1002.exr plate.1003.exr --previous plate.1001.exr -o vectors.1002.exr --half
   fullfield flow a.dpx b.dpx -o flow.exr --st-map st.exr --preset fast
-  fullfield flow 'plate.%04d.exr' --frames 1001-1100 --direction both -o 'mv.%04d.exr' --half
+  fullfield flow a.png b.png -o flow.exr --occlusion --viz hidden.png --viz-kind occlusion
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield flow``."""
+    parser.add_argument("frame1", metavar="A", help="first frame, whose pixels move")
+    parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size")
+    parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument(
-        "frame1", metavar="A", help="first frame, whose pixels move; or a shot: plate.%%04d.exr, a video, ..."
-    )
-    parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size; absent for a shot")
-
-    output = parser.add_argument_group("output")
-    output.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         required=True,
-        help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI); for a shot a pattern such as mv.%%04d.exr",
+        help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
+    estimation = methods.add_method_options(parser, usual=parser)
+    parser.add_argument("--refine", action="store_true", help=methods.REFINE_HELP)
+    parser.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
+    parser.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
+    parser.add_argument("--occlusion", action="store_true", help="store which pixels are hidden in B (.exr)")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that fullfield did not write")
+    report.add_report_options(parser, progress=True)
+
+    picture = parser.add_argument_group("picture")
+    picture.add_argument(
+        "--viz-kind", choices=KINDS, help="occlusion: white where hidden; confidence: white where reliable [sheet]"
+    )
+    scenes.add_max_motion(picture)
+    output = parser.add_argument_group("output")
+    output.add_argument("--confidence", action="store_true", help="store how reliable the flow of each pixel is (.exr)")
     output.add_argument(
         "--previous", metavar="FRAME", help="frame before A: write the flow to it as layer backward (.exr)"
     )
     output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
-    add_packing_options(output)
-    for name, meaning in (
-        ("occlusion", "white where a pixel is hidden in B"),
-        ("confidence", "white where the flow is reliable"),
-    ):
-        output.add_argument(
-            f"--{name}",
-            metavar="FILE",
-            nargs="?",
-            const=IN_OUTPUT,
-            help=f"estimate the {name} of every pixel as channels of OUT (.exr); FILE: write a picture too, {meaning}",
-        )
-
-    picture = parser.add_argument_group("picture")
-    picture.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
-    picture.add_argument("--viz-kind", choices=KINDS, help="kind of the picture [sheet]")
-    scenes.add_max_motion(picture)
-
-    shot.add_options(parser)
-    estimation = methods.add_method_options(parser)
+    add_packing_options(output, half=False)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
-    estimation.add_argument(
-        "--refine", action="store_true", help="refine to sub-pixel accuracy with TV-L1, in both directions"
-    )
     add_reading_options(parser)
-    report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
+
+
+def _check_frames(args: argparse.Namespace) -> None:
+    """Refuse a shot, and more frames than two."""
+    if args.others:
+        count = 2 + len(args.others)
+        raise InputError(f"flow: expected two frames, got {count}; for a shot use fullfield shot with a quoted pattern")
+    for frame in (args.frame1, args.frame2):
+        if frame and is_sequence(frame):
+            raise InputError(f"{frame}: is a whole shot; use fullfield shot {shlex.quote(frame)} -o OUT")
+    if args.frame2 is None:
+        raise InputError("B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, estimate, write, report."""
-    if args.frame2 is None:  # a whole shot
-        return shot.run(args)
     watch = report.Stopwatch()
+    _check_frames(args)
     chosen = methods.chosen(args)
-    shot.check_absent(args)
     _check_files(args)
 
     from fullfield.cli.options import read_frames
@@ -123,17 +123,20 @@ def run(args: argparse.Namespace) -> int:
 
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
-        wanted = {"refine": args.refine, "reliability": args.occlusion is not None or args.confidence is not None}
+        needs_maps = args.occlusion or args.confidence or args.viz_kind in MAPS
         part = progress.part(start, middle)
-        flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=part, **wanted)
+        flow = chosen.estimate(
+            frame1, frame2, initial_flow=initial, progress=part, refine=args.refine, reliability=needs_maps
+        )
         part = progress.part(middle, end)
         backward = [chosen.estimate(frame1, frame, progress=part, refine=args.refine) for frame in previous]
         watch.lap("estimate")
 
         progress(end, "writing")
         scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
-        maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name) is not None}
+        maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name)}
         layers = {"backward": backward[0].flow if backward else None, "planes": maps}
+        scene.maps = {name: getattr(flow, name) for name in MAPS if args.viz_kind == name}
         outcome = _write(args, scene, layers, window)
         watch.lap("write")
     if not args.quiet:
@@ -149,27 +152,28 @@ def _check_files(args: argparse.Namespace) -> None:
         raise InputError(f"--previous: expected an .exr output, which holds both directions, got {args.output}")
     check_flow_choice(args, "initial", args.initial_flow, "--initial-flow")
     for name in MAPS:
-        if getattr(args, name) == IN_OUTPUT and suffix != ".exr":
-            raise InputError(f"--{name}: expected an .exr output, got {args.output}; or give --{name} a FILE")
+        if getattr(args, name) and suffix != ".exr":
+            raise InputError(f"--{name}: expected an .exr output, got {args.output}; or use --viz-kind {name}")
     if args.viz is None:
         for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):
             if value is not None:
                 raise InputError(f"{option}: applies to the picture of --viz, which is absent")
-    if args.max_motion is not None and args.viz_kind == "warped":
-        raise InputError("--max-motion: is not used by --viz-kind warped; leave it out")
+    if args.max_motion is not None and args.viz_kind in ("warped", *MAPS):
+        raise InputError(f"--max-motion: is not used by --viz-kind {args.viz_kind}; leave it out")
     inputs = [
         ("A", args.frame1),
         ("B", args.frame2),
         ("--previous", args.previous),
         ("--initial-flow", args.initial_flow),
     ]
-    drawn = [("--viz", args.viz), *((f"--{name}", getattr(args, name) or None) for name in MAPS)]
-    outputs = [("--output", args.output, FLOW_WRITE_SUFFIXES), ("--st-map", args.st_map, (".exr",))]
-    paths.check_files(inputs, [*outputs, *((option, path, IMAGE_WRITE_SUFFIXES) for option, path in drawn)])
+    outputs = [
+        ("--output", args.output, FLOW_WRITE_SUFFIXES),
+        ("--st-map", args.st_map, (".exr",)),
+        ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
+    ]
+    paths.check_files(inputs, outputs)
     if not args.overwrite:
-        paths.check_own(
-            [(option, path) for option, path in (("--output", args.output), ("--st-map", args.st_map), *drawn)]
-        )
+        paths.check_own([(option, path) for option, path, _ in outputs])
 
 
 def _initial_flow(args: argparse.Namespace, frame: Tensor, window: io.FrameWindow | None) -> Tensor:
@@ -223,10 +227,6 @@ def _write(
     if args.st_map is not None:
         with paths.noting(args.st_map):
             io.write_st_map(args.st_map, scene.flow, window=window)
-    for name, plane in layers["planes"].items():
-        if getattr(args, name):
-            with paths.noting(getattr(args, name)):
-                io.write_image(getattr(args, name), plane)
     if args.viz is not None:
         picture = scene.light(args.viz_kind or KINDS[0], args.viz)
         with paths.noting(args.viz):
@@ -248,8 +248,9 @@ def _report(
     refined = flow.parameters.get("refinement") is not None
     made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
     text = (
-        f"{report.printable(outcome.path)}: {size(flow.flow)}, {made_by}{', refined' if refined else ''} "
-        f"({flow.backend}), longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
+        f"{report.printable(outcome.path)}: {size(flow.flow)}, {made_by}{', refined' if refined else ''}, "
+        f"on {chosen.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
+        f"{seconds['estimate']:.2f} s"
     )
     picture = None
     if args.viz is not None:
@@ -260,7 +261,6 @@ def _report(
         "problem": outcome.problem,
         "st_map": args.st_map,
         "picture": picture,
-        **{name: getattr(args, name) or None for name in MAPS},
         **chosen.facts(flow),
         "refined": refined,
         "device": chosen.device,

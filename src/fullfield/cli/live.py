@@ -366,7 +366,7 @@ def _report(
             "max_motion": screen.colors.max_motion,
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-    what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
+    what = f"{source.width}x{source.height}{rate}, {chosen.title}, on {chosen.device} (backend {backend})"
     text = f"{report.printable(args.source)}: {what}: {summary(statistics)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"

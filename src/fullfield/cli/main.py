@@ -27,8 +27,8 @@ from fullfield.cli.options import add_verb
 from fullfield.cli.report import note, printable
 
 VERBS = (
-    "flow", "follow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate", "register",
-    "train", "pairs", "weights", "export", "doctor",
+    "flow", "shot", "follow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate",
+    "register", "train", "pairs", "weights", "export", "doctor",
 )  # fmt: skip
 """Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_verb`."""
 

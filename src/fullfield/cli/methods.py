@@ -23,6 +23,9 @@ from fullfield.models.weights import Origin, origin_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+REFINE_HELP = "refine to sub-pixel accuracy with TV-L1, in both directions"
+DEVICE_HELP = "auto (the first GPU with kernels, else the CPU), cpu, cuda, cuda:1, ..."
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -151,27 +154,25 @@ def add_method_options(
     positional: bool = False,
     others: Sequence[str] = (),
     default: str = DEFAULT_METHOD,
+    usual: Any = None,
 ) -> Any:
     """Add ``--method``, or MODEL in its place, and the options that all methods have; return the group.
 
-    ``others`` are further names of MODEL, which are no methods of flow.
+    ``others`` are further names of MODEL, which are no methods of flow. ``usual`` is the group of ``--method``,
+    ``--preset`` and ``--device``, if it is another one.
     """
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.presets())
     group = parser.add_argument_group("estimation")
+    usual = group if usual is None else usual
     names = ", ".join((*METHODS, *others))
     if positional:
         parser.add_argument("method", type=partial(_method, others=others), metavar="MODEL", help=names)
     else:
         names += ", or package.module:Class, an Estimator of your own"
-        group.add_argument("--method", type=_method, metavar="NAME", default=default, help=names)
-    group.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
+        usual.add_argument("--method", type=_method, metavar="NAME", default=default, help=names)
+    usual.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
+    usual.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     group.add_argument("--backend", metavar="NAME", help="use this backend or fail; see fullfield doctor [the best]")
-    group.add_argument(
-        "--device",
-        metavar="NAME",
-        default="auto",
-        help="auto (the first GPU that has the kernels, else the CPU), cpu, cuda, cuda:1, ... [auto]",
-    )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     return group
 

@@ -28,12 +28,14 @@ def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
     """Add the verb that a module defines.
 
     Its docstring is the help: a line for the list of verbs, and the description. It has ``add_options(parser)``,
-    perhaps ``EPILOG`` with examples, and ``run(args) -> int`` unless it only has verbs of its own, which define it.
+    perhaps ``EPILOG`` with examples and ``USAGE``, and ``run(args) -> int`` unless it only has verbs of its own, which
+    define it.
     """
     summary, _, description = (module.__doc__ or "").partition("\n\n")
     line = summary[:1].lower() + summary[1:].removesuffix(".")
     epilog = getattr(module, "EPILOG", None)
-    parser = verbs.add_parser(name, help=line, description=" ".join(description.split()), epilog=epilog)
+    usage = getattr(module, "USAGE", None)
+    parser = verbs.add_parser(name, help=line, description=" ".join(description.split()), epilog=epilog, usage=usage)
     parser.set_defaults(run=getattr(module, "run", None))
     module.add_options(parser)
 
@@ -114,10 +116,11 @@ def check_flow_choice(args: argparse.Namespace, prefix: str, path: str | None, w
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
 
 
-def add_packing_options(group: Any) -> None:
-    """Add ``--half`` and ``--compression``, for the flow that is written."""
+def add_packing_options(group: Any, *, half: bool = True) -> None:
+    """Add ``--compression`` and, with ``half``, ``--half``, for the flow that is written."""
     names = dict.fromkeys(name for found in _COMPRESSIONS.values() for name in found)
-    group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
+    if half:
+        group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     group.add_argument(
         "--compression", choices=names, help="of .exr [zip, or none if zip saves little] or .flo5 [gzip]"
     )

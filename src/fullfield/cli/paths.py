@@ -100,8 +100,7 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
 
         if not Records(_notes(path)).of(os.path.realpath(path)):
             raise InputError(
-                f"{option} {path}: already exists and was not written by 'fullfield flow'; use --overwrite or "
-                "another name"
+                f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )
 
 

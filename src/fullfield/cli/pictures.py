@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import paths, report
+from fullfield.cli.methods import DEVICE_HELP
 from fullfield.cli.progress import ProgressBar
 from fullfield.sequences.names import format_frames, is_pattern
 
@@ -25,7 +26,7 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"pictures: {' '.join(SUFFIXES)}")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     report.add_report_options(parser, progress=True)
 
 

@@ -12,7 +12,7 @@ from fullfield.cli import argtypes, pictures, report
 
 EPILOG = """\
 examples:
-  fullfield flow 'plate.%04d.exr' --direction both -o 'mv.%04d.exr'
+  fullfield shot 'plate.%04d.exr' --direction both -o 'mv.%04d.exr'
   fullfield retime 'plate.%04d.exr' --flow 'mv.%04d.exr' --factor 2.5 -o 'slow.%04d.exr'
 """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class Scene:
     known: Tensor | None = None  # bool [H, W], where the truth is known
     max_motion: float | None = None  # scale of the colours, px; None: the longest vector
     max_error: float | None = None  # scale of the error, px; None: the default of error_map
+    maps: Mapping[str, Tensor] = field(default_factory=dict)  # occlusion and confidence, [H, W]
 
     @cached_property
     def scale(self) -> float:
@@ -93,7 +95,9 @@ class Scene:
         return warp_image(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
     def light(self, kind: str, path: str) -> Tensor:
-        """Return :meth:`draw`, or the frame's own floats for the kind ``warped`` in an EXR."""
+        """Return :meth:`draw`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
+        if kind in self.maps:
+            return self.maps[kind]
         return self._warped_frame()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
 
     def _warped(self) -> Tensor:

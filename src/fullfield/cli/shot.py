@@ -1,4 +1,7 @@
-"""Motion vectors of a whole shot, for ``fullfield flow SEQUENCE -o PATTERN``."""
+"""Estimate the motion vectors of a shot.
+
+Write the flow of every frame of a shot. A run that was stopped continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import contextlib
 import itertools
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Sequence
@@ -18,7 +22,13 @@ from fullfield import _check as check
 from fullfield import sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
-from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
+from fullfield.cli.options import (
+    READING_WORDS,
+    add_packing_options,
+    add_reading_options,
+    packing_arguments,
+    reading_arguments,
+)
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, FRAME_SUFFIXES
@@ -38,40 +48,66 @@ if TYPE_CHECKING:
 
 _MISSING_IN_ONE_LINE = 3  # missing plates from which they are reported in one line
 _DIRECTIONS = ("forward", "backward", "both")
-# Options of ``flow`` for one pair only.
-_PAIR_OPTIONS = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
-_SHOT_OPTIONS = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray", "farm")
+
+USAGE = "fullfield shot PLATES -o OUT [options]"
+
+EPILOG = """\
+examples:
+  fullfield shot 'plate.%04d.exr' -o 'mv.%04d.exr' --direction both
+  fullfield shot 'plate.####.exr' --frames 1001-1100 -o vectors/ --half --occlusion
+  fullfield shot clip.mp4 -o 'mv.%06d.exr' --preset fast
+  fullfield shot 'plate.%04d.exr' -o 'mv.%04d.exr' --devices all
+"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a whole shot to the parser of ``flow``."""
-    group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
-    group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
-    group.add_argument(
-        "--direction", choices=_DIRECTIONS, help="to the next frame, the previous one, or both (.exr) [forward]"
+    """Add the options of ``fullfield shot``."""
+    parser.add_argument("plates", metavar="PLATES", help="plate.%%04d.exr, plate.####.exr, a folder, a glob or a video")
+    parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        required=True,
+        help=f"pattern such as mv.%%04d.exr, or a folder: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    group.add_argument("--step", type=argtypes.count, metavar="K", help="distance between the frames of a pair [1]")
-    group.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
-    group.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
-    group.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
-    group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
-    group.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
-    group.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
+    methods.add_method_options(parser, usual=parser)
+    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
+    parser.add_argument(
+        "--direction",
+        choices=_DIRECTIONS,
+        default="forward",
+        help="to the next frame, the previous one, or both (.exr)",
+    )
+    parser.add_argument("--refine", action="store_true", help=methods.REFINE_HELP)
+    parser.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
+    parser.add_argument("--occlusion", action="store_true", help="store which pixels are hidden (.exr)")
+    parser.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
+    report.add_report_options(parser, progress=True)
 
-
-def check_absent(args: argparse.Namespace) -> None:
-    """Raise InputError if options of a shot are given for one pair."""
-    _refuse(args, _SHOT_OPTIONS, "only for a whole shot (a pattern, folder or video in place of A and B); leave it out")
-
-
-def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if getattr(args, name):
-            raise InputError(f"--{name.replace('_', '-')}: {reason}")
+    output = parser.add_argument_group("output")
+    output.add_argument("--confidence", action="store_true", help="store how reliable the flow of each pixel is (.exr)")
+    output.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
+    output.add_argument("--st-map", metavar="FILES", help="also write ST maps: st.%%04d.exr")
+    add_packing_options(output, half=False)
+    pairs = parser.add_argument_group("pairs")
+    pairs.add_argument(
+        "--step", type=argtypes.count, default=1, metavar="K", help="distance between the frames of a pair"
+    )
+    pairs.add_argument("--warm-start", action="store_true", help="start from the flow of the previous frame")
+    farm = parser.add_argument_group("several GPUs and farms")
+    farm.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
+    farm.add_argument("--ray", metavar="ADDRESS", help="Ray cluster, with an actor for each GPU")
+    farm.add_argument("--farm", choices=("openjd",), help="print progress on stdout in the format of a render farm")
+    add_reading_options(parser)
+    methods.add_parameter_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, settle the job, estimate missing frames, report."""
+    if args.others:
+        names = 1 + len(args.others)
+        raise InputError(f"PLATES: expected one pattern, got {names} names; quote a glob, as in 'plate.*.exr'")
     choice = methods.chosen(args)
     frame_files, output = _check_files(args)
 
@@ -81,8 +117,10 @@ def run(args: argparse.Namespace) -> int:
         frame_files, output = _make_absolute(frame_files, output)
     methods.use_threads(args.threads)
     devices = _list_devices(args, choice.device)
+    if args.devices is not None:
+        choice = replace(choice, device=devices[0])
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
-    with naming(**words), ProgressBar("flow", quiet=args.quiet) as progress:
+    with naming(**words), ProgressBar("shot", quiet=args.quiet) as progress:
         reading = reading_arguments(args)
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else choose_frames(frame_files, args.frames)
@@ -100,7 +138,6 @@ def run(args: argparse.Namespace) -> int:
         )
         progress(0.0, "preparing")
         size = _frame_size(plates) if devices[0].startswith("cuda") else None
-        choice = replace(choice, device=devices[0])
         choice.prepare(size, lambda *_: None, quiet=args.quiet)
         job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
@@ -124,7 +161,7 @@ def _run_job(
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.left).difference(missing))
     reason = f"{len(missing)} plates are missing: {format_frames(missing)}"
-    problems = [sequences.Problem(args.frame1, reason)] if missing else []
+    problems = [sequences.Problem(args.plates, reason)] if missing else []
     for problem in problems:
         report.note(str(problem), kind="error")
     frame_report = _frame_report(args, progress, len(numbers))
@@ -149,11 +186,11 @@ def _run_job(
 
 def _shot_settings(args: argparse.Namespace, device: str) -> sequences.ShotSettings:
     return sequences.ShotSettings(
-        args.direction or "forward",
-        args.step or 1,
+        args.direction,
+        args.step,
         args.warm_start,
-        args.occlusion is not None,
-        args.confidence is not None,
+        args.occlusion,
+        args.confidence,
         device,
         args.refine,
     )
@@ -163,17 +200,15 @@ def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
     """Check the names of plates and outputs, and the options that depend on them."""
     from fullfield.sequences.outputs import Output
 
-    _refuse(args, _PAIR_OPTIONS, "only for one pair of frames; leave it out")
-    if not is_sequence(args.frame1) and Path(args.frame1).is_file():
-        raise InputError(f"{args.frame1}: is one frame; give the second frame, or a sequence such as plate.%04d.exr")
-    frame_files = find_frames(args.frame1)
+    if not is_sequence(args.plates) and Path(args.plates).is_file():
+        raise InputError(
+            f"{args.plates}: is one frame; give a pattern such as plate.%04d.exr, or use fullfield flow A B"
+        )
+    frame_files = find_frames(args.plates)
     args.output = output = _output_pattern(args.output, frame_files)
     suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
     packing = packing_arguments(args)
-    maps = [name for name in ("occlusion", "confidence") if getattr(args, name) is not None]
-    for name in maps:
-        if getattr(args, name):
-            raise InputError(f"--{name} {getattr(args, name)}: for a shot the output holds it; leave the file out")
+    maps = [name for name in ("occlusion", "confidence") if getattr(args, name)]
     exr_options = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":
         exr_options.insert(0, "--direction both")
@@ -219,9 +254,9 @@ def _check_distinct(args: argparse.Namespace, frame_files: FrameFiles) -> None:
         output = Pattern.parse(pattern)
         if plates & {os.path.realpath(output.path(n)) for n in frame_files.files or [number]}:
             raise InputError(f"{option} {pattern}: names the plates; choose another name")
-        if _would_match(output.path(number), args.frame1):
+        if _would_match(output.path(number), args.plates):
             raise InputError(
-                f"{option} {pattern}: {args.frame1} would hold plates and results; choose another folder, or name the "
+                f"{option} {pattern}: {args.plates} would hold plates and results; choose another folder, or name the "
                 "plates by a pattern such as plate.####.exr"
             )
     if len({os.path.realpath(Pattern.parse(pattern).path(number)) for _, pattern in names}) < len(names):
@@ -329,5 +364,8 @@ def _report(
     summary = f"{len(outcome.written)} frames written, {existing} kept"
     for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
-    summary += f", {choice.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
-    report.tell(args, content, f"{report.printable(args.output)}: {summary}", memory=True)
+    summary += f", {choice.title}{', refined' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
+    text = f"{report.printable(args.output)}: {summary}"
+    if not args.quiet and outcome.is_good:
+        text += f"\nnext: fullfield view {shlex.quote(report.printable(args.output))}"
+    report.tell(args, content, text, memory=True)

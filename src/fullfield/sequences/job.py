@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from fullfield import _check
 from fullfield._ledger.versions import Checksums
 from fullfield.estimators.estimation import build
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
+from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan
 from fullfield.sequences.plates import Plates, open_frame_files
@@ -56,7 +56,7 @@ class ShotJob:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         estimator = build(self.method, config=self.config, backend=self.backend)
-        prepare_estimator(estimator, _check.device(self.settings.device))
+        prepare_estimator(estimator, resolve_device(self.settings.device))
         return estimator
 
     def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[ShotJob, Plan]:

@@ -23,7 +23,7 @@ class ShotSettings:
         warm_start: start from the flow of the frame before, moved along; not across a cut.
         occlusion, confidence: estimate them too, from both directions
             (:func:`fullfield.estimators.reliability.occlusion_and_confidence`).
-        device: where to compute.
+        device: where to compute; ``auto`` is the first GPU with kernels, else the CPU.
         refine: refine the flows to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), with the backward
             flow. Estimators that always refine do so without it.
     """
@@ -33,7 +33,7 @@ class ShotSettings:
     warm_start: bool = False
     occlusion: bool = False
     confidence: bool = False
-    device: str = "cpu"
+    device: str = "auto"
     refine: bool = False
 
     def __post_init__(self) -> None:
