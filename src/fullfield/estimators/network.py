@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._switch import Switch
+from fullfield.estimators._still import find_still_areas
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
@@ -226,13 +227,24 @@ class NetworkEstimator(LoadingEstimator):
     def _estimated(
         self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
     ) -> list[_Found]:
-        """Return the forward flow, and with two ``starts`` the backward flow, from the smallest size to the largest."""
+        """Return the forward flow, and with two ``starts`` the backward flow; areas that agree have no motion."""
         check_pair(frame1, frame2)
         check_fork(frame1.device)
+        with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
+            still = find_still_areas(frame1, frame2)
+            found = self._at_all_sizes(frame1, frame2, starts, progress)
+            if still is None or 0 in self._updates():
+                return found
+            return [_Found(still.settle(one.flow), one.log_scale) for one in found]
+
+    def _at_all_sizes(
+        self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
+    ) -> list[_Found]:
+        """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
         fine, coarse = self._updates()
         fine_given, coarse_given = self._given_updates()
-        with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
+        with self._lock:
             network = self._ready(frame1.device)
             pairs = cascade_pairs(
                 *pair, [(size.height, size.width) for size in self._levels(PairSize.from_frame(frame1))]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
+from fullfield.estimators._still import find_still_areas
 from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, bidirectional_of
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
@@ -147,7 +148,9 @@ class RefinedEstimator(WrappingEstimator):
         size = SolverSize(frame1.shape[-2], frame1.shape[-1], frame1.device, flow.dtype)
         with self._refiners.borrow(size) as refiner:
             self._refiner_backend = refiner.backend
-            return refiner(frame1, frame2, flow, backward)
+            refined = refiner(frame1, frame2, flow, backward)
+        still = find_still_areas(frame1, frame2)
+        return refined if still is None else still.clear_still(refined)
 
 
 def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
+from fullfield.estimators._still import find_still_areas
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.warping import warp
 
@@ -19,6 +20,8 @@ OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
 """Weights of a logistic function: bias, logarithms of distance and residual, share of the pixel that the backward flow
 reaches. Fitted on synthetic pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, relative to the pair's
 median, on these and on alley_1."""
+_FLAT_CONFIDENCE = 0.2
+"""Highest confidence where both frames are the same flat area, whose motion nothing shows."""
 _APART = 4
 """Distance in rows and columns of the pixels whose median is taken."""
 CONFIDENCE = (1.145, -0.734, -0.934, 0.940)
@@ -113,7 +116,11 @@ def occlusion_and_confidence(
             own = by_own * log_scale
         trust = by_distance * signs.log_distance + by_residual * signs.log_residual + own
         trust = trust + by_contrast * signs.log_contrast
-        return occlusion, torch.where(is_known, torch.sigmoid(bias + trust), 0.0)
+        confidence = torch.sigmoid(bias + trust)
+        still = find_still_areas(frame1, frame2)
+        if still is not None:
+            confidence = torch.where(still.flat[:, 0], confidence.clamp(max=_FLAT_CONFIDENCE), confidence)
+        return occlusion, torch.where(is_known, confidence, 0.0)
 
 
 def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
