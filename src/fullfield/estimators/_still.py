@@ -76,7 +76,7 @@ def _structure(frame: Tensor) -> tuple[Tensor, Tensor]:
     y = functional.pad(grey[..., 1:, :] - grey[..., :-1, :], (0, 0, 0, 1))
     products = torch.cat((x * x, x * y, y * y), 1)
     means = functional.avg_pool2d(functional.avg_pool2d(_padded(products), _CELL), 3, 1, 1, count_include_pad=False)
-    xx, xy, yy = means.split(1, 1)
+    xx, xy, yy = means[:, :1], means[:, 1:2], means[:, 2:]
     middle, radius = (xx + yy) / 2, torch.sqrt(((xx - yy) / 2).square() + xy.square())
     return middle + radius, middle - radius
 
