@@ -305,16 +305,18 @@ class SEARAFT(FlowNetwork):
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
         count, padding, start = self._checked(frame1, frame2, self._number(updates), initial_flow, fewest=0)
-        encoded, flow, prediction = (self._compiled_begin or self._begin)(frame1, frame2, padding, start)
-        predictions = [prediction]
+        prepared = self.prepare(frame1, padding), self.prepare(frame2, padding)
+        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_begin or self._begin)(*prepared)
+        if start is not None:
+            flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
+        predictions = [(field, mask)]
         if count:
-            lookup, grid, net = self.pyramid(encoded.fmap1, encoded.fmap2), framing.grid_of(encoded.net), encoded.net
+            lookup, grid = self.pyramid(fmap1, fmap2), framing.grid_of(net)
         for _ in range(count):
             flow = flow.detach()
-            net, flow, prediction = (self._compiled_update or self._predict)(
-                net, encoded.context, lookup(grid + flow), flow
-            )
-            predictions.append(prediction)
+            features = lookup(grid + flow)
+            net, flow, field, mask = (self._compiled_update or self._predict)(net, context, features, flow)
+            predictions.append((field, mask))
         return padding, predictions
 
     def compile_parts(self, mode: str | None) -> None:
@@ -326,25 +328,24 @@ class SEARAFT(FlowNetwork):
         self._compiled_begin = None if mode is None else torch.compile(self._begin, mode=mode)
         self._compiled_update = None if mode is None else torch.compile(self._predict, mode=mode)
 
-    def _begin(
-        self, frame1: Tensor, frame2: Tensor, padding: framing.Padding, start: Tensor | None
-    ) -> tuple[Encoded, Tensor, tuple[Tensor, Tensor]]:
-        """Return what is encoded, the initial flow in cells, and the prediction of both."""
-        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        regressed, info = self._head(encoded.net)
-        # With the strides of later states, so that one compiled update serves all of them.
-        encoded = encoded._replace(net=encoded.net.clone())
-        flow = regressed.clone() if start is None else start
-        return encoded, flow, (torch.cat((8 * flow, info), 1), self.mask(encoded.net))
+    def _begin(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
+        """Return fmap1, fmap2, state, context, the regressed flow in cells, and the field and mask of a prediction.
 
-    def _predict(
-        self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Return the next state and flow and their prediction."""
+        The frames are prepared. Compiled code takes and returns tensors alone, as older versions of PyTorch need it.
+        """
+        fmap1, fmap2 = self._features(frame1, frame2)
+        net, context = self._context(frame1, frame2)
+        found: Tensor = self.flow_head(net).float()
+        # With the strides of later states, so that one compiled update serves all of them.
+        net, flow = net.clone(), found[:, :2].clone()
+        return fmap1, fmap2, net, context, flow, torch.cat((8 * flow, found[:, 2:]), 1), self.mask(net)
+
+    def _predict(self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor) -> tuple[Tensor, ...]:
+        """Return the next state and flow, and the field and mask of their prediction."""
         net = self.update_block(net, context, correlation, flow)
-        delta, info = self._head(net)
-        flow = flow + delta
-        return net, flow, (torch.cat((8 * flow, info), 1), self.mask(net))
+        found: Tensor = self.flow_head(net).float()
+        flow = flow + found[:, :2]
+        return net, flow, torch.cat((8 * flow, found[:, 2:]), 1), self.mask(net)
 
     def optimize_for_cpu(self) -> None:
         """Fold batch norms, reorder the weights, and merge linear layers of the updates.
