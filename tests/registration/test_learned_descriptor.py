@@ -340,7 +340,7 @@ def test_the_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_p
         return weigh(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["fullfield.registration.register"], "weigh", noted)
+        patch.setattr(sys.modules["fullfield.registration.search"], "weigh", noted)
         found = register(first, second, voxel=0.09, descriptor="learned")
         assert set(judged) == {LEARNED_LIMITS}
         register(first, second, voxel=0.09, descriptor="fpfh")

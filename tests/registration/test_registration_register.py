@@ -25,7 +25,8 @@ from fullfield.registration import (
     register_by_ransac,
     rigid,
 )
-from fullfield.registration.register import Settings, _different, registered
+from fullfield.registration.register import Settings, register_clouds
+from fullfield.registration.search import _different
 from fullfield.testing import room_scan
 from refusals import refuses
 
@@ -153,7 +154,7 @@ def test_a_mirrored_scan_is_refused() -> None:
 
 def test_progress_duplicates_and_too_few_matches(room: tuple[Floats, Floats]) -> None:
     told: list[tuple[float, str]] = []
-    registered(*room, Settings(voxel=0.09), lambda fraction, words: told.append((fraction, words)))
+    register_clouds(*room, Settings(voxel=0.09), lambda fraction, words: told.append((fraction, words)))
     assert [fraction for fraction, _ in told] == sorted(fraction for fraction, _ in told)
     assert told[0][1] == "describing the source, voxel 0.09"
     assert len(told) == 6

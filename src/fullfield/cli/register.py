@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.io.pointcloud import check_kept
     from fullfield.registration import LearnedDescriptor, read_pose
-    from fullfield.registration.register import Settings, registered
+    from fullfield.registration.register import Settings, register_clouds
 
     methods.use_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             check_kept(args.output, clouds[0])
         watch.lap("load")
         settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
-        found = registered(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
+        found = register_clouds(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
         watch.lap("register")
         if found.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")

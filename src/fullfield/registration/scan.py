@@ -62,6 +62,13 @@ def middle_of(points: Floats) -> Floats:
     return np.median(_sample(points), axis=0) if len(points) else np.zeros(3)
 
 
+def shift_origins(transform: Floats, source: Floats, target: Floats) -> Floats:
+    """Express ``transform`` in coordinates relative to these origins."""
+    shifted = transform.copy()
+    shifted[:3, 3] += transform[:3, :3] @ source - target
+    return shifted
+
+
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     """Thin out, and describe, finite ``points`` [N, 3] in voxels.
 

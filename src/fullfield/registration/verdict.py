@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.descriptors import Floats, Ints, nearest_within
+from fullfield.registration.contacts import nearest_points
+from fullfield.registration.descriptors import Floats, Ints
+from fullfield.registration.observability import FreeDirection
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import Scan
 
@@ -18,7 +20,10 @@ TOUCH = 1.0
 _FEWEST, _FEWEST_SHARE = 6, 0.02
 _LEAST_OVERLAP = 0.08
 _UPRIGHT = 0.9
-_BELOW_HALF = 0.499
+BELOW_HALF = 0.499
+_MAX_CONFIDENCE = 0.99
+MAX_CONTRADICTION = 0.25
+"""Largest share of points that the other cloud contradicts, among those that it confirms or contradicts."""
 
 
 class Limits(NamedTuple):
@@ -66,9 +71,9 @@ class Evidence(NamedTuple):
         """
         ratio = (self.score / self.limits.score) ** 2
         if self.accepted:
-            return ratio / (1.0 + ratio)
+            return min(ratio / (1.0 + ratio), _MAX_CONFIDENCE)
         signs = self.inliers / self._enough, self.overlap / _LEAST_OVERLAP
-        return min(ratio / (1.0 + ratio), *(0.5 * min(sign, 1.0) for sign in signs), _BELOW_HALF)
+        return min(ratio / (1.0 + ratio), *(0.5 * min(sign, 1.0) for sign in signs), BELOW_HALF)
 
     @property
     def _enough(self) -> float:
@@ -84,6 +89,15 @@ class Evidence(NamedTuple):
             f"the best pose has too little to show for it: {self.inliers} of {self.matches} matches agree, "
             f"{self.overlap:.0%} of a cloud touches the other, and {self.upright:.0%} of the normals agree there"
         )
+
+
+class Objection(NamedTuple):
+    """What speaks against the best pose."""
+
+    reason: str
+    is_certain: bool = True  # whether another voxel size would not change it
+    free_directions: tuple[FreeDirection, ...] = ()
+    alternatives: tuple[Floats, ...] = ()  # [4, 4], poses that fit as well
 
 
 class Contact(NamedTuple):
@@ -106,7 +120,9 @@ class Contact(NamedTuple):
 
 def contact(points: Floats, target: Floats) -> Contact:
     """Find the points of ``target`` [M, 3] that ``points`` [N, 3] touch."""
-    return Contact(*nearest_within(target, points, TOUCH))
+    distance, partner = nearest_points(target, points)
+    touching = distance <= TOUCH
+    return Contact(np.where(touching, distance, np.inf), np.where(touching, partner, -1))
 
 
 def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
@@ -117,11 +133,11 @@ def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: 
     touching = touch.partner >= 0
     turned = source.normals[touching] @ transform[:3, :3].T
     agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT
-    covered = (nearest_within(moved, target.points, TOUCH)[1] >= 0).mean()
+    covered = contact(target.points, moved).fitness
     return Evidence(
         matches=len(matches),
         inliers=int((away <= REACH).sum()),
-        overlap=max(touch.fitness, float(covered)),
+        overlap=max(touch.fitness, covered),
         fitness=touch.fitness,
         upright=float(agree.mean()) if touching.any() else 0.0,
         rmse=touch.rmse,

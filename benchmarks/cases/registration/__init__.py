@@ -1,0 +1,1 @@
+"""Registration of random pairs of clouds, with and without a determined pose."""

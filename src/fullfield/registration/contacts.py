@@ -1,0 +1,156 @@
+"""Touching surfaces of two scans in a pose: nearest points, agreement, contradiction, and fits along normals.
+
+Lengths are voxels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield.registration.descriptors import Floats, Ints
+from fullfield.registration.ransac import apply
+from fullfield.registration.refinement import library
+from fullfield.registration.scan import Scan
+
+Flags = NDArray[np.bool_]
+
+_MAX_HEIGHT, _MAX_ALONG = 1.0, 1.5  # over the plane of the nearest point, and along it, of a point that agrees
+_MIN_COSINE = 0.85  # of the normals of a point that agrees
+_HOVER, _MAX_HOVER = 1.2, 4.0  # heights over the other cloud's surface where there is nothing
+_CROSSING = 0.6  # cosine of normals below which touching surfaces cross
+_HUBER = 0.5
+_MIN_CONTACTS = 20
+
+
+def nearest_points(points: Floats, queries: Floats) -> tuple[Floats, Ints]:
+    """Return distances and indices [M] of the points [N, 3] that are nearest to ``queries`` [M, 3]."""
+    return nearest_in(library().KdTree(points), queries)
+
+
+def nearest_in(tree: Any, queries: Floats) -> tuple[Floats, Ints]:
+    """Return :func:`nearest_points` of the points in a small_gicp.KdTree."""
+    indices, squares = tree.batch_nearest_neighbor_search(queries)
+    return np.sqrt(np.asarray(squares).reshape(-1)), np.asarray(indices, np.int64).reshape(-1)
+
+
+class Agreement(NamedTuple):
+    """Which points of both clouds, the source's first, the other cloud confirms or contradicts in a pose.
+
+    The others are beyond the other cloud's window, or hidden there.
+    """
+
+    confirmed: Flags  # [N + M]: the other cloud has the same surface there
+    contradicted: Flags  # [N + M]: it has a surface closely behind or in front, or one across
+    unlikeness: Floats  # [N + M]: distance of the descriptor from that of the nearest point
+
+    @property
+    def contradiction(self) -> float:
+        """Return the share of contradicted points among those that the other cloud confirms or contradicts."""
+        contradicted, confirmed = int(self.contradicted.sum()), int(self.confirmed.sum())
+        return contradicted / max(contradicted + confirmed, 1)
+
+
+def compare(transform: Floats, source: Scan, target: Scan) -> Agreement:
+    """Compare the surfaces of both clouds where they are near each other."""
+    moved, turned = apply(transform, source.points), source.normals @ transform[:3, :3].T
+    moved_source = source._replace(points=moved, normals=turned)
+    sides = _compare_side(moved_source, target), _compare_side(target, moved_source)
+    return Agreement(*(np.concatenate(parts) for parts in zip(*sides, strict=True)))
+
+
+def _compare_side(scan: Scan, other: Scan) -> tuple[Flags, Flags, Floats]:
+    distance, partner = nearest_points(other.points, scan.points)
+    normal = other.normals[partner]
+    height = np.abs(((scan.points - other.points[partner]) * normal).sum(1))
+    is_above = distance**2 - height**2 <= _MAX_ALONG**2
+    cosine = np.abs((scan.normals * normal).sum(1))
+    confirmed = is_above & (height <= _MAX_HEIGHT) & (cosine >= _MIN_COSINE)
+    contradicted = is_above & (height <= _MAX_HOVER) & ((height > _HOVER) | (cosine < _CROSSING))
+    return confirmed, contradicted, np.linalg.norm(scan.features - other.features[partner], axis=1)
+
+
+class Planes(NamedTuple):
+    """Planes of a cloud, to which another cloud is fitted."""
+
+    tree: Any  # small_gicp.KdTree of the points
+    points: Floats  # [N, 3]
+    normals: Floats  # [N, 3]
+
+    @classmethod
+    def from_scan(cls, scan: Scan) -> Planes:
+        """Prepare the points of a scan."""
+        return cls(library().KdTree(scan.points), scan.points, scan.normals)
+
+
+class PlaneStep(NamedTuple):
+    """One step of a fit of points to planes: a small affine change around ``center``."""
+
+    center: Floats  # [3]
+    radius: float
+    change: Floats  # [6 + S]: turn over ``radius``, shift, strains over ``radius``
+    covariance: Floats  # [6 + S, 6 + S], of independent points
+
+
+def plane_step(
+    planes: Planes, points: Floats, normals: Floats, reach: float, strains: Floats, min_cosine: float = 0.8
+) -> PlaneStep | None:
+    """Return the change that brings ``points`` [N, 3] closest to the planes within ``reach``; None with too few.
+
+    ``strains`` [S, 3, 3] are the symmetric changes of shape that are allowed.
+    """
+    distance, partner = nearest_in(planes.tree, points)
+    goal_normals = planes.normals[partner]
+    near = (distance <= reach) & (np.abs((normals * goal_normals).sum(1)) >= min_cosine)
+    if near.sum() < _MIN_CONTACTS:
+        return None
+    p, n = points[near], goal_normals[near]
+    residual = ((planes.points[partner[near]] - p) * n).sum(1)
+    center = p.mean(0)
+    radius = float(np.sqrt(((p - center) ** 2).sum(1).mean()))
+    arm = (p - center) / radius
+    rows = np.hstack((np.cross(arm, n), n, np.einsum("ni,sij,nj->ns", arm, strains, n)))
+    weights = np.minimum(1.0, _HUBER / np.maximum(np.abs(residual), 1e-9))
+    matrix = rows.T @ (weights[:, None] * rows) + np.eye(rows.shape[1])  # a weak prior: no change
+    change = np.linalg.solve(matrix, rows.T @ (weights * residual))
+    variance = float((weights * residual**2).sum() / weights.sum())
+    return PlaneStep(center, radius, change, np.linalg.inv(matrix) * variance)
+
+
+def plane_residuals(planes: Planes, points: Floats, normals: Floats, reach: float) -> Floats:
+    """Return the heights [N] of ``points`` over the planes; NaN where there is none within ``reach``."""
+    distance, partner = nearest_in(planes.tree, points)
+    goal_normals = planes.normals[partner]
+    heights = ((points - planes.points[partner]) * goal_normals).sum(1)
+    near = (distance <= reach) & (np.abs((normals * goal_normals).sum(1)) >= 0.8)
+    return np.where(near, heights, np.nan)
+
+
+def fit_planes(
+    planes: Planes, points: Floats, normals: Floats, transform: Floats, reaches: tuple[float, ...]
+) -> Floats:
+    """Refine a rigid pose of ``points`` [N, 3] by one step for each reach."""
+    none = np.zeros((0, 3, 3))
+    for reach in reaches:
+        step = plane_step(planes, apply(transform, points), normals @ transform[:3, :3].T, reach, none, 0.7)
+        if step is None:
+            break
+        turn = step.change[:3] / step.radius
+        rotation = rotation_about(turn)
+        change = np.eye(4)
+        change[:3, :3], change[:3, 3] = rotation, step.center - rotation @ step.center + step.change[3:6]
+        transform = change @ transform
+    return transform
+
+
+def rotation_about(turn: Floats) -> Floats:
+    """Return the rotation [3, 3] by the vector ``turn`` [3], radians (Rodrigues)."""
+    angle = float(np.linalg.norm(turn))
+    if angle < 1e-12:
+        return np.eye(3)
+    x, y, z = turn / angle
+    cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    rotation: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
+    return rotation

@@ -1,0 +1,63 @@
+"""Outcome of a registration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fullfield.registration.descriptors import Floats
+from fullfield.registration.observability import FreeDirection
+
+
+@dataclass(frozen=True)
+class Registration:
+    """Outcome of a registration.
+
+    ``transform`` is None unless ``success``; then ``reason`` says why. :func:`register` returns one of the two
+    subclasses, so that type checkers know after ``if result.success:`` that there is a transform.
+    """
+
+    transform: Floats | None  # [4, 4] float64, source into target: target ≈ R source + t
+    success: bool
+    reason: str | None
+    confidence: float  # probability that the pose is right, below 1; at least 0.5 means success
+    matches: int  # mutual nearest descriptors
+    inliers: int  # matches within two voxels in this pose
+    fitness: float  # share of the source's points with a point of the target within a voxel
+    rmse: float  # of these points, in the clouds' units; NaN without any
+    voxel: float  # edge, in the clouds' units
+    matched: Floats | None = None  # [matches, 2, 3]: the points of each match, of source and target; None without any
+    untried: tuple[str, ...] = ()  # arguments of register that may help where it failed, the most promising first
+    candidate: Floats | None = None  # [4, 4], the best pose where it was refused; None where there is none
+    free_directions: tuple[FreeDirection, ...] = ()  # motions that ``candidate`` leaves free
+    alternatives: tuple[Floats, ...] = ()  # [4, 4], poses that fit as well as ``candidate``
+
+    def __repr__(self) -> str:
+        counts = f"{self.inliers} of {self.matches} matches agree, voxel {self.voxel:.4g}"
+        if self.success:
+            return f"Registration(confidence {self.confidence:.3f}, {counts}, RMSE {self.rmse:.4g}; see .transform)"
+        hint = f"; untried: {', '.join(self.untried)}" if self.untried else ""
+        return f"Registration(refused: {self.reason}; {counts}{hint})"
+
+
+@dataclass(frozen=True, repr=False)
+class AcceptedRegistration(Registration):
+    """Registration whose pose was accepted."""
+
+    transform: Floats
+    success: Literal[True]
+    reason: None
+
+
+@dataclass(frozen=True, repr=False)
+class RefusedRegistration(Registration):
+    """Registration without an accepted pose, and the reason."""
+
+    transform: None
+    success: Literal[False]
+    reason: str
+
+
+def refuse(reason: str, voxel: float, matches: int = 0) -> Registration:
+    """Return the outcome without any pose."""
+    return Registration(None, False, reason, 0.0, matches, 0, 0.0, float("nan"), voxel)

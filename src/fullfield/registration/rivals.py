@@ -1,0 +1,146 @@
+"""Other poses that fit as well as the best one: scenes that repeat themselves, or look the same after a turn.
+
+Rivals are looked for on purpose: besides other hypotheses, the target is matched with itself and turned about the main
+directions of its surfaces. Only what both clouds show in both poses decides between them; how much they share does not,
+for that depends on the windows. Lengths are voxels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fullfield.registration.contacts import (
+    Agreement,
+    Planes,
+    compare,
+    fit_planes,
+    nearest_in,
+    nearest_points,
+    rotation_about,
+)
+from fullfield.registration.descriptors import Floats
+from fullfield.registration.ransac import apply, hypotheses
+from fullfield.registration.scan import Scan
+
+_SIGNIFICANT, _UNLIKE = 4.5, 0.16
+"""Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
+_CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
+_MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
+_FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
+_ELSEWHERE = 6.0  # distance from a point from which its copies are looked for
+_COPIED, _TRIPLES, _MOTIONS = 600, 10_000, 6  # points, RANSAC's triples and results of the match with itself
+_THRESHOLD = 1.5  # of RANSAC
+_ANGLES = np.radians((60, 72, 90, 120, 144, 180, 216, 240, 270, 288, 300))
+_SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is worth one
+_NEAR, _MIN_NEAR = 3.0, 0.2  # voxels to a point that is near, share of points that are
+_ALIKE, _MIN_ALIKE = 0.8, 0.65  # cosine of normals that agree, share of the near points whose normals do
+_REACHES = (3.0, 3.0, 2.5, 2.0, 2.0, 2.0)
+_MIN_APART = 3.0  # RMS between where two poses bring the points
+
+
+class Rival(NamedTuple):
+    """Pose beside the best one, and what speaks for either."""
+
+    transform: Floats  # [4, 4]
+    confirmed: float  # confirmed points, over those of the best pose
+    significance: float  # of the points that contradict this pose and confirm the best one, less the reverse
+    unlike: float  # share of the points confirmed in both that look alike in the best pose only, less the reverse
+
+    @property
+    def margin(self) -> float:
+        """Return how clearly the clouds decide against this pose: 1 where they hardly do, below 0 where they do not."""
+        return self.significance / _SIGNIFICANT + self.unlike / _UNLIKE
+
+    @property
+    def is_equal(self) -> bool:
+        """Return whether the clouds do not decide between the two."""
+        return self.confirmed >= _MIN_CONFIRMED and self.margin < 1
+
+    @property
+    def is_better(self) -> bool:
+        """Return whether the clouds decide for this one."""
+        return self.margin < -1 and self.unlike < 0 and self.confirmed > _AS_LARGE
+
+
+def find_rivals(
+    transform: Floats, source: Scan, target: Scan, best: Agreement, others: Sequence[Floats], seed: int
+) -> list[Rival]:
+    """Return poses that differ from ``transform``, whose agreement is ``best``; ``others`` are known ones that may."""
+    sampled = np.random.default_rng(seed).permutation(len(source.points))[:_SAMPLED]
+    points, normals = source.points[sampled], source.normals[sampled]
+    planes = Planes.from_scan(target)
+    motions = _find_copies(apply(transform, source.points), target, seed) + _list_turns(target)
+    rivals, compared = list[Rival](), [transform]
+    for candidate in (*others, *(motion @ transform for motion in motions)):
+        if not _is_plausible(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
+            continue
+        refined = fit_planes(planes, points, normals, candidate, _REACHES)
+        if all(distance_between(refined, other, points) >= _MIN_APART for other in compared):
+            compared.append(refined)
+            rivals.append(_judge(refined, compare(refined, source, target), best))
+    return rivals
+
+
+def distance_between(first: Floats, second: Floats, points: Floats) -> float:
+    """Return the RMS distance between where two poses bring ``points`` [N, 3]."""
+    return float(np.sqrt(((apply(first, points) - apply(second, points)) ** 2).sum(1).mean()))
+
+
+def _judge(transform: Floats, agreement: Agreement, best: Agreement) -> Rival:
+    against = np.count_nonzero(best.confirmed & agreement.contradicted)
+    favor = np.count_nonzero(best.contradicted & agreement.confirmed)
+    significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
+    shared = best.confirmed & agreement.confirmed
+    first, second = best.unlikeness[shared], agreement.unlikeness[shared]
+    only_best = np.count_nonzero(second > _FACTOR * first + _DIFFERENCE)
+    only_rival = np.count_nonzero(first > _FACTOR * second + _DIFFERENCE)
+    confirmed = int(agreement.confirmed.sum()) / max(int(best.confirmed.sum()), 1)
+    return Rival(transform, confirmed, float(significance), (only_best - only_rival) / max(len(first), 1))
+
+
+def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
+    """Return whether surfaces come near each other, most of them along each other, before any fit."""
+    distance, partner = nearest_in(planes.tree, apply(transform, points))
+    is_near = distance <= _NEAR
+    cosine = np.abs((normals @ transform[:3, :3].T * planes.normals[partner]).sum(1))
+    near = int(is_near.sum())
+    return near >= _MIN_NEAR * len(points) and int((is_near & (cosine >= _ALIKE)).sum()) >= _MIN_ALIKE * near
+
+
+def _find_copies(moved: Floats, target: Scan, seed: int) -> list[Floats]:
+    """Return the motions that bring what both clouds show to similar surfaces elsewhere in the target."""
+    distance, _ = nearest_points(moved, target.points)
+    rows = np.flatnonzero(distance <= _THRESHOLD)
+    features = target.features.astype(np.float32)
+    unusual = np.linalg.norm(features[rows] - np.median(features, axis=0), axis=1)
+    rows = rows[np.argsort(-unusual, kind="stable")[: len(rows) // 2]]
+    if len(rows) > _COPIED:
+        rows = np.random.default_rng(seed).choice(rows, _COPIED, replace=False)
+    if len(rows) < 3:
+        return []
+    unlikeness = (features**2).sum(1) - 2 * features[rows] @ features.T
+    unlikeness[_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
+    ends = target.points[rows], target.points[unlikeness.argmin(1)]
+    motions = hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, most=_MOTIONS)
+    return [motion.transform for motion in motions]
+
+
+def _squared_distances(first: Floats, second: Floats) -> Floats:
+    a, b = first.astype(np.float32), second.astype(np.float32)
+    squares: Floats = (a**2).sum(1)[:, None] + (b**2).sum(1) - 2 * a @ b.T
+    return squares
+
+
+def _list_turns(target: Scan) -> list[Floats]:
+    """Return turns about the main directions of the normals, through the middle of the target."""
+    center, motions = target.points.mean(0), []
+    for axis in np.linalg.eigh(target.normals.T @ target.normals)[1].T:
+        for angle in _ANGLES:
+            motion = np.eye(4)
+            motion[:3, :3] = rotation_about(angle * axis)
+            motion[:3, 3] = center - motion[:3, :3] @ center
+            motions.append(motion)
+    return motions

@@ -1,0 +1,313 @@
+"""Registration of two centred clouds at one voxel size: match, search, refine, judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fullfield.registration.contacts import compare
+from fullfield.registration.deformation import explain_matches, measure_deformation
+from fullfield.registration.descriptors import Floats, Ints, mutual_matches
+from fullfield.registration.learned import LearnedDescriptor
+from fullfield.registration.observability import measure_observability
+from fullfield.registration.ransac import Hypothesis, apply, hypotheses
+from fullfield.registration.refinement import Refiner
+from fullfield.registration.result import Registration, refuse
+from fullfield.registration.rivals import distance_between, find_rivals
+from fullfield.registration.scan import Scan, prepare
+from fullfield.registration.verdict import (
+    BELOW_HALF,
+    FPFH_LIMITS,
+    LEARNED_LIMITS,
+    MAX_CONTRADICTION,
+    REACH,
+    Evidence,
+    Limits,
+    Objection,
+    contact,
+    matches_needed,
+    weigh,
+)
+
+Report = Callable[[float, str], None]
+
+_INLIER = 1.5  # RANSAC's threshold, voxels
+_REACHES: tuple[float, ...] = (2.0, 1.0)
+_REACHES_FROM_INIT = (8.0, 4.0, 2.0, 1.0)
+_MIN_POINTS = 20
+_MIN_THICKNESS = 0.25
+_REFINED, _CANDIDATES = 3, 10  # hypotheses that are refined, and that may be rivals
+_MIN_REFINED, _MIN_CANDIDATE = 0.5, 0.12  # share of the best hypothesis' inliers
+_FEW, _MANY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one keeps moving
+_PROMISING, _LIKELY = 0.25, 0.67  # share of the needed score: refine on all points, and until it stops moving
+_SAME = 0.5  # voxels, RMS, below which two poses are equal
+_MIRRORED = 1.5
+"""A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
+_MAX_SWITCHES = 2
+_ALIGNED_OVERLAP, _ALIGNED_NORMALS = 0.5, 0.9  # from which surfaces that lie on each other are evidence by themselves
+
+
+class Search(NamedTuple):
+    """Arguments of a search."""
+
+    seed: int
+    iterations: int
+    samples: int
+    start: Floats | None  # between centred clouds
+    descriptor: LearnedDescriptor | None
+    ransac_only: bool
+
+
+class _Pair(NamedTuple):
+    """What a pose is judged by. Lengths are voxels."""
+
+    source: Scan
+    target: Scan
+    matches: Ints  # [M, 2]
+    limits: Limits
+
+    @property
+    def ends(self) -> Floats:
+        """Return the points [M, 2, 3] of the matches."""
+        return np.stack((self.source.points[self.matches[:, 0]], self.target.points[self.matches[:, 1]]), 1)
+
+    def weigh(self, poses: list[Floats]) -> list[tuple[Evidence, Floats]]:
+        """Return each pose with its evidence, the best first."""
+        weighed = ((weigh(pose, self.source, self.target, self.matches, self.limits), pose) for pose in poses)
+        return sorted(weighed, key=lambda entry: -entry[0].score)
+
+
+def register_at(clouds: list[Floats], edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
+    """Register centred clouds at one voxel size; also return whether another one may come to another result."""
+    report(0.0, "describing the source")
+    describe = None if search.descriptor is None else search.descriptor.described
+    source = prepare(clouds[0] / edge, describe)
+    report(0.3, "describing the target")
+    target = prepare(clouds[1] / edge, describe)
+    report(0.6, "matching")
+    for scan, name in ((source, "source"), (target, "target")):
+        complaint = _check_scan(scan, name, edge)
+        if complaint is not None:
+            return refuse(complaint, edge), True
+    matches = mutual_matches(source.features, target.features)
+    if len(matches) > search.samples:
+        rows = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
+        matches = matches[np.sort(rows)]
+    pair = _Pair(source, target, matches, FPFH_LIMITS if search.descriptor is None else LEARNED_LIMITS)
+    report(0.7, "searching")
+    if search.ransac_only:
+        return replace(_register_by_ransac(pair.ends, search, edge), matched=pair.ends * edge), False
+    result, may_change = _search_and_judge(pair, edge, search, report)
+    return replace(result, matched=pair.ends * edge), may_change
+
+
+def _check_scan(scan: Scan, name: str, edge: float) -> str | None:
+    if len(scan.points) < _MIN_POINTS:
+        return f"{name}: {len(scan.points)} points are left at a voxel of {edge:.4g}, {_MIN_POINTS} are needed"
+    if scan.thickness < _MIN_THICKNESS:
+        return f"{name}: all points lie in a plane at a voxel of {edge:.4g}, where sliding and turning change nothing"
+    return None
+
+
+def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
+    if search.start is None:
+        hypothetical = _search_poses(pair.ends, search)
+        poses, reaches = _select(hypothetical, len(pair.matches))[:_REFINED], _REACHES
+        others = [h.transform for h in hypothetical if h.inliers >= _MIN_CANDIDATE * hypothetical[0].inliers]
+    else:
+        start = search.start.copy()
+        start[:3, 3] /= edge
+        poses, reaches, others = [start], _REACHES_FROM_INIT, []
+    if not poses:
+        return _refuse_without_pose(pair, edge, hypothetical), True
+    report(0.8, "refining")
+    weighed = _refine(pair, poses, reaches)
+    report(0.95, "judging")
+    evidence, pose = weighed[0]
+    others += [other for _, other in weighed[1:]]
+    objection, pose = _judge(pair, evidence, pose, others, search)
+    if pose is not weighed[0][1]:
+        evidence = pair.weigh([pose])[0][0]
+    confidence = evidence.confidence if objection is None else min(evidence.confidence, BELOW_HALF)
+    scaled = _scale_shift(pose, edge)
+    result = Registration(
+        transform=scaled if objection is None else None,
+        success=objection is None,
+        reason=None if objection is None else objection.reason,
+        confidence=confidence,
+        matches=evidence.matches,
+        inliers=evidence.inliers,
+        fitness=evidence.fitness,
+        rmse=evidence.rmse * edge,
+        voxel=edge,
+        candidate=None if objection is None else scaled,
+    )
+    if objection is None:
+        return result, False
+    free = tuple(direction._replace(point=direction.point * edge) for direction in objection.free_directions)
+    alternatives = tuple(_scale_shift(other, edge) for other in objection.alternatives)
+    return replace(result, free_directions=free, alternatives=alternatives), not objection.is_certain
+
+
+def _search_poses(ends: Floats, search: Search) -> list[Hypothesis]:
+    return hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=_CANDIDATES)
+
+
+def _select(hypothetical: list[Hypothesis], matches: int) -> list[Floats]:
+    """Return the poses that are worth a refinement."""
+    least = max(matches_needed(matches), _MIN_REFINED * hypothetical[0].inliers) if hypothetical else 0
+    return [h.transform for h in hypothetical if h.inliers >= least]
+
+
+def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis]) -> Registration:
+    count, needed = len(pair.matches), matches_needed(len(pair.matches))
+    if count < needed:
+        return refuse(f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed", edge, count)
+    ends = pair.ends
+    if hypothetical:
+        complaint = explain_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], REACH)
+        if complaint is not None:
+            return refuse(complaint, edge, count)
+    return refuse(f"no pose was found that {needed} of {count} matches agree on", edge, count)
+
+
+def _refine(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
+    """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
+    source, target, _, limits = pair
+    coarse = Refiner(source.points, target.points)
+    weighed = pair.weigh([coarse(pose, reaches[:-1], iterations=_FEW) for pose in poses])
+    fine = None
+    for share, radii, iterations in (
+        (_PROMISING, reaches[-2:-1], _FEW),
+        (_LIKELY, reaches[-2:-1], 2 * _FEW),
+        (_LIKELY, reaches[-2:], _MANY),
+    ):
+        promising = _different([pose for e, pose in weighed if e.score >= share * limits.score], source.points)
+        if not promising:
+            break
+        fine = fine or Refiner(source.fine, target.fine)
+        weighed = pair.weigh([fine(pose, radii, iterations=iterations) for pose in promising])
+    return weighed
+
+
+def _different(poses: list[Floats], points: Floats) -> list[Floats]:
+    """Leave out poses that are nearly equal to a better one."""
+    different: list[Floats] = []
+    for pose in poses:
+        if all(distance_between(pose, other, points) > _SAME for other in different):
+            different.append(pose)
+    return different
+
+
+def _judge(
+    pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search
+) -> tuple[Objection | None, Floats]:
+    """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
+    for _ in range(_MAX_SWITCHES):
+        mirrored = _object_to_reflection(pair, evidence, search)
+        if mirrored is not None:
+            return mirrored, pose
+        if not evidence.accepted:
+            return _object_to_weak(pair, evidence, pose), pose
+        free = _observe(pair, pose)
+        if free is not None:
+            return free, pose
+        agreement = compare(pose, pair.source, pair.target)
+        if agreement.contradiction > MAX_CONTRADICTION:
+            reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
+            complaint = _find_deformation(pair, pose)
+            return Objection(complaint or reason, is_certain=complaint is not None), pose
+        rivals = find_rivals(pose, pair.source, pair.target, agreement, others, search.seed)
+        better = [rival.transform for rival in rivals if rival.is_better]
+        weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
+        if not weighed or not weighed[0][0].accepted:
+            break
+        evidence, pose = weighed[0]
+    complaint = _find_deformation(pair, pose)
+    if complaint is not None:
+        return Objection(complaint), pose
+    equal = tuple(rival.transform for rival in rivals if rival.is_equal)
+    if equal:
+        return Objection("two poses fit equally well: the scene repeats itself", alternatives=equal), pose
+    return None, pose
+
+
+def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
+    """Return the reason for a pose with too little evidence."""
+    if evidence.overlap >= _ALIGNED_OVERLAP and evidence.upright >= _ALIGNED_NORMALS:
+        free = _observe(pair, pose)
+        if free is not None:
+            return free._replace(is_certain=False)
+    ends = pair.ends
+    complaint = explain_matches(pose, ends[:, 0], ends[:, 1], REACH)
+    return Objection(complaint or evidence.complaint or "", is_certain=False)
+
+
+def _find_deformation(pair: _Pair, pose: Floats) -> str | None:
+    ends = pair.ends
+    complaint = measure_deformation(pose, pair.source, pair.target).complaint
+    return complaint or explain_matches(pose, ends[:, 0], ends[:, 1], REACH)
+
+
+def _observe(pair: _Pair, pose: Floats) -> Objection | None:
+    """Return an objection where sliding or turning changes nothing."""
+    source, target = pair.source, pair.target
+    moved = apply(pose, source.points)
+    touching = contact(moved, target.points).partner
+    rows = np.flatnonzero(touching >= 0)
+    normals, goal_normals = source.normals[rows] @ pose[:3, :3].T, target.normals[touching[rows]]
+    alike = np.abs((normals * goal_normals).sum(1)) >= 0.9
+    if alike.sum() < _MIN_POINTS:
+        return None
+    free = measure_observability(moved[rows[alike]], normals[alike], goal_normals[alike]).free_directions
+    if not free:
+        return None
+    return Objection(f"{' and '.join(map(str, free))} changes nothing", free_directions=free)
+
+
+def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
+    """Return an objection where a reflection brings far more matches together than the pose.
+
+    FPFH cannot tell left from right, so a mirrored scan matches, and its walls and floor alone make a rigid pose that
+    looks right. But then the reflection agrees with far more.
+    """
+    mirrored = pair.ends
+    mirrored[:, 0] *= (-1.0, 1.0, 1.0)
+    best = _best_by_ransac(mirrored, search)
+    reflected = 0 if best is None else best[1]
+    if reflected < max(_MIRRORED * evidence.inliers, matches_needed(evidence.matches)):
+        return None
+    return Objection(
+        f"one cloud looks like a mirror image of the other: a reflection brings {reflected} of {evidence.matches} "
+        f"matches together, the best pose {evidence.inliers}",
+        is_certain=evidence.accepted,
+    )
+
+
+def _register_by_ransac(ends: Floats, search: Search, edge: float) -> Registration:
+    """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
+    best = _best_by_ransac(ends, search)
+    if best is None:
+        return refuse(f"no pose was found that 3 of {len(ends)} matches agree on", edge, len(ends))
+    pose, inliers = best
+    nan = float("nan")
+    return Registration(_scale_shift(pose, edge), True, None, nan, len(ends), inliers, nan, nan, edge)
+
+
+def _best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | None:
+    """Return the pose that most matches [M, 2, 3] agree on, and how many it brings within :data:`REACH`."""
+    best = hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=1)
+    if not best:
+        return None
+    distances = np.linalg.norm(apply(best[0].transform, ends[:, 0]) - ends[:, 1], axis=1)
+    return best[0].transform, int((distances <= REACH).sum())
+
+
+def _scale_shift(transform: Floats, edge: float) -> Floats:
+    """Return ``transform`` with its translation in the clouds' units instead of voxels."""
+    scaled = transform.copy()
+    scaled[:3, 3] *= edge
+    return scaled

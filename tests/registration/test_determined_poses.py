@@ -1,0 +1,117 @@
+"""Poses are accepted only where one is determined: a pair of each kind that determines none, and of each that does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fullfield.registration import Registration, register
+from fullfield.registration.contacts import rotation_about
+from fullfield.registration.observability import measure_observability
+from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, determined_pair, furnished_room, undetermined_pair
+
+pytest.importorskip("small_gicp")
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def stairs(low: float, seed: int) -> Floats:
+    """A window of one staircase, extruded along x, with 2 cm of noise."""
+    draw = np.random.default_rng(seed)
+    corners = [(0.0, 0.0), (2.0, 0.0)]
+    for _ in range(6):
+        y, z = corners[-1]
+        corners += [(y, z + 0.18), (y + 0.3, z + 0.18)]
+    profile = np.array([*corners, (3.8, 3.0)])
+    lengths = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(profile, axis=0), axis=1))])
+    at = draw.uniform(0, lengths[-1], 14_000)
+    section = np.stack([np.interp(at, lengths, column) for column in profile.T], 1)
+    points = np.column_stack((draw.uniform(low, low + 4.0, len(at)), section))
+    return points + draw.normal(scale=0.02, size=points.shape)
+
+
+def test_register_names_the_direction_in_which_stairs_slide() -> None:
+    result = register(stairs(0.0, 0), stairs(0.7, 1))
+    assert not result.success
+    assert result.reason == "sliding along (1, 0, 0) changes nothing"
+    (direction,) = result.free_directions
+    assert direction.motion == "sliding"
+    assert np.abs(direction.axis - (1, 0, 0)).max() < 0.05
+    # The pose is right but for that direction.
+    assert np.abs(result.candidate[1:3, 3]).max() < 0.05
+    assert np.abs(result.candidate[:3, :3] - np.eye(3)).max() < 0.05
+
+
+def test_observability_describes_a_turn_about_an_axis() -> None:
+    draw = np.random.default_rng(0)
+    angle, height = draw.uniform(0, 6, 4000), draw.uniform(0, 3, 4000)
+    slope = 0.4
+    wide = 2.0 + slope * height
+    points = np.stack((wide * np.cos(angle) + 7, wide * np.sin(angle) - 2, height), 1)
+    normals = np.stack((np.cos(angle), np.sin(angle), np.full(4000, -slope)), 1) / np.hypot(1, slope)
+    noisy = [normals + draw.normal(scale=0.05, size=normals.shape) for _ in range(2)]
+    (direction,) = measure_observability(points, *noisy).free_directions
+    assert direction.motion == "turning"
+    assert np.abs(direction.axis - (0, 0, 1)).max() < 0.02
+    assert np.abs(direction.point[:2] - (7, -2)).max() < 0.1
+    assert str(direction).startswith("turning about the axis (0, 0, 1) through (")
+
+
+def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> None:
+    pair = undetermined_pair(15, "symmetric")
+    result = register(pair.source, pair.target)
+    assert not result.success
+    assert result.reason == "two poses fit equally well: the scene repeats itself"
+    assert len(result.alternatives) >= 1
+    for pose in result.alternatives:
+        turn = pose[:3, :3] @ result.candidate[:3, :3].T
+        assert np.trace(turn) < 2.5
+        assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-6)
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.05, "the source seems 1.0"), (0.9, "the source seems 0.")])
+def test_register_names_the_scale(factor: float, words: str) -> None:
+    draw = np.random.default_rng(3)
+    room = furnished_room(draw)
+    source, target = (room(draw, 9000) + draw.normal(scale=0.005, size=(9000, 3)) for _ in range(2))
+    result = register(factor * source, target)
+    assert not result.success
+    assert str(result.reason).startswith(words)
+
+
+def test_register_names_a_unit_that_differs() -> None:
+    draw = np.random.default_rng(4)
+    room = furnished_room(draw)
+    result = register(1000 * room(draw, 6000), room(draw, 6000))
+    assert not result.success
+    assert "times as large as the target: millimetres against metres?" in str(result.reason)
+
+
+def is_right(result: Registration, truth: Floats, source: Floats, extent: float) -> bool:
+    difference = result.transform - truth
+    distances = np.linalg.norm(source @ difference[:3, :3].T + difference[:3, 3], axis=1)
+    return float(np.sqrt((distances**2).mean())) < 0.02 * extent
+
+
+@pytest.mark.parametrize("kind", [kind for kind in UNDETERMINED if kind != "spiral"])
+def test_register_refuses_pairs_that_determine_no_pose(kind: str) -> None:
+    pair = undetermined_pair(5, kind)
+    result = register(pair.source, pair.target)
+    assert not result.success
+    assert result.reason
+    assert result.confidence < 0.5
+
+
+@pytest.mark.parametrize("kind", DETERMINED)
+def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
+    pair = determined_pair(2, kind)
+    result = register(pair.source, pair.target)
+    assert result.success, result.reason
+    assert is_right(result, pair.truth, pair.source, pair.extent)
+    assert 0.5 <= result.confidence < 1.0
+
+
+def test_pairs_repeat_with_their_seed() -> None:
+    first, second = determined_pair(5), determined_pair(5)
+    assert np.array_equal(first.source, second.source)
+    assert np.allclose(rotation_about(np.array([0, 0, np.pi / 2])) @ (1, 0, 0), (0, 1, 0))
