@@ -140,8 +140,11 @@ def test_kernels_on_a_gpu(style: SceneStyle) -> None:
         away = (one.float() - other.float()).abs()
         assert float((away > 5e-3).float().mean()) < 5e-3, name
     again = render_pairs(scenes, held, (96, 130))
-    same = torch.equal if scenes.meshes is None else torch.allclose  # the light of meshes is summed in any order
-    assert all(same(one, other) for one, other in zip(found, again, strict=True))
+    for name, one, other in zip(found._fields, found, again, strict=True):
+        if scenes.meshes is None or not name.startswith("frame"):
+            assert torch.equal(one, other), name
+        else:  # the light of meshes is summed in any order
+            assert torch.allclose(one, other, atol=1e-4), name
 
 
 def ball(step: float = 6.0, spin: float = 0.7) -> tuple[LayeredScenes, Tensor, Tensor]:
