@@ -176,3 +176,25 @@ def test_a_range_in_words() -> None:
 @given(st.sets(st.integers(-200, 200), min_size=1, max_size=40))
 def test_words_and_back(numbers: set[int]) -> None:
     assert parse_frames(format_frames(numbers)) == sorted(numbers)
+
+
+@pytest.mark.parametrize("folder", ["job#12", "a@b", "take%d", "shot[1]", "50%", "v$F"])
+def test_folders_may_have_signs_of_patterns_in_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir()
+    for number in (1, 2):
+        Path(folder, f"plate.{number:04d}.exr").touch()
+    for text in ("plate.%04d.exr", "plate.####.exr", "plate.*.exr", ""):
+        frame_files = find_frames(f"{folder}/{text}")
+        assert list(frame_files.files) == [1, 2], text
+        assert frame_files.path(3) == f"{folder}/plate.0003.exr"
+        assert list(find_frames(str(frame_files.pattern)).files) == [1, 2]
+
+
+def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> None:
+    assert Pattern.parse("me@work#2.%04d.exr").path(7) == "me@work#2.0007.exr"
+    assert Pattern.parse("me@work.####.exr").path(7) == "me@work.0007.exr"
+    for text in ("a.%d.%d.exr", "a.#.#.exr", "plain.exr"):
+        refuses("expected one field for the frame number", Pattern.parse, text)

@@ -12,6 +12,7 @@ import torch
 
 from fullfield import InputError, estimate
 from fullfield.sequences import open_plates
+from refusals import refuses
 
 
 def write_plate(path: Path, pixels: np.ndarray, origin: tuple[int, int] = (0, 0)) -> None:
@@ -78,3 +79,24 @@ def test_estimate_does_not_match_the_outside_of_a_data_window(tmp_path: Path) ->
     inside = flow[:, 2:-2, 8:22]
     assert (inside[0] - 1).abs().mean() < 0.15
     assert flow.abs().max() < 4
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif"])
+def test_files_with_several_pictures_are_shots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    levels = (0, 102, 204)
+    pictures = [Image.new("RGB", (12, 8), (level, level, level)) for level in levels]
+    more = {"lossless": True} if name.endswith("webp") else {}
+    pictures[0].save(name, save_all=True, append_images=pictures[1:], **more)
+    plates = open_plates(name)
+    assert plates.numbers == [1, 2, 3]
+    for number, level in zip(plates.numbers, levels, strict=True):
+        frame = plates.read(number).frame
+        assert frame.shape == (3, 8, 12)
+        assert float(frame.mean()) == pytest.approx(level / 255, abs=0.01)
+    assert plates.has(4) is None
+    assert open_plates(name, "2-3").numbers == [2, 3]
+    pictures[0].save("one.png")
+    refuses("one.png: is one frame", open_plates, "one.png")

@@ -401,7 +401,10 @@ def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "nine:1"), "--devices: expected a device"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--st-map", "mv.####.exr"), "is also written by --output"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--window", "data", "--warm-start"), "--warm-start: expected frames"),
-        (("plate.0011.png", "-o", "mv.%04d.exr"), "is one frame; give a pattern such as plate.%04d.exr"),
+        (
+            ("plate.0011.png", "-o", "mv.%04d.exr"),
+            "is one frame; a sequence is a pattern, such as plate.####.png",
+        ),
         (("plate.0011.png", "plate.0012.png", "-o", "x.%04d.flo"), "PLATES: expected one pattern, got 2 names"),
         (("no.%04d.png", "-o", "mv.%04d.exr"), "no.%04d.png: no such file"),
     ],

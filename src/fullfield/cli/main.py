@@ -48,6 +48,9 @@ _MOVED = {
 _MOVED_OPTIONS = {"--alt-cuda-corr": "python -m benchmarks models --alt-cuda-corr DIR"}
 """Former options and their commands in a checkout."""
 
+_CONTINUING = ("shot", "follow", "warp", "retime", "evaluate", "pairs")
+"""Verbs that continue an interrupted run."""
+
 _QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
 
 _STDOUT = "stdout"
@@ -223,7 +226,12 @@ def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     if args.verb is None:
         raise InputError(f"no verb given; one of {', '.join(parser._verbs())} (see {parser.prog} --help)")
     with _quiet_kernels(getattr(args, "quiet", False)):
-        code: int = args.run(args)
+        try:
+            code: int = args.run(args)
+        except KeyboardInterrupt:
+            hint = "; the same command continues" if args.verb in _CONTINUING else ""
+            note(f"interrupted{hint}", kind="error")
+            return 130
     return code
 
 

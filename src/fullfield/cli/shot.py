@@ -38,7 +38,6 @@ from fullfield.sequences.names import (
     choose_frames,
     find_frames,
     format_frames,
-    is_sequence,
 )
 
 if TYPE_CHECKING:
@@ -200,10 +199,6 @@ def _check_files(args: argparse.Namespace) -> tuple[FrameFiles, Output]:
     """Check the names of plates and outputs, and the options that depend on them."""
     from fullfield.sequences.outputs import Output
 
-    if not is_sequence(args.plates) and Path(args.plates).is_file():
-        raise InputError(
-            f"{args.plates}: is one frame; give a pattern such as plate.%04d.exr, or use fullfield flow A B"
-        )
     frame_files = find_frames(args.plates)
     args.output = output = _output_pattern(args.output, frame_files)
     suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)

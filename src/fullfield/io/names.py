@@ -10,6 +10,9 @@ FRAME_SUFFIXES = (
 )  # fmt: skip
 """Usual suffixes of the frames :func:`read_frame` reads; it goes by a file's content, not by its name."""
 
+STACK_SUFFIXES = (".gif", ".webp", ".png", ".apng", ".tif", ".tiff")
+"""Suffixes of files that may hold several pictures."""
+
 IMAGE_WRITE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr")
 
 FLOW_WRITE_SUFFIXES = (".flo", ".png", ".flo5", ".pfm", ".npy", ".exr")

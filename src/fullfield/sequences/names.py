@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.io.names import FRAME_SUFFIXES
+from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES
 
 MAX_FRAMES = 1_000_000
 """Limit of one range; more is a slip of the keyboard."""
@@ -102,13 +102,9 @@ class Pattern:
     def parse(cls, text: str) -> Pattern:
         """Return the pattern that ``text`` spells; raise InputError unless it has one field for the number."""
         folder, name = os.path.split(text)
-        fields = list(_FIELD.finditer(name))
-        if _FIELD.search(folder):
+        if _FIELD.search(folder) and not Path(folder).is_dir():  # a folder may be called that
             raise InputError(f"{text}: expected the frame number in the name of the file, got it in that of a folder")
-        if len(fields) != 1:
-            many = "none" if not fields else f"{len(fields)}"
-            raise InputError(f"{text}: expected one place for the frame number, such as %04d or ####, got {many}")
-        field = fields[0]
+        field = _find_field(text, name)
         if field[2] is not None:
             digits = 4 if len(field[2]) == 1 else len(field[2])
         elif field[3] is not None:
@@ -142,6 +138,16 @@ class Pattern:
             if exact or (self.any_padding and number not in files):
                 files[number] = (Path(folder) if folder else Path()) / entry.name
         return dict(sorted(files.items()))
+
+
+def _find_field(text: str, name: str) -> re.Match[str]:
+    """Return the field for the frame number in a file name; a single ``#`` or ``@`` may be part of the name."""
+    fields = list(_FIELD.finditer(name))
+    explicit = [field for field in fields if field[0] not in ("#", "@")]
+    if len(explicit) == 1 or (not explicit and len(fields) == 1):
+        return (explicit or fields)[0]
+    count = len(fields) or "none"
+    raise InputError(f"{text}: expected one field for the frame number, such as %04d or ####, got {count}")
 
 
 @dataclass(frozen=True)
@@ -184,12 +190,18 @@ def find_frames(text: str) -> FrameFiles:
     """Return the sequence that ``text`` names; raise InputError where there is none.
 
     A pattern (:class:`Pattern`), also with its frames inside or behind as fileseq and Nuke write them
-    (``plate.1001-1100####.exr``, ``plate.%04d.exr 1001-1100``); a folder of frames; a glob; a video file.
+    (``plate.1001-1100####.exr``, ``plate.%04d.exr 1001-1100``); a folder of frames; a glob; a video file; a GIF, WebP,
+    PNG or TIFF with several pictures.
     """
     path = Path(text)
     if path.is_file():
         if path.suffix.lower() in VIDEO_SUFFIXES:
             return FrameFiles(text, {}, video=text)
+        if path.suffix.lower() in STACK_SUFFIXES:
+            from fullfield.io.stacks import count_pictures
+
+            if count_pictures(text) > 1:
+                return FrameFiles(text, {}, video=text)
         match = _NUMBERED.fullmatch(path.stem)
         hint = "" if match is None else f", such as {match[1]}{'#' * max(len(match[2]), 2)}{match[3]}{path.suffix}"
         raise InputError(f"{text}: is one frame; a sequence is a pattern{hint}, a folder or a glob")
@@ -214,7 +226,9 @@ def find_frames(text: str) -> FrameFiles:
             raise InputError(f"{text}: no such file{_suggest_digits(pattern)}")
         return FrameFiles(text, files, pattern, requested=requested)
     if glob.has_magic(text):
-        matches = [Path(name) for name in glob.glob(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
+        folder, name = os.path.split(text)
+        literal = os.path.join(glob.escape(folder), name) if Path(folder).is_dir() else text  # noqa: PTH118
+        matches = [Path(name) for name in glob.glob(literal)]  # noqa: PTH207 - Path.glob takes no absolute pattern
         return _group_by_number(text, [p for p in matches if p.is_file()])
     raise InputError(f"{text}: no such file or folder")
 

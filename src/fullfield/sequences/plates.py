@@ -8,6 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,9 @@ from fullfield.estimators.frames import Frame, as_frame, fill_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.masks import is_mask_file, mask_path
+from fullfield.io.names import STACK_SUFFIXES
 from fullfield.io.oiio import Attribute
+from fullfield.io.stacks import count_pictures, read_picture
 from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
 from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_frames, is_pattern, parse_frames
@@ -113,6 +116,8 @@ def open_frame_files(frame_files: FrameFiles, numbers: Sequence[int] | None, **r
         return FilePlates(frame_files, frame_files.files if numbers is None else numbers, **reading)
     if any(value is not None for name, value in reading.items() if name != "transfer"):
         raise InputError(f"{frame_files.video}: is a video, which has no part, layer, alpha or window")
+    if Path(frame_files.video).suffix.lower() in STACK_SUFFIXES:
+        return StackPlates(frame_files, numbers, **reading)
     return VideoPlates(frame_files, numbers, **reading)
 
 
@@ -208,6 +213,36 @@ class ListedPlates(Plates):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
         # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
         return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading).cpu())
+
+
+class StackPlates(Plates):
+    """Pictures of one file (GIF, WebP, PNG, TIFF), counted from 1."""
+
+    def __init__(
+        self, frame_files: FrameFiles, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any
+    ) -> None:
+        self._path, self._transfer = frame_files.text, transfer
+        self._count = count_pictures(self._path)
+        self.numbers = list(range(1, self._count + 1)) if numbers is None else list(numbers)
+        if not any(1 <= number <= self._count for number in self.numbers):
+            raise InputError(f"{self._path}: has frames 1-{self._count}, and none of the requested ones is among them")
+        self.by_data, self.readers, self.pinned = False, reader_count(), False
+
+    def path(self, number: int) -> str:
+        return f"{self._path}, frame {number}"
+
+    def file(self, _number: int) -> str | None:
+        return self._path
+
+    def has(self, number: int) -> bool | None:
+        low, high = min(1, self.numbers[0]), max(self._count, self.numbers[-1])
+        return 1 <= number <= self._count if low <= number <= high else None
+
+    def read(self, number: int) -> Plate:
+        stamp = stamp_of(self._path)
+        frame = read_picture(self._path, number - 1, self._transfer)
+        identity = None if stamp is None else Identity(stamp, checksum_of(self._path))
+        return Plate(frame, identity=identity)
 
 
 class VideoPlates(Plates):
