@@ -276,9 +276,10 @@ def _by_shot() -> str:
 
 PAGES = {
     "docs/start.md": ((BEGIN_START, start),),
-    "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
-    "docs/evaluation.md": ((BEGIN_SHOTS, rendered_shots), (BEGIN_RENDERED, rendered)),
-    "docs/models.md": ((BEGIN_LARGE, large_frames), (BEGIN_OFFICIAL, official)),
+    "docs/fullfield-s.md": ((BEGIN_CARD, card),),
+    "benchmarks/notes/fullfield_s.md": ((BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
+    "benchmarks/notes/rendered.md": ((BEGIN_SHOTS, rendered_shots), (BEGIN_RENDERED, rendered)),
+    "benchmarks/notes/networks.md": ((BEGIN_LARGE, large_frames), (BEGIN_OFFICIAL, official)),
     "docs/registration.md": ((BEGIN_POSES, poses), (BEGIN_PLAIN, plain_ransac), (BEGIN_DESCRIBING, describing)),
     "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined), (BEGIN_REMAINING, remaining)),
 }

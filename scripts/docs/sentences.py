@@ -151,7 +151,7 @@ def patched() -> str:
             both = (found["as it is"], found["patched"])
             cells = (f"{row['median_s']:.2f} s, {row['peak_bytes'] / 2**30:.1f} GiB" for row in both)
             rows.append([f"`{case['model']}`", *cells])
-        about.append(f"[{stored['environment']['date']}](../benchmarks/results/{name})")
+        about.append(f"[{stored['environment']['date']}](../results/{name})")
     return f"{table_text(rows)}\nOne H200, {', '.join(about)}.\n"
 
 
@@ -236,9 +236,10 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "README.md": ((BEGIN_DEFAULT, default),),
     "docs/models.md": ((BEGIN_FORMS, forms),),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
-    "docs/tvl1.md": ((BEGIN_SCHEDULES, schedules), (BEGIN_HALF, half_precision)),
-    "docs/integrations.md": ((BEGIN_PATCHED, patched),),
+    "benchmarks/notes/tvl1_romera.md": ((BEGIN_SCHEDULES, schedules), (BEGIN_HALF, half_precision)),
+    "benchmarks/notes/patched.md": ((BEGIN_PATCHED, patched),),
     "docs/registration.md": ((BEGIN_POSES, poses),),
-    "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network), (BEGIN_CPU, on_cpu)),
+    "docs/fullfield-s.md": ((BEGIN_NETWORK, network),),
+    "benchmarks/notes/fullfield_s.md": ((BEGIN_TRAINING, training), (BEGIN_CPU, on_cpu)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""

@@ -513,16 +513,16 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
-        (BEGIN_TVL1_GPU, tvl1_gpu_table),
-        (BEGIN_POINTS, points_table),
         (BEGIN_REFINEMENT, refinement_table),
         (BEGIN_WINDOWS, windows_table),
         (BEGIN_TRAINING, training_table),
     ),
-    "docs/formats.md": ((BEGIN_PACKING, packing_table),),
-    "docs/models.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
+    "benchmarks/notes/packing.md": ((BEGIN_PACKING, packing_table),),
+    "benchmarks/notes/networks.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
+    "benchmarks/notes/points_layers.md": ((BEGIN_POINTS, points_table),),
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
-    "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
+    "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates),),
+    "benchmarks/notes/tvl1_romera.md": ((BEGIN_TVL1_GPU, tvl1_gpu_table), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
 }
 for _others in (like_for_like.PAGES, operator_tables.PAGES, error_tables.PAGES, sentences.PAGES):
     for _page, _parts in _others.items():
