@@ -333,7 +333,7 @@ def _small(path: Path) -> Any:
     return RAFTEstimatorConfig(weights=str(path), updates=2)
 
 
-@case("evaluation.predict", "evaluation.evaluate", "evaluation.AtScale")  # what they compute beside estimators
+@case("evaluation.predict", "evaluation.evaluate")  # what they compute beside estimators
 def _() -> Any:
     from fractions import Fraction
 

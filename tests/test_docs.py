@@ -62,11 +62,11 @@ def broken_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     assert broken_links(page) == []
 
 
-def test_the_index_links_every_page() -> None:
+def test_index_links_every_page() -> None:
     docs = ROOT / "docs"
     operators = (ROOT / "src" / "fullfield" / "ops").glob("*/README.md")
     scripts = (ROOT / "examples").glob("*.py")
@@ -81,7 +81,7 @@ def test_the_index_links_every_page() -> None:
             assert page == index or f"]({link}" in text, link
 
 
-def test_the_python_interface_names_every_public_module() -> None:
+def test_api_pages_name_every_public_module() -> None:
     from test_api_surface import SURFACE
 
     pages = [page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md")]
@@ -90,7 +90,7 @@ def test_the_python_interface_names_every_public_module() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
+def test_commands_on_pages_parse(page: Path) -> None:
     if page.name == "CHANGELOG.md":
         return  # it tells what was
     blocks = [block for language, block in FENCE.findall(page.read_text("utf-8")) if not language]
@@ -102,7 +102,7 @@ def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
             assert parsers[program]().parse_known_args(words)[1] == [], command
 
 
-def test_readme_is_short_and_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_is_short_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "README.md").read_text("utf-8")
     assert len(page.splitlines()) <= 110
     monkeypatch.chdir(tmp_path)
@@ -125,7 +125,7 @@ def test_readme_is_short_and_its_code_runs(tmp_path: Path, monkeypatch: pytest.M
     assert read_flow("motion.exr").flow.shape == (2, 48, 64)
 
 
-def test_the_page_of_the_package_index_has_absolute_links(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_index_page_has_absolute_links(monkeypatch: pytest.MonkeyPatch) -> None:
     interface = SimpleNamespace(MetadataHookInterface=object)  # hatchling is there only where packages are built
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
     hook = runpy.run_path(str(ROOT / "hatch_build.py"))["PageOfTheIndex"]()
@@ -168,7 +168,7 @@ def test_check_wheel_names_missing_and_unexpected_files(tmp_path: Path) -> None:
         assert problems(tmp_path / f"{name}.whl") == said
 
 
-def test_measured_tables_are_the_stored_results(
+def test_generated_blocks_equal_stored_results(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What pages mark as made by a script is what the script makes of the stored results."""
@@ -182,7 +182,7 @@ def test_measured_tables_are_the_stored_results(
         assert set(re.findall(r"<!-- ([^>]*): begin -->", page.read_text("utf-8"))) <= known, page
 
 
-def test_the_page_of_networks_on_points_runs_and_learns() -> None:
+def test_points_page_runs_and_learns() -> None:
     page = (ROOT / "docs" / "points.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 3
@@ -193,7 +193,7 @@ def test_the_page_of_networks_on_points_runs_and_learns() -> None:
     assert float(names["loss"].detach()) < 0.2  # type: ignore[attr-defined]
 
 
-def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "training.md").read_text("utf-8")
     loop, *others = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len([line for line in loop.splitlines() if line.strip()]) <= 20
@@ -221,14 +221,14 @@ def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_example_at_a_frame_rate_runs() -> None:
+def test_realtime_example_runs() -> None:
     command = [sys.executable, str(ROOT / "examples" / "realtime_flow.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "99 flows: " in done.stdout
 
 
-def test_memory_formula_of_the_solver() -> None:
+def test_solver_memory_formula_holds() -> None:
     from fullfield.ops.tvl1 import PRESETS
     from fullfield.ops.tvl1.cpu import Solver
 
@@ -250,7 +250,7 @@ def absent(page: str) -> list[str]:
     return [place for place in told if "/" in place and not any((folder / place).exists() for folder in folders)]
 
 
-def test_where_to_find_things() -> None:
+def test_contributing_table_names_existing_files() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert absent(page) == []
     assert absent(page.replace("io/flow.py", "io/flows.py")) == ["io/flows.py"]

@@ -17,23 +17,23 @@ import kills
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="processes are told by /proc")
-def test_the_workers_of_a_killed_training_end(tmp_path: Path) -> None:
+def test_killed_training_leaves_no_workers(tmp_path: Path) -> None:
     kills.kill_a_training(random.Random(0), tmp_path, 10_000)
 
 
 @pytest.mark.long
-def test_processes_evaluate_one_folder_at_once(tmp_path: Path) -> None:
+def test_evaluate_one_folder_from_many_processes(tmp_path: Path) -> None:
     kills.evaluate_together(random.Random(0), tmp_path, 2, 4)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*NaN or infinite")
-def test_hostile_frames(tmp_path: Path) -> None:
+def test_shots_of_hostile_frames_end_cleanly(tmp_path: Path) -> None:
     codes = [frames.play(random.Random(f"0 {number}"), tmp_path / f"{number}")[0] for number in range(12)]
     assert set(codes) == {0, 2}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(5))
-def test_random_histories_of_a_shot(number: int, tmp_path: Path) -> None:
+def test_shot_histories_equal_fresh_runs(number: int, tmp_path: Path) -> None:
     histories.play(random.Random(f"0 {number}"), tmp_path / "shot")

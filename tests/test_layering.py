@@ -174,7 +174,7 @@ def circle(sources: Mapping[str, str]) -> list[str]:
     return []
 
 
-def test_no_modules_import_each_other() -> None:
+def test_imports_have_no_cycles() -> None:
     assert not circle(modules(sorted(ROOT.rglob("*.py"))))
 
 
@@ -197,12 +197,12 @@ def test_backends_do_not_import_each_other() -> None:
                 assert not others & {module for module, _, _ in imports(tree)}, f"{operator.name}/{file.name}"
 
 
-def test_no_room_is_empty_and_none_is_called_utils() -> None:
+def test_packages_are_not_empty_or_called_utils() -> None:
     for folder in (p for p in ROOT.rglob("*") if p.is_dir() and p.name != "__pycache__"):
         assert any(len(p.read_text("utf-8").splitlines()) > 1 for p in folder.rglob("*.py")), f"{folder} is empty"
     assert not [p for p in SOURCES if p.stem in ("utils", "helpers", "common", "misc")]
 
 
-def test_files_are_short_enough_to_read() -> None:
+def test_files_are_below_600_lines() -> None:
     long = {str(p): n for p in SOURCES if (n := len(p.read_text("utf-8").splitlines())) > 600}
     assert not long

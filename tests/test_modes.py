@@ -21,12 +21,12 @@ _CASES = _HERE / "modes_cases.py"
 _DO_NOT = {
     "AcceptedRegistration", "Alignment", "Augmentation", "backends", "Blender", "DescriptorTraining",
     "Downsampled", "Estimator", "evaluate_scans", "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining",
-    "format_frames", "FrameFlows", "Handle", "InputError", "Latency", "Neighbors", "noting_shortage",
+    "format_frames", "FrameFlows", "Handle", "InputError", "Latency", "Neighbors",
     "open_plates", "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates",
     "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "RecordedStep", "refinement_backends",
     "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
-    "run_on_devices", "run_shot", "find_frames", "ScanProtocol", "ScanRun", "SceneStyle", "score", "score_scans",
-    "retime_shot", "warp_shot", "WarpSettings", "Setting", "ShotJob", "ShotSettings", "Shot",
+    "run_on_devices", "run_shot", "find_frames", "ScanRun", "SceneStyle", "score", "score_scans",
+    "retime_shot", "warp_shot", "WarpSettings", "EvaluationSettings", "ShotJob", "ShotSettings", "Shot",
     "Trained", "TrainedFlow", "Triplets", "WeightsEntry", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")

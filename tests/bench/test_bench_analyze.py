@@ -43,7 +43,7 @@ def by_brute_force(coords: Tensor, radius: int, size2: tuple[int, int], level: i
 @pytest.mark.parametrize("motion", ["smooth", "outside"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [2, 4])
-def test_equals_brute_force(motion: str, layout: str, block: int) -> None:
+def test_analyze_equals_brute_force(motion: str, layout: str, block: int) -> None:
     coords = make_case((5, 9), (11, 7), batch=3, motion=motion).coords
     coords[1, 0, 2, 2] = float("nan")
     shares = read_shares(coords, 1, size2=(11, 7), levels=2, blocks=[block], layouts=[layout])

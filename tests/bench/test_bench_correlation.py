@@ -67,7 +67,7 @@ def recording(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("backward", "channels_last"), [(False, True), (True, False)])
-def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool) -> None:
+def test_correlation_checks_and_times_every_backend(backward: bool, channels_last: bool) -> None:
     who = [*contenders.our_contenders(["cpu", "dense", "reference"]), contenders.blocks(), volume.contender()]
     (case,) = measured(plan(*who, backward=backward, channels_last=channels_last, batch=2))
     assert not failed([case])
@@ -83,7 +83,7 @@ def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool)
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_wrong_result_gets_no_time(backward: bool) -> None:
+def test_correlation_gives_no_time_to_wrong_result(backward: bool) -> None:
     (case,) = measured(plan(wrong_by(1.0, "right"), wrong_by(1.001), backward=backward))
     right, wrong = case["rows"]
     assert "eager" in right
@@ -97,7 +97,7 @@ def test_a_wrong_result_gets_no_time(backward: bool) -> None:
     assert not failed(peer)
 
 
-def test_what_a_result_may_not_be() -> None:
+def test_check_names_what_differs() -> None:
     inputs = Inputs.make(SMALL, Scene("smooth"))
     truth = Truth.of(inputs, "highest")
     (who,) = contenders.our_contenders(["reference"])
@@ -118,7 +118,7 @@ def test_what_a_result_may_not_be() -> None:
 
 @gpu
 @needs_gpu
-def test_graph_replay_events_and_memory() -> None:
+def test_harness_measures_graph_replay_events_and_memory() -> None:
     source = torch.ones(1 << 20, device="cuda")
     replay = run.captured(lambda: source * 2)
     source.fill_(3)
@@ -132,7 +132,7 @@ def test_graph_replay_events_and_memory() -> None:
 @gpu
 @needs_gpu
 @pytest.mark.parametrize("more", [[], ["--backward"], ["--out-dtype", "float16", "--layout", "channels-last"]])
-def test_on_a_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_correlation_on_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["correlation", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json", *more]) == 0
     (case,) = json.loads(capsys.readouterr().out)["cases"]
     rows = {row["name"]: row for row in case["rows"]}
@@ -145,7 +145,7 @@ def test_on_a_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 # --- the verb, its tables and pictures
 
 
-def test_verb(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_correlation_command(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "r.json"
     line = ["correlation", "--sweep", "size", "--sizes", "20x12", "40x24", "--channels", "32", "--updates", "2"]
@@ -164,7 +164,9 @@ def test_verb(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "figure10_hardware.png").is_file()
 
 
-def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_exits_1_after_failed_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(contenders, "our_contenders", lambda _: [wrong_by(1.5)])
     line = ["correlation", "--device", "cpu", "--sizes", "20x12", "--channels", "8", "--repeats", "1", "-q"]
     assert main(line) == 1

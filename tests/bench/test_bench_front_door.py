@@ -41,7 +41,7 @@ def shared(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("scene")
-def test_every_part_runs(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_front_door_runs_every_part(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, with what only a GPU does: waiting for the device, and a page-locked buffer."""
     waits: list[object] = []
     monkeypatch.setattr(measure, "_on_gpu", lambda _: True)
@@ -78,7 +78,7 @@ def test_every_part_runs(cli: Callable[..., Any], tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("scene")
-def test_a_wrong_flow_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_front_door_gives_no_time_to_wrong_flow(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_SAME", -1.0)
     ran = cli("front-door", "--device", "cpu", "--repeats", "1", "--parts", "batch", *SMALL)
     assert ran.code == 1

@@ -63,7 +63,7 @@ def wrong_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=[line.replace(STORED, "r.json") for line, _ in MISTAKES])
-def test_mistakes(
+def test_command_names_mistakes(
     line: str, words: str, wrong_files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(wrong_files)
@@ -76,7 +76,7 @@ def test_mistakes(
     assert not notes
 
 
-def test_the_page_names_every_benchmark_and_option() -> None:
+def test_page_names_every_benchmark_and_option() -> None:
     page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
     (targets,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
     assert set(targets.choices) == {*(bench.name for bench in BENCHES), "analyze", "record", "reproduce"}
@@ -97,7 +97,7 @@ FILES = {
 
 
 @pytest.mark.parametrize(("name", "file"), [(name, file) for name, files in FILES.items() for file in files])
-def test_stored_results_stay_readable(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_results_reads_every_stored_result(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "benchmarks" / "results" / f"{file}.json"
     assert main([name, "--stored", str(path)]) == 0
     captured = capsys.readouterr()
@@ -107,7 +107,9 @@ def test_stored_results_stay_readable(name: str, file: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("name", list(FILES))
-def test_a_bad_file_of_results_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_results_refuses_bad_file_in_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "r.json"
     head = f'{{"bench": "{name}", "environment": {{}}, "cases": '
     for text in ("nonsense", '{"cases": []}', head + '[{"case": "ceilings", "rows": [{}]}, {"case": "schedules"}]}'):

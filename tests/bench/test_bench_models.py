@@ -38,7 +38,7 @@ def rows(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in case["rows"]}
 
 
-def test_forms_are_checked_and_timed() -> None:
+def test_models_checks_and_times_every_form() -> None:
     seen: list[int] = []
     (case,) = measured(plan(cascade=True), quiet, lambda cases: seen.append(len(cases)))
     assert seen == [1]
@@ -57,7 +57,7 @@ def test_forms_are_checked_and_timed() -> None:
     assert "px from the module" in text
 
 
-def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(model: models.Network) -> models.Flow:
         return lambda first, second, updates: 1.1 * model(first, second, updates=updates)
 
@@ -84,7 +84,7 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
     asked = ["models", "--methods", "raft-small", "fullfield-s", "--sizes", "96x64", "--updates", "2", "1"]
     asked += ["--repeats", "1", "--forms", "module"]

@@ -23,7 +23,7 @@ def flow(tmp_path: Path) -> Path:
     return path
 
 
-def test_sizes_and_times_of_both_types(cli: Callable[..., Any], flow: Path, tmp_path: Path) -> None:
+def test_packing_measures_sizes_and_times_of_both_types(cli: Callable[..., Any], flow: Path, tmp_path: Path) -> None:
     ran = cli("packing", "--flows", flow, "--repeats", "2", "-o", "r.json")
     assert ran.code == 0, ran.err
     cases = json.loads((tmp_path / "r.json").read_text())["cases"]

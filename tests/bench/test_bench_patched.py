@@ -35,7 +35,7 @@ def quiet(_: object) -> None:
     pass
 
 
-def test_both_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patched_times_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["patched", "raft_small", "--sizes", "136x128", "--train", "--repeats", "1", "--device", "cpu", "-q"]
     assert main([*command, "-o", str(tmp_path / "results.json")]) == 0
     stored = json.loads((tmp_path / "results.json").read_text())
@@ -54,7 +54,7 @@ def test_both_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "% time" in text
 
 
-def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patched_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     original = RAFTCorrBlock.__call__
     monkeypatch.setattr(RAFTCorrBlock, "__call__", lambda self, coords: 2 * original(self, coords))
     (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
@@ -63,7 +63,7 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(failed([case])) == 1
 
 
-def test_models_that_cannot_be_measured_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patched_names_models_it_cannot_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patched", "raftt"]) == 2
     assert "expected names of ptlflow's models" in capsys.readouterr().err
     assert main(["patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2

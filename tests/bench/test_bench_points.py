@@ -81,7 +81,7 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
 # ---- clouds
 
 
-def test_voxels_of_clouds_and_copies_stand_apart() -> None:
+def test_voxel_clouds_and_copies_do_not_overlap() -> None:
     """Every copy has the triplets that it has alone, and none with another."""
     scene = points_clouds.join("two", [ROOM.points, ROOM.points[::2] + 1.0])
     alone, _ = points_clouds.voxels_of(scene, 0.03)
@@ -116,7 +116,7 @@ def broken(where: str) -> Contender:
 
 
 @pytest.mark.parametrize("where", ["forward", "features", "weight"])
-def test_a_wrong_result_gets_no_time(where: str) -> None:
+def test_points_gives_no_time_to_wrong_result(where: str) -> None:
     who = [broken(where), *points_contenders.our_contenders(["reference"])]
     (case, *_) = measured(plan_of("layer", who=who), quiet)
     wrong, right = case["rows"]
@@ -140,7 +140,7 @@ def results() -> dict[str, Any]:
     return {"bench": "points", "cases": cases, "absent": {"spconv": "is not here"}, "environment": {"cpu": "a test"}}
 
 
-def test_every_part_is_measured(results: dict[str, Any]) -> None:
+def test_points_measures_every_part(results: dict[str, Any]) -> None:
     parts = [case["part"] for case in results["cases"]]
     assert set(parts) == set(points.PARTS) == set(bench_points.PARTS)
     assert parts.count("limit") == 2
@@ -193,14 +193,14 @@ for got, right in ((out, wanted), *pairs):
 
 
 @pytest.mark.long
-def test_the_listing_in_triton_computes_the_convolution() -> None:
+def test_triton_listing_equals_convolution() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_reports(results: dict[str, Any]) -> None:
+def test_points_reports(results: dict[str, Any]) -> None:
     lines, page = "\n".join(report(results)), markdown(results)
     assert "spconv: not measured: is not here" in lines
     assert "the supplement's listing: cannot: runs on NVIDIA GPUs" in lines
@@ -208,14 +208,14 @@ def test_reports(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_pictures(results: dict[str, Any], tmp_path: Path) -> None:
+def test_points_draws_figures(results: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = draw(results, tmp_path)
     assert {path.name for path in written} == set(FILES.values()) - {FILES["limit"]}
     assert all(path.stat().st_size > 2000 for path in written)
 
 
-def test_the_command_goes_on(
+def test_points_command_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})

@@ -22,7 +22,7 @@ def quiet(text: str) -> None:
     del text
 
 
-def test_candidates_take_turns_and_start_in_turn() -> None:
+def test_candidates_take_turns() -> None:
     order: list[str] = []
 
     def candidate(name: str) -> Candidate:
@@ -34,7 +34,7 @@ def test_candidates_take_turns_and_start_in_turn() -> None:
     assert all(len(t.seconds) == 3 and min(t.seconds) <= t.median <= max(t.seconds) for t in timings)
 
 
-def test_no_time_without_a_green_check() -> None:
+def test_failed_check_gives_no_time() -> None:
     calls = 0
 
     def call() -> int:
@@ -47,7 +47,7 @@ def test_no_time_without_a_green_check() -> None:
     assert calls == 1
 
 
-def test_check_of_a_flow_can_fail() -> None:
+def test_check_of_flow_can_fail() -> None:
     pair = tvl1.synthetic_pair(48, 64)
     check = tvl1._check(pair, {}, "x")
     assert check(pair.flow) is None
@@ -55,7 +55,7 @@ def test_check_of_a_flow_can_fail() -> None:
     assert "NaN" in str(check(pair.flow * float("nan")))
 
 
-def test_results_carry_their_environment(tmp_path: Path) -> None:
+def test_write_results_stores_environment(tmp_path: Path) -> None:
     write_results(tmp_path / "r.json", {"cases": []})
     stored = json.loads((tmp_path / "r.json").read_text())
     assert stored["cases"] == []
@@ -65,7 +65,9 @@ def test_results_carry_their_environment(tmp_path: Path) -> None:
         write_results(tmp_path / "none" / "r.json", {})
 
 
-def test_bench_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = tvl1.synthetic_pair(64, 96)
     monkeypatch.setattr(tvl1, "synthetic_pair", lambda: small)
     monkeypatch.setattr(tvl1, "peers", list)

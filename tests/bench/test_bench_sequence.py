@@ -17,7 +17,7 @@ pytest.importorskip("OpenImageIO")
 TINY = ("sequence", "--method", "tvl1", "--presets", "fast", "--sizes", "48x32", "--frames", "4", "--repeats", "2")
 
 
-def test_files_and_estimation_are_timed_in_turns(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_sequence_times_files_and_estimation_in_turns(cli: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     ran = cli(*TINY, "--device", "cpu", "--half", "--folder", tmp_path / "here", "-o", "r.json")
     assert ran.code == 0, ran.err
@@ -37,7 +37,7 @@ def test_files_and_estimation_are_timed_in_turns(cli: Callable[..., Any], tmp_pa
     assert "files to files" in cli("sequence", "--stored", "r.json").out
 
 
-def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_gives_no_time_to_wrong_shot(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     real = outputs.Output.write
 
     def harmed(self: Any, done: Any, parts: Any, *more: Any) -> None:

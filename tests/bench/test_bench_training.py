@@ -24,7 +24,7 @@ def _few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "PairGenerator", partial(steps.PairGenerator, style=SceneStyle(instants=1)))
 
 
-def test_both_correlations_make_the_same_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_steps_of_both_correlations_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = tmp_path / "results.json"
     assert main([*CALL, "--correlations", "fullfield", "dense", "-o", str(stored)]) == 0
     (case,) = json.loads(stored.read_text())["cases"]
@@ -34,7 +34,9 @@ def test_both_correlations_make_the_same_step(tmp_path: Path, capsys: pytest.Cap
     assert "raft-small 64x64, batch 1" in capsys.readouterr().out
 
 
-def test_a_wrong_step_has_no_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_gives_no_time_to_wrong_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     right = steps._network
 
     def spoilt(network: str, correlation: str) -> Any:

@@ -95,7 +95,7 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- schedules
 
 
-def test_a_wrong_schedule_gets_no_time() -> None:
+def test_tvl1_gives_no_time_to_wrong_schedule() -> None:
     rows = tvl1_schedules.timed((32, 32), [stand_in("good"), stand_in("bad", off=3e-4)], CPU, 1, quiet)
     assert [row["status"] for row in rows] == ["ok", "check failed"]
     assert "median_s" not in rows[1]
@@ -111,7 +111,7 @@ def test_a_wrong_schedule_gets_no_time() -> None:
 # ---- whole frames
 
 
-def test_floors_are_the_sums_over_levels_and_warps() -> None:
+def test_floors_sum_over_levels_and_warps() -> None:
     config = PRESETS["fast"].replace(scales=2)
     found = tvl1_solver.floors((100, 200), config, {"bytes_per_s": 1e9, "special_per_s": 1e15})
     assert found is not None
@@ -130,7 +130,7 @@ def test_floors_are_the_sums_over_levels_and_warps() -> None:
     assert tvl1_solver.floors((100, 200), config, {}) is None
 
 
-def test_a_wrong_solver_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tvl1_gives_no_time_to_wrong_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     class Off(StandIn):
         def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor:
             return super().__call__(frame1, frame2, out) + 0.5
@@ -167,7 +167,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("plots", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_verb_on_a_gpu(
+def test_tvl1_command_on_gpu(
     on_cpu: Callable[..., int], middlebury: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], plots: bool
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -21,7 +21,7 @@ def run(tmp_path: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.mark.usefixtures("ptlflow")
-def test_all_are_timed_and_peers_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_times_all_and_peers_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, cases = run(tmp_path, "--parts", "liteflownet", "matching")
     assert code == 0
     assert [case["part"] for case in cases] == ["liteflownet", "matching"] * 2
@@ -31,7 +31,7 @@ def test_all_are_timed_and_peers_agree(tmp_path: Path, capsys: pytest.CaptureFix
     assert "× ours" in capsys.readouterr().out
 
 
-def test_a_wrong_result_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_gives_no_time_to_wrong_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = contenders.ours
 
     def wrong(*args: Any) -> Any:

@@ -32,7 +32,7 @@ class Ticking:
         pass
 
 
-def test_a_call_s_joules_from_a_counter_that_ticks() -> None:
+def test_energy_of_call_from_ticking_counter() -> None:
     clock = Clock()
 
     def call() -> None:
@@ -44,7 +44,7 @@ def test_a_call_s_joules_from_a_counter_that_ticks() -> None:
     assert found["seconds"] >= 0.5
 
 
-def test_no_joules_from_a_meter_that_stands_still() -> None:
+def test_energy_is_none_for_stopped_meter() -> None:
     clock = Clock()
 
     class Still(Ticking):

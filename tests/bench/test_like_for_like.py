@@ -34,7 +34,7 @@ def row(name: str, seconds: float, **facts: Any) -> dict[str, Any]:
     return {"name": name, "status": "ok", "median_s": seconds, "peak_bytes": 2 << 30, "first_call_s": 27.0, **facts}
 
 
-def test_a_run_with_both_precisions(tables: ModuleType) -> None:
+def test_like_for_like_compares_equal_precision_only(tables: ModuleType) -> None:
     rows = [
         row("fast", 0.0111),
         row("module", 0.0222),

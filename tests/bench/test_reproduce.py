@@ -28,7 +28,7 @@ def run(cli: Any, scene: Path) -> Path:
     return scene / "runs" / "mine" / "tvl1"
 
 
-def test_a_stored_run_takes_its_place(cli: Any, run: Path) -> None:
+def test_reproduce_fills_cell_of_stored_run(cli: Any, run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     ran = cli("reproduce", "--only", "11", "2", "--stand-in", "charge-8k=mine", "--json").json
     assert ran["runs"] == ["runs/mine/tvl1"]
@@ -44,7 +44,7 @@ def test_a_stored_run_takes_its_place(cli: Any, run: Path) -> None:
     assert "stand in" in ran["tables"]["2"]["notes"][0]
 
 
-def test_files(cli: Any, run: Path) -> None:  # noqa: ARG001
+def test_reproduce_writes_files(cli: Any, run: Path) -> None:  # noqa: ARG001
     pytest.importorskip("matplotlib")
     ran = cli("reproduce", "runs", "-o", "out", "--stand-in", "charge-8k=mine", "--frames", "pairs:mine")
     assert ran.code == 0, ran.err

@@ -18,7 +18,7 @@ from fullfield.cli.main import main as fullfield
         (["flow", "a.png", "b.png", "--alt-cuda-corr=RAFT"], "benchmarks models --alt-cuda-corr DIR"),
     ],
 )
-def test_the_verbs_that_went_say_where(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runner_names_moved_commands(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fullfield(words) == 2
     said = capsys.readouterr().err
     assert said.startswith("fullfield: error: ")
@@ -29,7 +29,7 @@ def test_the_verbs_that_went_say_where(words: list[str], command: str, capsys: p
 # ---- going through the cases
 
 
-def test_what_failed_of_ours_is_told() -> None:
+def test_runner_reports_failed_checks_of_ours() -> None:
     rows = [
         {"name": "a", "ours": True, "status": "check failed", "reason": "off"},
         {"name": "b", "ours": False, "status": "failed", "reason": "broken"},

@@ -16,12 +16,12 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
-from fullfield.evaluation import Run, Setting, evaluate, finishing, loading
+from fullfield.evaluation import EvaluationSettings, Run, evaluate, finishing, loading
 from fullfield.evaluation.loading import read_ahead
 from fullfield.metrics import FlowMetrics
 
 
-def test_a_shared_frame_is_read_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     once = type(pairs).read_frame
 
@@ -39,7 +39,7 @@ def test_a_shared_frame_is_read_once(pairs: FlowDataset, monkeypatch: pytest.Mon
         assert torch.equal(pair.frame2, second)
 
 
-def test_little_is_read_before_the_size_of_a_pair_is_known(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_ahead_reads_two_pairs_before_size_is_known(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     once = type(pairs).truth
 
@@ -48,15 +48,15 @@ def test_little_is_read_before_the_size_of_a_pair_is_known(pairs: FlowDataset, m
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "truth", counted)
-    monkeypatch.setattr(loading, "readers", lambda: 8)
-    monkeypatch.setattr(loading, "_AHEAD_BYTES", 1)
+    monkeypatch.setattr(loading, "reader_count", lambda: 8)
+    monkeypatch.setattr(loading, "_MAX_BYTES", 1)
     ahead = read_ahead(pairs, range(len(pairs)))
     next(ahead)
     assert len(asked) <= 2
     assert len(list(ahead)) == len(pairs) - 1
 
 
-def test_reading_stops_when_nobody_asks(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_ahead_stops_without_requests(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     once = type(pairs).truth
 
@@ -66,7 +66,7 @@ def test_reading_stops_when_nobody_asks(pairs: FlowDataset, monkeypatch: pytest.
         return once(self, index)
 
     monkeypatch.setattr(type(pairs), "truth", slowly)
-    monkeypatch.setattr(loading, "readers", lambda: 1)
+    monkeypatch.setattr(loading, "reader_count", lambda: 1)
     ahead = read_ahead(pairs, range(len(pairs)))
     next(ahead)
     ahead.close()
@@ -101,7 +101,7 @@ def _no_room_to_score(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("error", [NO_ROOM, NoRoomError("the volume takes 100.0 GiB, 70.0 are free")])
 @pytest.mark.parametrize("when", ["preparing", "estimating"])
-def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path, error: Exception, when: str) -> None:
+def test_evaluate_records_out_of_memory(pairs: FlowDataset, tmp_path: Path, error: Exception, when: str) -> None:
     class Large(Prepared):
         def prepare(self, device: object, size: tuple[int, int] | None = None) -> None:
             super().prepare(device, size)
@@ -120,7 +120,7 @@ def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path, error: E
 
 @pytest.mark.usefixtures("_no_room_to_score")
 @pytest.mark.parametrize("beside", [False, True])
-def test_scoring_without_room_is_not_noted(
+def test_evaluate_does_not_record_memory_shortage_of_scoring(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
     monkeypatch.setattr(finishing, "overlaps", lambda _: beside)
@@ -129,7 +129,7 @@ def test_scoring_without_room_is_not_noted(
     assert not (tmp_path / "run" / "failure.json").exists()
 
 
-def test_scoring_beside_the_estimation_gives_the_same(
+def test_evaluate_with_overlapped_scoring_equals_sequential(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finishing, "overlaps", lambda _: True)
@@ -141,9 +141,7 @@ def test_scoring_beside_the_estimation_gives_the_same(
         evaluate(Counting(gain=float("nan")), pairs, tmp_path / "alone")
 
 
-def test_alone_nothing_goes_on_beside_the_estimation(
-    pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
     store, once = Run.save, type(pairs).read_frame
 
@@ -168,10 +166,10 @@ def test_alone_nothing_goes_on_beside_the_estimation(
     monkeypatch.setattr(Run, "save", slowly)
     monkeypatch.setattr(type(pairs), "read_frame", read_slowly)
     monkeypatch.setattr(finishing, "overlaps", lambda _: True)
-    assert evaluate(Looking(), pairs, tmp_path / "run", Setting(alone=True))["runtime"]["alone"]
+    assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(alone=True))["runtime"]["alone"]
 
 
-def test_otherwise_the_next_pair_is_estimated_before_the_last_is_stored(
+def test_predict_estimates_next_pair_before_storing_last(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     going_on, store = threading.Event(), Run.save
@@ -193,7 +191,7 @@ def test_otherwise_the_next_pair_is_estimated_before_the_last_is_stored(
     assert result["scores"] == by_hand(pairs)
 
 
-def test_memory_that_is_short_beside_other_work_is_asked_for_again(
+def test_predict_repeats_pair_after_memory_shortage(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finishing, "overlaps", lambda _: True)
@@ -203,14 +201,14 @@ def test_memory_that_is_short_beside_other_work_is_asked_for_again(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_the_totals_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+def test_evaluate_on_gpu_equals_plain_loop(tmp_path: Path) -> None:
     class OnGPU(Counting):
         def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
             assert all(frame.is_cuda for frame in frames)
             return super().__call__(*(frame.cpu() for frame in frames), **more).cuda()
 
     pairs = sequence(tmp_path / "set", {"a": 9, "b": 8})
-    result = evaluate(OnGPU(), pairs, tmp_path / "run", Setting(device="cuda"))
+    result = evaluate(OnGPU(), pairs, tmp_path / "run", EvaluationSettings(device="cuda"))
     expected = by_hand(pairs)
     assert result["scores"] == {key: pytest.approx(value, rel=1e-6, nan_ok=True) for key, value in expected.items()}
     assert result["peak_bytes"] > 0

@@ -19,25 +19,17 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
 from fullfield.estimators import TVL1Estimator
-from fullfield.evaluation import (
-    AtScale,
-    Run,
-    Setting,
-    evaluate,
-    predict,
-    read_scale,
-    score,
-    write_submission,
-)
+from fullfield.estimators.cascaded import AtScale, read_scale
+from fullfield.evaluation import EvaluationSettings, Run, evaluate, predict, score, write_submission
 from fullfield.evaluation import run as runs
-from fullfield.evaluation.predict import configured
+from fullfield.evaluation.predict import describe_run
 from fullfield.evaluation.run import _constant
-from fullfield.evaluation.sharing import Share, this_share
+from fullfield.evaluation.sharing import ProcessRank, current_process
 from fullfield.io import read_flow, write_flow, write_image
 from refusals import refuses
 
 
-def test_totals_are_those_of_a_plain_loop_and_nothing_is_estimated_twice(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_equals_plain_loop_and_estimates_once(pairs: FlowDataset, tmp_path: Path) -> None:
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["scores"] == by_hand(pairs)
     assert result["scores"]["images"] == 5
@@ -62,7 +54,7 @@ def test_totals_are_those_of_a_plain_loop_and_nothing_is_estimated_twice(pairs: 
     assert result["scores"]["epe"] != by_hand(pairs)["epe"]
 
 
-def test_a_stopped_run_goes_on(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_resumes_stopped_run(pairs: FlowDataset, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         evaluate(Counting(fail_at=3), pairs, tmp_path / "run")  # one call warms up
     held = sorted(path.name for path in (tmp_path / "run" / "predictions").rglob("*.flo"))
@@ -74,7 +66,7 @@ def test_a_stopped_run_goes_on(pairs: FlowDataset, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["cut", "no facts", "temporary"])
-def test_a_half_written_prediction_is_made_again(pairs: FlowDataset, tmp_path: Path, harm: str) -> None:
+def test_evaluate_repeats_incomplete_prediction(pairs: FlowDataset, tmp_path: Path, harm: str) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     path = Run.load(tmp_path / "run").path("a/f_01")
     if harm == "cut":
@@ -89,7 +81,7 @@ def test_a_half_written_prediction_is_made_again(pairs: FlowDataset, tmp_path: P
     assert again.calls == 1 + 1
 
 
-def test_facts_make_the_runtime_and_the_peak(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_reports_runtime_and_peak_of_stored_pairs(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     for record, seconds, peak in zip(pairs.records, (1, 2, 3, 4, 100), (5, 9, 7, None, 6), strict=True):
@@ -102,7 +94,7 @@ def test_facts_make_the_runtime_and_the_peak(pairs: FlowDataset, tmp_path: Path)
     assert runtime["std_s"] == pytest.approx(39.0128, abs=1e-4)
 
 
-def test_a_stored_flow_with_unknown_vectors_is_not_scored(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_score_refuses_unknown_vectors(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
     flow, _ = run.read("a/f_01")
@@ -112,7 +104,7 @@ def test_a_stored_flow_with_unknown_vectors_is_not_scored(pairs: FlowDataset, tm
 
 
 @pytest.mark.parametrize("change", ["mask", "vectors"])
-def test_changed_truth_is_scored_again(pairs: FlowDataset, tmp_path: Path, change: str) -> None:
+def test_score_repeats_for_changed_truth(pairs: FlowDataset, tmp_path: Path, change: str) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")["scores"]
     if change == "mask":
         folder = tmp_path / "set" / "a" / "invalid"
@@ -136,7 +128,7 @@ def test_changed_truth_is_scored_again(pairs: FlowDataset, tmp_path: Path, chang
     assert (after["pixels"] < before["pixels"]) == (change == "mask")
 
 
-def test_frames_of_the_same_size_are_told_apart(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_refuses_other_frames_of_same_size(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     copied = tmp_path / "copy"
     shutil.copytree(pairs.root, copied)
@@ -173,7 +165,7 @@ def mine(folder: Path, value: str, written: bool = True) -> Any:
     return module.Mine()
 
 
-def test_configurations_are_told_apart_by_value(tmp_path: Path) -> None:
+def test_run_compares_settings_by_value(tmp_path: Path) -> None:
     class Backwards(frozenset[str]):
         def __iter__(self) -> Iterator[str]:
             return iter(sorted({"b", "a"}, reverse=True))
@@ -186,7 +178,7 @@ def test_configurations_are_told_apart_by_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["in a file", "typed in"])
-def test_another_version_of_ones_own_method_is_told_apart(pairs: FlowDataset, tmp_path: Path, written: bool) -> None:
+def test_evaluate_refuses_changed_source_of_method(pairs: FlowDataset, tmp_path: Path, written: bool) -> None:
     for scale in ("1", "1/2"):
         folder = tmp_path / scale.replace("/", "of")
         first = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
@@ -197,7 +189,7 @@ def test_another_version_of_ones_own_method_is_told_apart(pairs: FlowDataset, tm
     assert "source" not in evaluate(Counting(), pairs, tmp_path / "ours")["config"]
 
 
-def test_pairs_with_and_without_truth(tmp_path: Path) -> None:
+def test_evaluate_pairs_with_and_without_truth(tmp_path: Path) -> None:
     whole = sequence(tmp_path / "set", {"a": 3, "b": 2})
     shutil.rmtree(tmp_path / "set" / "b" / "flow")
     shutil.rmtree(tmp_path / "set" / "b" / "occlusions")
@@ -212,14 +204,14 @@ def test_pairs_with_and_without_truth(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["parameter", "scale", "warm start"])
-def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, change: str) -> None:
+def test_evaluate_refuses_other_settings(pairs: FlowDataset, tmp_path: Path, change: str) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     estimator: Any = Counting(gain=2.0) if change == "parameter" else Counting()
-    setting = Setting(warm_start=change == "warm start")
+    settings = EvaluationSettings(warm_start=change == "warm start")
     if change == "scale":
         estimator = AtScale(estimator, "1/2")
     with pytest.raises(InputError, match="was begun with other settings") as caught:
-        evaluate(estimator, pairs, tmp_path / "run", setting)
+        evaluate(estimator, pairs, tmp_path / "run", settings)
     wanted = {
         "parameter": "parameters.gain was 10.0, is 2.0",
         "scale": "parameters.scale was None, is '1/2'",
@@ -228,7 +220,7 @@ def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, ch
     assert wanted in str(caught.value)
 
 
-def test_a_run_without_predictions_is_taken_over(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_run_without_predictions_takes_other_settings(pairs: FlowDataset, tmp_path: Path) -> None:
     class Failing(Counting):
         def __call__(self, *_: Any, **__: Any) -> Tensor:
             raise InputError("it fails before the first prediction")
@@ -243,7 +235,7 @@ def test_a_run_without_predictions_is_taken_over(pairs: FlowDataset, tmp_path: P
     refuses("other settings", failed.save, "late", torch.zeros(2, H, W), {"seconds": 1.0})
 
 
-def test_stored_json_has_null_where_a_number_is_not_finite(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_run_stores_null_for_nonfinite_numbers(pairs: FlowDataset, tmp_path: Path) -> None:
     def stored(file: str) -> Any:
         def refuse_constant(name: str) -> None:
             raise AssertionError(f"{name} is no JSON")
@@ -267,7 +259,7 @@ def test_stored_json_has_null_where_a_number_is_not_finite(pairs: FlowDataset, t
         ("scores/pooled/{}.json", {"state": 3}, r"\.json: expected an entry state \(object\), got 3"),
     ],
 )
-def test_stored_files_that_lack_something_are_named(
+def test_score_names_stored_files_with_missing_entries(
     pairs: FlowDataset, tmp_path: Path, file: str, change: dict[str, Any], words: str
 ) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
@@ -276,38 +268,41 @@ def test_stored_files_that_lack_something_are_named(
     refuses(words, evaluate, Counting(), pairs, tmp_path / "run")
 
 
-def test_json_too_deep_to_read_is_named(tmp_path: Path) -> None:
+def test_run_names_deeply_nested_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     refuses(r"config\.json: expected JSON", Run.load, tmp_path)
 
 
-def test_a_folder_of_something_else_is_refused(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_run_refuses_folder_with_other_files(pairs: FlowDataset, tmp_path: Path) -> None:
     refuses("expected a new folder or one of a run", evaluate, Counting(), pairs, tmp_path / "set")
     refuses(r"has a config\.json", Run.load, tmp_path)
 
 
 @pytest.mark.parametrize("warm_start", [False, True])
-def test_shares_together_are_the_whole(pairs: FlowDataset, tmp_path: Path, warm_start: bool) -> None:
-    whole = evaluate(Counting(), pairs, tmp_path / "alone", Setting(warm_start=warm_start))
+def test_process_ranks_cover_all_pairs(pairs: FlowDataset, tmp_path: Path, warm_start: bool) -> None:
+    whole = evaluate(Counting(), pairs, tmp_path / "alone", EvaluationSettings(warm_start=warm_start))
     taken = []
     for rank in range(3):
-        share = Share(rank, 3)
-        taken += share.of_sequences(pairs) if warm_start else share.of(pairs)
-        setting = Setting(warm_start=warm_start, share=share)
+        process = ProcessRank(rank, 3)
+        taken += process.select_sequences(pairs) if warm_start else process.select_pairs(pairs)
+        settings = EvaluationSettings(warm_start=warm_start, process=process)
         estimator = Counting()
-        predict(estimator, pairs, Run(tmp_path / "shared", configured(pairs, estimator, setting)), setting)
+        predict(estimator, pairs, Run(tmp_path / "shared", describe_run(pairs, estimator, settings)), settings)
     assert sorted(taken) == list(range(len(pairs)))
-    assert evaluate(Counting(), pairs, tmp_path / "shared", Setting(warm_start=warm_start))["scores"] == whole["scores"]
+    assert (
+        evaluate(Counting(), pairs, tmp_path / "shared", EvaluationSettings(warm_start=warm_start))["scores"]
+        == whole["scores"]
+    )
 
 
 @pytest.mark.parametrize(("rank", "count"), [("x", "2"), ("0", ""), ("2", "2"), ("-1", "2"), ("0", "0")])
-def test_variables_that_no_torchrun_sets_are_named(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
+def test_current_process_names_wrong_variables(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", count)
-    refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", this_share)
+    refuses("RANK, WORLD_SIZE: expected numbers as torchrun sets them", current_process)
 
 
-def test_scale() -> None:
+def test_read_scale_parses_fractions() -> None:
     assert str(read_scale("1/8")) == "1/8"
     assert read_scale(0.25) == read_scale("1/4")
     assert str(read_scale(0.5**0.5)) == "33461/47321"  # the nearest with a denominator of at most 65536
@@ -315,7 +310,7 @@ def test_scale() -> None:
         refuses("scale", read_scale, wrong)
 
 
-def test_flow_at_a_scale_is_in_pixels_of_the_frame() -> None:
+def test_at_scale_returns_pixels_of_frame() -> None:
     seen: list[tuple[int, ...]] = []
 
     class Constant(Counting):
@@ -356,7 +351,7 @@ def sites(root: Path) -> None:
         ("spring-test", "0003/flow_FW_left/flow_FW_left_0001.flo5"),
     ],
 )
-def test_submissions(tmp_path: Path, name: str, file: str) -> None:
+def test_write_submission_writes_layout_of_each_site(tmp_path: Path, name: str, file: str) -> None:
     sites(tmp_path / "data")
     if name == "spring-test":
         (tmp_path / "data/test/clean").rename(tmp_path / "elsewhere")
@@ -372,7 +367,7 @@ def test_submissions(tmp_path: Path, name: str, file: str) -> None:
     refuses("has no truth", score, dataset, run)
 
 
-def test_a_submission_needs_every_prediction(tmp_path: Path, pairs: FlowDataset) -> None:
+def test_write_submission_needs_every_prediction(tmp_path: Path, pairs: FlowDataset) -> None:
     sites(tmp_path / "data")
     dataset = Sintel(tmp_path / "data", split="test")
     evaluate(Counting(), dataset, tmp_path / "run")
@@ -385,7 +380,7 @@ def test_a_submission_needs_every_prediction(tmp_path: Path, pairs: FlowDataset)
 
 
 @pytest.mark.parametrize("scale", [None, "1/2"])
-def test_estimators_are_prepared(pairs: FlowDataset, tmp_path: Path, scale: str | None) -> None:
+def test_evaluate_prepares_estimators(pairs: FlowDataset, tmp_path: Path, scale: str | None) -> None:
     """The configuration is that of the prepared estimator; one may be prepared for the device alone."""
 
     class OnDevice(Counting):
@@ -408,7 +403,7 @@ def test_estimators_are_prepared(pairs: FlowDataset, tmp_path: Path, scale: str 
     assert inner.prepared == "cpu"
 
 
-def test_runs_of_two_backends_do_not_mix(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_keeps_backends_apart(pairs: FlowDataset, tmp_path: Path) -> None:
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["config"]["backend"] == "automatic"
     other = Counting()
@@ -418,13 +413,13 @@ def test_runs_of_two_backends_do_not_mix(pairs: FlowDataset, tmp_path: Path) -> 
     assert TVL1Estimator(backend="reference").requested_backend == "reference"
 
 
-def test_a_run_is_not_scored_on_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_score_refuses_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     other = sequence(tmp_path / "other", {"a": 4, "b": 2})
     refuses(r"other frames \(dataset\.pairs was 5, is 4", score, other, Run.load(tmp_path / "run"))
 
 
-def test_weights_that_were_moved_are_the_same_run(tmp_path: Path) -> None:
+def test_run_accepts_moved_weights(tmp_path: Path) -> None:
     def config(path: str, checksum: str | None) -> dict[str, Any]:
         return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
 
@@ -435,7 +430,7 @@ def test_weights_that_were_moved_are_the_same_run(tmp_path: Path) -> None:
     refuses("weights was 'random', is 'other'", Run, tmp_path / "random", config("other", None))
 
 
-def test_what_is_no_estimator_is_named(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_evaluate_names_what_is_no_estimator(pairs: FlowDataset, tmp_path: Path) -> None:
     for wrong in (torch.nn.Linear(2, 2), TVL1Estimator, "tvl1"):
         refuses("estimator: expected an Estimator", evaluate, wrong, pairs, tmp_path / "run")
         refuses("estimator: expected an Estimator", predict, wrong, pairs, Run(tmp_path / "other", {}))
@@ -463,18 +458,18 @@ def test_score_keeps_the_scores_of_predictions_that_were_copied(
     assert score(pairs, Run.load(tmp_path / "copy"))["scores"] == before["scores"]
 
 
-def test_a_new_prediction_drops_the_scores_of_the_old(tmp_path: Path) -> None:
+def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {})
     run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
-    run.keep_score("pooled", "shot[1]/a*", "truth", {"images": 1})
-    assert run.score("pooled", "shot[1]/a*", "truth") == {"images": 1}
+    run.store_score("pooled", "shot[1]/a*", "truth", {"images": 1})
+    assert run.read_score("pooled", "shot[1]/a*", "truth") == {"images": 1}
     run.path("shot[1]/a*").unlink()
     run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
-    assert run.score("pooled", "shot[1]/a*", "truth") is None
+    assert run.read_score("pooled", "shot[1]/a*", "truth") is None
 
 
 @pytest.mark.parametrize(("step", "other"), [("iterdir", "a"), ("mkdir", "a"), ("mkdir", "b")])
-def test_processes_may_begin_a_run_at_once(
+def test_run_begins_in_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, other: str
 ) -> None:
     """Of one configuration; of two, one process is refused."""
@@ -498,28 +493,28 @@ def test_processes_may_begin_a_run_at_once(
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
-def test_a_whole_prediction_never_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a process stores a pair again that another one is scoring already."""
     run = Run(tmp_path / "run", {})
     run.save("pair", torch.zeros(2, 3, 4), {"seconds": 1})
-    run.keep_score("pooled", "pair", "truth", {"images": 1})
+    run.store_score("pooled", "pair", "truth", {"images": 1})
     seen = []
 
     def watched(*_: object, **__: object) -> None:
-        seen.append(run.facts("pair"))
+        seen.append(run.read_facts("pair"))
         raise AssertionError
 
     monkeypatch.setattr(runs, "write_flow", watched)
     run.save("pair", torch.ones(2, 3, 4), {"seconds": 2})
     assert seen == []
-    assert run.facts("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
-    assert run.score("pooled", "pair", "truth") == {"images": 1}
+    assert run.read_facts("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
+    assert run.read_score("pooled", "pair", "truth") == {"images": 1}
 
 
-def test_what_vanishes_while_it_is_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path / "run", {})
     run.save("pair", torch.zeros(2, 3, 4), {})
-    run.keep_score("pooled", "pair", "truth", {"images": 1})
+    run.store_score("pooled", "pair", "truth", {"images": 1})
     is_file = Path.is_file
 
     def taken(path: Path) -> bool:
@@ -528,7 +523,7 @@ def test_what_vanishes_while_it_is_read_is_not_there(tmp_path: Path, monkeypatch
         return there
 
     monkeypatch.setattr(Path, "is_file", taken)
-    run.scored("pooled", "pair").unlink()
-    assert run.score("pooled", "pair", "truth") is None
+    run.score_path("pooled", "pair").unlink()
+    assert run.read_score("pooled", "pair", "truth") is None
     run.path("pair").with_suffix(".json").unlink()
-    assert run.facts("pair") is None
+    assert run.read_facts("pair") is None

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from fullfield import InputError
 from fullfield.cli import evaluate_scans as evaluate_scans_verb
 from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord, open_scans
-from fullfield.evaluation import POINTCNNPP, PROTOCOLS, Registrar, ScanRun, Setting, evaluate_scans, score_scans
-from fullfield.evaluation.scans import predict_scans
-from fullfield.evaluation.sharing import Share
+from fullfield.evaluation import EvaluationSettings, Registrar, ScanRun, evaluate_scans, score_scans
+from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, predict_scans
+from fullfield.evaluation.sharing import ProcessRank
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, Registration
 from fullfield.registration.learned_network import DescriptorNetwork
@@ -95,7 +95,7 @@ def pairs(tmp_path: Path) -> Listed:
     return Listed(tmp_path / "set")
 
 
-def test_scores_from_their_definitions(pairs: Listed, tmp_path: Path) -> None:
+def test_evaluate_scans_equals_definitions(pairs: Listed, tmp_path: Path) -> None:
     result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rre=3.5, max_rte=0.35))
     scores, scenes = result["scores"], result["scenes"]
     rows = result["pairs"]
@@ -121,7 +121,7 @@ def test_scores_from_their_definitions(pairs: Listed, tmp_path: Path) -> None:
     assert result["this_call"]["estimated"] == 5
 
 
-def test_stored_transforms_are_scored_by_other_criteria(pairs: Listed, tmp_path: Path) -> None:
+def test_score_scans_by_other_criteria(pairs: Listed, tmp_path: Path) -> None:
     method = Wrong()
     evaluate_scans(method, pairs, tmp_path / "run")
     assert method.calls == 5 + 1
@@ -135,7 +135,7 @@ def test_stored_transforms_are_scored_by_other_criteria(pairs: Listed, tmp_path:
     assert again.calls == 0
 
 
-def test_the_rmse_is_over_the_overlap_or_by_the_benchmarks_weights(pairs: Listed, tmp_path: Path) -> None:
+def test_rmse_uses_overlap_or_information_matrix(pairs: Listed, tmp_path: Path) -> None:
     result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rmse=0.15))
     change = pose(1.0, 0.1)
     exact = np.sqrt(((CLOUD @ change[:3, :3].T + change[:3, 3] - CLOUD) ** 2).sum(1).mean())
@@ -147,7 +147,7 @@ def test_the_rmse_is_over_the_overlap_or_by_the_benchmarks_weights(pairs: Listed
     assert weighed["pairs"]["a/1"]["rmse"] == pytest.approx(math.hypot(0.1, math.sin(math.radians(0.5))))
 
 
-def test_a_stopped_run_goes_on_and_another_configuration_is_refused(pairs: Listed, tmp_path: Path) -> None:
+def test_evaluate_scans_resumes_and_refuses_other_settings(pairs: Listed, tmp_path: Path) -> None:
     whole = evaluate_scans(Wrong(), pairs, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         evaluate_scans(Wrong(stop_at=3), pairs, tmp_path / "run")
@@ -156,11 +156,11 @@ def test_a_stopped_run_goes_on_and_another_configuration_is_refused(pairs: Liste
     assert rest.calls == 3 + 1
     assert result["scores"] == pytest.approx(whole["scores"], nan_ok=True)
     refuses(r"parameters\.turn was 1\.0, is 2\.0", evaluate_scans, Wrong(turn=2.0), pairs, tmp_path / "run")
-    refuses("device: expected cpu", evaluate_scans, Wrong(), pairs, tmp_path / "gpu", Setting(device="cuda"))
+    refuses("device: expected cpu", evaluate_scans, Wrong(), pairs, tmp_path / "gpu", EvaluationSettings(device="cuda"))
 
 
 @pytest.mark.parametrize("file", ["predictions/a/1.json", "predictions/a/1.npy"])
-def test_a_half_written_transform_is_made_again(pairs: Listed, tmp_path: Path, file: str) -> None:
+def test_evaluate_scans_repeats_incomplete_transform(pairs: Listed, tmp_path: Path, file: str) -> None:
     whole = evaluate_scans(Wrong(), pairs, tmp_path / "run")
     path = tmp_path / "run" / file
     path.unlink() if path.suffix == ".json" else path.write_bytes(path.read_bytes()[:-9])
@@ -182,7 +182,7 @@ def test_a_half_written_transform_is_made_again(pairs: Listed, tmp_path: Path, f
         ("truth", {"overlap": "all"}, r"a/1\.json: expected an entry overlap"),
     ],
 )
-def test_stored_files_that_lack_something_are_named(
+def test_score_scans_names_stored_files_with_missing_entries(
     pairs: Listed, tmp_path: Path, folder: str, change: dict[str, Any], words: str
 ) -> None:
     evaluate_scans(Wrong(), pairs, tmp_path / "run")
@@ -195,7 +195,7 @@ def test_stored_files_that_lack_something_are_named(
     refuses(words, evaluate_scans, Wrong(), pairs, tmp_path / "run")
 
 
-def test_changed_truth_is_seen_and_changed_clouds_are_refused(pairs: Listed, tmp_path: Path) -> None:
+def test_score_scans_sees_changed_truth_and_refuses_changed_clouds(pairs: Listed, tmp_path: Path) -> None:
     evaluate_scans(Wrong(0.0, 0.0), pairs, tmp_path / "run")
     run = ScanRun.load(tmp_path / "run")
     moved = torch.from_numpy(pose(0.0, 3.0))
@@ -205,18 +205,18 @@ def test_changed_truth_is_seen_and_changed_clouds_are_refused(pairs: Listed, tmp
     refuses("holds predictions of other frames", score_scans, pairs, run)
 
 
-def test_shares_together_are_the_whole(pairs: Listed, tmp_path: Path) -> None:
+def test_predict_scans_shares_pairs_between_processes(pairs: Listed, tmp_path: Path) -> None:
     whole = evaluate_scans(Wrong(), pairs, tmp_path / "alone")
     for rank in range(2):
-        share = Share(rank, 2)
+        process = ProcessRank(rank, 2)
         config = ScanRun.load(tmp_path / "alone").config
-        predict_scans(Wrong(), pairs, ScanRun(tmp_path / "shared", config), Setting(share=share))
+        predict_scans(Wrong(), pairs, ScanRun(tmp_path / "shared", config), EvaluationSettings(process=process))
     last = Wrong()
     assert evaluate_scans(last, pairs, tmp_path / "shared")["scores"] == pytest.approx(whole["scores"], nan_ok=True)
     assert last.calls == 0
 
 
-def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Path) -> None:
+def test_registrar_learned_is_own_method(pairs: Listed, tmp_path: Path) -> None:
     config = DescriptorConfig(channels=4, layers=1)
     files = [tmp_path / f"{seed}.safetensors" for seed in (0, 1)]
     for seed, file in enumerate(files):
@@ -232,7 +232,7 @@ def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Pa
     refuses(r"parameters\.weights was", evaluate_scans, Registrar(weights=files[1], **few), pairs, tmp_path / "run")
 
 
-def test_the_supplements_protocol(tmp_path: Path) -> None:
+def test_protocol_of_pointcnnpp(tmp_path: Path) -> None:
     """RANSAC alone and the whole pipeline, 5000 to 250 matches, 50,000 trials; its limits for rooms and for KITTI."""
     methods = POINTCNNPP.registrars(voxel=0.1)
     names = [f"{stages}samples-{count}" for count in (5000, 2500, 1000, 500, 250) for stages in ("ransac-", "")]
@@ -246,13 +246,13 @@ def test_the_supplements_protocol(tmp_path: Path) -> None:
     assert tuple(PROTOCOLS) == evaluate_scans_verb.PROTOCOLS
 
 
-def test_an_empty_cloud_is_named(pairs: Listed, tmp_path: Path) -> None:
+def test_evaluate_scans_names_empty_cloud(pairs: Listed, tmp_path: Path) -> None:
     write_point_cloud(pairs.records[2].source, PointCloud(np.full((5, 3), np.nan)))
     with pytest.raises(InputError, match=r"b/2: source: expected at least 1 finite point"):
         evaluate_scans(Registrar(iterations=2000), pairs, tmp_path / "run")
 
 
-def test_a_true_pose_is_refined_on_the_points() -> None:
+def test_true_overlap_refines_pose() -> None:
     first, second = room_scan(3), room_scan(3, scan=1)
     far = np.array([1e5, -2e5, 50.0])
     exact = pose(30, 2.0)
@@ -290,7 +290,7 @@ def shared_tree(root: Path, data_dir: Path) -> Path:
     return root
 
 
-def test_the_shared_pairs_as_a_benchmark(tmp_path: Path, data_dir: Path) -> None:
+def test_evaluate_scans_on_shared_pairs(tmp_path: Path, data_dir: Path) -> None:
     pairs = open_scans("3dmatch", shared_tree(tmp_path / "set", data_dir))
     result = evaluate_scans(Registrar(), pairs, tmp_path / "run")
     rows = result["pairs"]
@@ -303,7 +303,7 @@ def test_the_shared_pairs_as_a_benchmark(tmp_path: Path, data_dir: Path) -> None
 
 
 @pytest.mark.long
-def test_the_shared_lidar_pair_with_a_pose_from_other_sensors(tmp_path: Path, data_dir: Path) -> None:
+def test_evaluate_scans_on_shared_lidar_pair(tmp_path: Path, data_dir: Path) -> None:
     """KITTI's layout; the pose in the list is 20 cm off, and evaluation finds the true one on the scans."""
     home = data_dir / "pointclouds" / "kitti_pair"
     true = np.loadtxt(home / "T_target_source.txt")

@@ -12,21 +12,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield.datasets import FlowDataset, Pairs
-from fullfield.evaluation import Run, Setting, evaluate
+from fullfield.evaluation import EvaluationSettings, Run, evaluate
 from fullfield.io import read_flow, write_image
 from fullfield.ops._splatting import fill_holes, moved_forward
 
 
-def test_warm_start_hands_the_moved_flow_on(pairs: FlowDataset, tmp_path: Path) -> None:
+def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> None:
     estimator = Counting()
-    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
+    evaluate(estimator, pairs, tmp_path / "run", EvaluationSettings(warm_start=True))
     starts = estimator.starts[1:]
     assert [start is None for start in starts] == [True, False, False, True, False]
     first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
     assert torch.equal(starts[1][0], moved_forward(first))
 
 
-def test_warm_start_ends_at_a_gap_and_with_the_sequence(tmp_path: Path) -> None:
+def test_warm_start_ends_at_gap_and_sequence(tmp_path: Path) -> None:
     root = tmp_path / "set"
     for shot, numbers in (("a", (1, 2, 3, 6, 7)), ("b", (7, 8, 9))):
         for i in numbers:
@@ -34,21 +34,21 @@ def test_warm_start_ends_at_a_gap_and_with_the_sequence(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_image(path, torch.full((3, H, W), i / 10))
     estimator, pairs = Counting(), Pairs(root, name="mine")
-    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
+    evaluate(estimator, pairs, tmp_path / "run", EvaluationSettings(warm_start=True))
     started = {r.name: start is not None for r, start in zip(pairs.records, estimator.starts[1:], strict=True)}
     assert started == {"a/f_01": False, "a/f_02": True, "a/f_06": False, "b/f_07": False, "b/f_08": True}
 
 
-def test_warm_start_goes_on_from_the_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
-    setting = Setting(warm_start=True)
+def test_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
+    settings = EvaluationSettings(warm_start=True)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(Counting(fail_at=2), pairs, tmp_path / "run", setting)
+        evaluate(Counting(fail_at=2), pairs, tmp_path / "run", settings)
     rest = Counting()
-    evaluate(rest, pairs, tmp_path / "run", setting)
+    evaluate(rest, pairs, tmp_path / "run", settings)
     assert torch.equal(rest.starts[0][0], moved_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
 
 
-def test_moved_forward() -> None:
+def test_moved_forward_equals_loop() -> None:
     flow = torch.zeros(2, 7, 9)
     flow[0, 3, 2] = 4.0
     moved = moved_forward(flow)
@@ -82,7 +82,7 @@ def filled_by_rings(flow: Tensor, known: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.9])
-def test_holes_are_filled_ring_by_ring(share: float) -> None:
+def test_moved_forward_fills_holes_from_rim(share: float) -> None:
     generator = torch.Generator().manual_seed(4)
     known = torch.rand(23, 31, generator=generator) < share
     known[5, 7] = True
@@ -103,7 +103,7 @@ class Elements(TorchDispatchMode):
         return out
 
 
-def test_a_wide_hole_takes_work_that_grows_with_its_pixels() -> None:
+def test_moved_forward_work_grows_with_pixels() -> None:
     flow = torch.zeros(2, 64, 512)
     flow[0, :, :256] = 200.0
     with Elements() as elements:

@@ -22,7 +22,7 @@ from fullfield.estimators.registry import DEFAULT_PRESET
 if TYPE_CHECKING:
     from fullfield.datasets import FlowDataset
     from fullfield.evaluation import Run
-    from fullfield.evaluation.sharing import Share
+    from fullfield.evaluation.sharing import ProcessRank
 
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 1.0)
@@ -73,34 +73,25 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, estimate missing predictions, score and report."""
     methods.use_threads(args.threads)
 
-    from fullfield.evaluation.sharing import leave, this_share
+    from fullfield.evaluation.sharing import current_process, leave_group
 
-    share = this_share()
+    process = current_process()
     try:
-        return _run(args, share)
+        return _run(args, process)
     finally:
-        leave(share)
+        leave_group(process)
 
 
-def _run(args: argparse.Namespace, share: Share) -> int:
+def _run(args: argparse.Namespace, process: ProcessRank) -> int:
     if args.method in evaluate_scans.METHODS:
         weights = methods.value(args, "--weights") if args.method == "learned" else None
         others = (option for option in _flow_options(args) if weights is None or option != "--weights")
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
-        return evaluate_scans.run(args, share, weights)
+        return evaluate_scans.run(args, process, weights)
     evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
-    from fullfield.estimators.cascaded import reduced
-    from fullfield.evaluation import (
-        AtScale,
-        Run,
-        Setting,
-        evaluate,
-        noting_shortage,
-        read_scale,
-        score,
-        write_submission,
-    )
-    from fullfield.evaluation.predict import check_submission
+    from fullfield.estimators.cascaded import AtScale, read_scale, reduced
+    from fullfield.evaluation import EvaluationSettings, Run, evaluate, score, write_submission
+    from fullfield.evaluation.predict import check_submission, record_shortage
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")
@@ -117,26 +108,28 @@ def _run(args: argparse.Namespace, share: Share) -> int:
     if not args.score_only:
         Run.check_folder(folder)  # before weights are downloaded and kernels compiled
 
-    first = share.rank == 0
+    first = process.rank == 0
     quiet = args.quiet or not first
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, naming(**words):
         device = _device(args.device, chosen.device)
-        setting = Setting(device=device, warm_start=args.warm_start, alone=args.alone, share=share)
+        settings = EvaluationSettings(
+            device=device, warm_start=args.warm_start, alone=args.alone, process=process
+        )
         if args.score_only:
-            result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
+            result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, settings=settings)
         else:
-            chosen = replace(chosen, device=setting.device)
+            chosen = replace(chosen, device=settings.device)
             if not first:
-                wait_for_all(share)  # the first process downloads the weights and compiles for all
+                wait_for_all(process)  # the first process downloads the weights and compiles for all
             estimator = chosen.estimator if scale == 1 else AtScale(chosen.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-            with noting_shortage(estimator, dataset, folder, setting):
+            with record_shortage(estimator, dataset, folder, settings):
                 chosen.prepare(reduced((height, width), scale), progress.part(*_FETCH), quiet=quiet)
             if first:
-                wait_for_all(share)
-            setting = replace(setting, progress=progress.part(*_ESTIMATE))
-            result = evaluate(estimator, dataset, folder, setting, averaging=args.averaging)
+                wait_for_all(process)
+            settings = replace(settings, progress=progress.part(*_ESTIMATE))
+            result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:
         return 0
     run = Run.load(folder)

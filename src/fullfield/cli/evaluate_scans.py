@@ -17,7 +17,7 @@ from fullfield.cli.report import naming
 if TYPE_CHECKING:
     from fullfield.datasets import Criteria, ScanDataset
     from fullfield.evaluation import ScanRun
-    from fullfield.evaluation.sharing import Share
+    from fullfield.evaluation.sharing import ProcessRank
 
 METHODS = ("fpfh", "learned")
 PROTOCOLS = ("pointcnnpp",)
@@ -70,13 +70,13 @@ def refuse(options: Iterable[str], why: str) -> None:
         raise InputError(f"{option}: {why}; leave it out")
 
 
-def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> int:
+def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = None) -> int:
     """Register what is missing, score and report.
 
     ``weights`` is the file of MODEL learned; None for the one in the package.
     """
-    from fullfield.evaluation import PROTOCOLS as KNOWN
-    from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
+    from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
+    from fullfield.evaluation.scans import PROTOCOLS as KNOWN_PROTOCOLS
 
     dataset = _opened(args.dataset)
     if args.device not in ("auto", "cpu"):
@@ -98,42 +98,44 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     elif weights is not None:
         paths.check_input(weights, "--weights")
     protocol = options.get("protocol")
-    usual = dataset.criteria if protocol is None else KNOWN[protocol].criteria(dataset)
+    usual = dataset.criteria if protocol is None else KNOWN_PROTOCOLS[protocol].criteria(dataset)
     criteria = _criteria(usual, options)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")
-    settings = {name: options[option] for option, name in _SETTINGS.items() if option in options}
+    arguments = {name: options[option] for option, name in _SETTINGS.items() if option in options}
     results = {}
-    with ProgressBar("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
+    with ProgressBar("evaluate", quiet=args.quiet or process.rank > 0) as progress, naming(iterations="--ransac"):
         if protocol is None:
-            counts = settings.pop("samples", (_SAMPLES,))
-            registrars = [Registrar(samples=samples, weights=weights, **settings) for samples in counts]
+            counts = arguments.pop("samples", (_SAMPLES,))
+            registrars = [Registrar(samples=samples, weights=weights, **arguments) for samples in counts]
         else:
-            registrars = KNOWN[protocol].registrars(weights=weights, **settings)
+            registrars = KNOWN_PROTOCOLS[protocol].registrars(weights=weights, **arguments)
         for at, method in enumerate(registrars):
-            setting = Setting(share=share, progress=progress.part(at / len(registrars), (at + 1) / len(registrars)))
-            place = folder / method.run_name
+            settings = EvaluationSettings(
+                process=process, progress=progress.part(at / len(registrars), (at + 1) / len(registrars))
+            )
+            run_folder = folder / method.run_name
             if args.score_only:
-                stored = _stored(place, args.method)
-                results[place] = score_scans(dataset, stored, criteria=criteria, setting=setting)
+                stored = _load_run(run_folder, args.method)
+                results[run_folder] = score_scans(dataset, stored, criteria=criteria, settings=settings)
             else:
-                results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
-    if share.rank == 0:
+                results[run_folder] = evaluate_scans(method, dataset, run_folder, settings, criteria=criteria)
+    if process.rank == 0:
         _report(args, folder, results)
     return 0
 
 
-def _stored(place: Path, method: str) -> ScanRun:
+def _load_run(folder: Path, method: str) -> ScanRun:
     """Load the run to score again, which must be of this method."""
     from fullfield.evaluation import ScanRun
 
-    if not place.is_dir():
+    if not folder.is_dir():
         raise InputError(
-            f"--score-only: there is no run in {place}; name its parent with --output, its number with --samples"
+            f"--score-only: there is no run in {folder}; name its parent with --output, its number with --samples"
         )
-    run = ScanRun.load(place)
+    run = ScanRun.load(folder)
     if run.config.get("method") != method:
-        raise InputError(f"{place}: holds {run.config.get('method')}, not {method}")
+        raise InputError(f"{folder}: holds {run.config.get('method')}, not {method}")
     return run
 
 

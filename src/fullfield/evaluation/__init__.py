@@ -7,25 +7,18 @@
 >>> result["scores"]["epe"], result["runtime"]["median_s"]  # doctest: +SKIP
 """
 
-from fullfield.estimators.cascaded import AtScale, read_scale
-from fullfield.evaluation.predict import Setting, evaluate, noting_shortage, predict, score, write_submission
+from fullfield.evaluation.predict import EvaluationSettings, evaluate, predict, score, write_submission
 from fullfield.evaluation.run import Run, ScanRun
-from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, Registrar, ScanProtocol, evaluate_scans, score_scans
+from fullfield.evaluation.scans import Registrar, evaluate_scans, score_scans
 
 __all__ = [
-    "POINTCNNPP",
-    "PROTOCOLS",
-    "AtScale",
+    "EvaluationSettings",
     "Registrar",
     "Run",
-    "ScanProtocol",
     "ScanRun",
-    "Setting",
     "evaluate",
     "evaluate_scans",
-    "noting_shortage",
     "predict",
-    "read_scale",
     "score",
     "score_scans",
     "write_submission",

@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, Truth
 from fullfield.evaluation.loading import read_ahead
-from fullfield.evaluation.run import Run, file_states
+from fullfield.evaluation.run import Run, fingerprint_files
 from fullfield.metrics import FlowMetrics
 
 
@@ -25,15 +25,15 @@ class Scorer:
     def __init__(self, dataset: FlowDataset, run: Run, averaging: str, device: torch.device) -> None:
         self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
 
-    def state(self, index: int, pred: Tensor, truth: Truth, known: Tensor | None = None) -> dict[str, Any]:
-        """Return the contribution of a pair: ``pred`` [2, H, W] has vectors where ``known``."""
+    def compute_state(self, index: int, pred: Tensor, truth: Truth, has_vector: Tensor | None = None) -> dict[str, Any]:
+        """Return the contribution of a pair: ``pred`` [2, H, W] has vectors where ``has_vector``."""
         record = self.dataset.records[index]
         flow, valid = truth.flow.to(self.device), truth.valid.to(self.device)
         if pred.shape[-2:] != flow.shape[-2:]:
             sizes = [f"{field.shape[-1]}×{field.shape[-2]}" for field in (flow, pred)]
             raise InputError(f"{record.flow}: is {sizes[0]}, but the flow of {record.name} is {sizes[1]}")
-        if known is not None:
-            lost = int((valid & ~known.to(self.device)).sum())
+        if has_vector is not None:
+            lost = int((valid & ~has_vector.to(self.device)).sum())
             if lost:
                 raise InputError(f"{self.run.path(record.name)}: has no vector at {lost} pixels that are scored")
         metrics = FlowMetrics(averaging=self.averaging)
@@ -41,30 +41,30 @@ class Scorer:
         metrics.update(pred.to(self.device), flow, valid, occluded)
         return metrics.state_dict()
 
-    def keep(self, index: int, state: dict[str, Any]) -> None:
+    def store(self, index: int, state: dict[str, Any]) -> None:
         """Store the contribution of a pair."""
-        self.run.keep_score(self.averaging, self.dataset.records[index].name, self._truth(index), state)
+        self.run.store_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index), state)
 
-    def stored(self, index: int) -> dict[str, Any] | None:
+    def read_stored(self, index: int) -> dict[str, Any] | None:
         """Return the contribution of a pair if it was scored against this truth."""
-        return self.run.score(self.averaging, self.dataset.records[index].name, self._truth(index))
+        return self.run.read_score(self.averaging, self.dataset.records[index].name, self._fingerprint_truth(index))
 
     def score_stored(self, indices: Sequence[int]) -> None:
         """Score the stored predictions that have truth and no score yet."""
-        left = [i for i in indices if self.dataset.records[i].flow is not None and self.stored(i) is None]
+        left = [i for i in indices if self.dataset.records[i].flow is not None and self.read_stored(i) is None]
         for loaded in read_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
                 raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
-            pred, known = self.run.read(self.dataset.records[loaded.index].name)
-            self.keep(loaded.index, self.state(loaded.index, pred, loaded.truth, known))
+            pred, has_vector = self.run.read(self.dataset.records[loaded.index].name)
+            self.store(loaded.index, self.compute_state(loaded.index, pred, loaded.truth, has_vector))
 
-    def total(self) -> FlowMetrics:
+    def merge_totals(self) -> FlowMetrics:
         """Return the totals over all pairs with truth."""
         total = FlowMetrics(averaging=self.averaging)
         for index, record in enumerate(self.dataset.records):
             if record.flow is None:
                 continue
-            state = self.stored(index)
+            state = self.read_stored(index)
             if state is None:
                 raise InputError(
                     f"{self.run.folder}: has no score of {record.name}; was another process stopped, or does it see "
@@ -73,16 +73,18 @@ class Scorer:
             try:
                 total.merge(FlowMetrics.from_state(state))
             except InputError as error:
-                raise InputError(f"{self.run.scored(self.averaging, record.name)}: {error}; remove the file") from error
+                raise InputError(
+                    f"{self.run.score_path(self.averaging, record.name)}: {error}; remove the file"
+                ) from error
         return total
 
-    def _truth(self, index: int) -> str:
+    def _fingerprint_truth(self, index: int) -> str:
         record = self.dataset.records[index]
         masks = record.flow, record.occlusion, record.invalid
-        return file_states(path for path in masks if path is not None)
+        return fingerprint_files(path for path in masks if path is not None)
 
 
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 _LARGE = 1 << 26  # bytes of a flow of which one at a time waits: scoring takes many times as much
 
 
@@ -101,7 +103,7 @@ class Finisher:
     def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
         self._run, self._scorer, self._device, self._method = run, scorer, device, method
         self._overlaps = overlaps(device)
-        self._workers = max(2, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
+        self._workers = max(2, min(_MAX_WORKERS, (os.cpu_count() or 1) // 2))
         self._pool = ThreadPoolExecutor(self._workers if self._overlaps else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
         self._mine = threading.local()
@@ -123,23 +125,23 @@ class Finisher:
         """
         self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._overlaps:
-            self._waiting.append(self._pool.submit(self._finished, index, name, flow, truth, facts))
+            self._waiting.append(self._pool.submit(self._finish, index, name, flow, truth, facts))
         else:
-            state = self._checked(index, name, flow, truth)
+            state = self._check_and_score(index, name, flow, truth)
             self._waiting.append(self._pool.submit(self._store, index, name, flow, facts, state))
 
-    def drain(self, most: int = 0) -> None:
-        """Wait until at most ``most`` flows are not stored yet."""
-        while len(self._waiting) > most:
+    def drain(self, max_waiting: int = 0) -> None:
+        """Wait until at most ``max_waiting`` flows are not stored yet."""
+        while len(self._waiting) > max_waiting:
             self._waiting.popleft().result()
 
-    def _finished(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
+    def _finish(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
         if self._device.type != "cuda":
-            self._store(index, name, flow, facts, self._checked(index, name, flow, truth))
+            self._store(index, name, flow, facts, self._check_and_score(index, name, flow, truth))
             return
         stream = self._stream()
         with torch.cuda.stream(stream):
-            state = self._checked(index, name, flow, truth)
+            state = self._check_and_score(index, name, flow, truth)
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
@@ -152,14 +154,14 @@ class Finisher:
         stream: torch.cuda.Stream = self._mine.stream
         return stream
 
-    def _checked(self, index: int, name: str, flow: Tensor, truth: Truth | None) -> dict[str, Any] | None:
+    def _check_and_score(self, index: int, name: str, flow: Tensor, truth: Truth | None) -> dict[str, Any] | None:
         """Return the pair's contribution to the totals."""
         if not bool(flow.isfinite().all()):
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
-        return None if self._scorer is None or truth is None else self._scorer.state(index, flow, truth)
+        return None if self._scorer is None or truth is None else self._scorer.compute_state(index, flow, truth)
 
     def _store(self, index: int, name: str, flow: Tensor, facts: dict[str, Any], state: dict[str, Any] | None) -> None:
         """Store the prediction before its score, so that no score is without one."""
         self._run.save(name, flow, facts)
         if self._scorer is not None and state is not None:
-            self._scorer.keep(index, state)
+            self._scorer.store(index, state)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield._read_ahead import ReadAhead, reader_count
 from fullfield.datasets import FlowDataset, Truth
 
-_AHEAD_BYTES = 4 << 30
-_FEWEST = 2
-
-
-def readers() -> int:
-    """Return the number of threads that read files; decoding releases the interpreter."""
-    return max(2, min(16, (os.cpu_count() or 1) - 1))
+_MAX_BYTES = 4 << 30
+_MIN_ITEMS = 3  # a pair: frames and truth
 
 
 @dataclass(frozen=True)
@@ -45,50 +40,46 @@ def read_ahead(
 ) -> Iterator[Loaded]:
     """Yield the pairs ``indices`` in order, with their ``frames`` and ``truth``, read by several threads.
 
-    A frame that two neighbouring pairs share is read once. What is read ahead is held to 4 GiB, or to two pairs where
-    those take more; a pair is read only when it is requested without ``overlapping``. With ``pin`` the threads that
-    read copy frames into page-locked memory.
+    A frame of two neighbouring pairs is read once. Pairs are read ahead within 4 GiB, or one pair more where that takes
+    more; without ``overlapping`` a pair is read when it is requested. With ``pin`` the threads that read copy frames
+    into page-locked memory.
     """
 
-    def read(path: Path) -> Tensor:
-        frame = dataset.read_frame(path)
+    def read(key: Path | int) -> Tensor | Truth | None:
+        if isinstance(key, int):
+            return dataset.truth(key)
+        frame = dataset.read_frame(key)
         return frame.pin_memory() if pin else frame
 
-    with ThreadPoolExecutor(readers(), thread_name_prefix="fullfield-read") as pool:
-        waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
-        shared: dict[Path, Future[Tensor]] = {}
-        left = deque(indices)
-        ahead = _FEWEST if overlapping else 1  # until the size of the first pair is known
-        try:
-            while left or waiting:
-                while left and len(waiting) < ahead:
-                    index = left.popleft()
-                    record = dataset.records[index]
-                    files = record.inputs if frames else ()
-                    for path in files:
-                        if path not in shared:
-                            shared[path] = pool.submit(read, path)
-                    waiting.append(
-                        (index, [shared[path] for path in files], pool.submit(dataset.truth, index) if truth else None)
-                    )
-                index, images, true = waiting.popleft()
-                pair = [image.result() for image in images]
-                known = None if true is None else true.result()
-                record = dataset.records[index]
-                if pair and pair[0].shape != pair[1].shape:
-                    sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
-                    raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
-                still = {path for other, *_ in waiting for path in dataset.records[other].inputs}
-                kept = still | {record.frame2}
-                shared = {path: image for path, image in shared.items() if path in kept}
-                size = sum(image.nbytes for image in pair) + (0 if known is None else known.flow.nbytes)
-                ahead = max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1))) if overlapping else 1
-                yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
-        finally:
-            for _, images, true in waiting:
-                for future in (*images, true):
-                    if future is not None:
-                        future.cancel()
+    def list_keys(index: int) -> list[Path | int]:
+        return [*(dataset.records[index].inputs if frames else ()), *([index] if truth else [])]
+
+    with ReadAhead(read, _count_bytes, threads=reader_count(), max_bytes=_MAX_BYTES, min_items=_MIN_ITEMS) as reader:
+        if overlapping:
+            reader.extend(key for index in indices for key in list_keys(index))
+        images: dict[Path | int, Tensor] = {}
+        for index, following in zip_longest(indices, indices[1:]):
+            record = dataset.records[index]
+            if not overlapping:
+                reader.extend(key for key in list_keys(index) if key not in images)
+            for path in record.inputs if frames else ():
+                if path not in images:
+                    images[path] = cast(Tensor, reader.take(path))
+            pair = [images[path] for path in (record.inputs if frames else ())]
+            true = cast("Truth | None", reader.take(index)) if truth else None
+            if pair and pair[0].shape != pair[1].shape:
+                sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
+                raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
+            retained = () if following is None else dataset.records[following].inputs
+            images = {path: image for path, image in images.items() if path in retained}
+            yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, true)
+
+
+def _count_bytes(item: Tensor | Truth | None) -> int:
+    """Return the memory of a frame or of truth."""
+    if isinstance(item, Tensor):
+        return item.nbytes
+    return 0 if item is None else item.flow.nbytes
 
 
 class OnDevice:
@@ -105,15 +96,15 @@ class OnDevice:
         pairs = iter(self._pairs)
         following = next(pairs, None)
         while following is not None:
-            present, frames = following, self._ahead or self._copied(following)
+            present, frames = following, self._ahead or self._copy_to_device(following)
             following, self._ahead = next(pairs, None), None
             if self._stream is not None:
-                here = torch.cuda.current_stream(self._device)
-                here.wait_stream(self._stream)
+                current = torch.cuda.current_stream(self._device)
+                current.wait_stream(self._stream)
                 for frame in frames:
-                    frame.record_stream(here)
+                    frame.record_stream(current)
                 if following is not None:
-                    self._ahead = self._copied(following)
+                    self._ahead = self._copy_to_device(following)
             yield present, *frames
             del present, frames
 
@@ -121,7 +112,7 @@ class OnDevice:
         """Free the memory of the next pair, which is copied again at its turn."""
         self._ahead = None
 
-    def _copied(self, pair: Loaded) -> tuple[Tensor, Tensor]:
+    def _copy_to_device(self, pair: Loaded) -> tuple[Tensor, Tensor]:
         if pair.frame1 is None or pair.frame2 is None:
             raise RuntimeError(f"pair {pair.index} was read without its frames")
         with torch.cuda.stream(self._stream):

@@ -28,11 +28,11 @@ from fullfield.evaluation.run import (
     OUT_OF_MEMORY,
     RESULT,
     Run,
-    described,
+    describe_dataset,
+    identify_source,
     runtime,
-    source_of,
 )
-from fullfield.evaluation.sharing import Share, wait_for_all
+from fullfield.evaluation.sharing import ProcessRank, wait_for_all
 from fullfield.io import write_flow
 from fullfield.ops._splatting import moved_forward
 
@@ -40,46 +40,46 @@ ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/eval
 
 
 @dataclass(frozen=True)
-class Setting:
+class EvaluationSettings:
     """Settings of a run over a data set.
 
     Attributes:
         device: device of the estimator and the scores.
         warm_start: whether each pair of a sequence starts from the previous flow, moved along itself.
         alone: whether reading, scoring and storing wait while the estimator works, for undisturbed times.
-        share: share of the pairs that this process takes.
+        process: rank of this process and their number; each takes its part of the pairs.
         progress: receives the fraction done and the pair's name.
     """
 
     device: str = "cpu"
     warm_start: bool = False
     alone: bool = False
-    share: Share = field(default_factory=Share)
+    process: ProcessRank = field(default_factory=ProcessRank)
     progress: Progress | None = None
 
 
-def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
+def describe_run(dataset: FlowDataset, estimator: Estimator, settings: EvaluationSettings) -> dict[str, Any]:
     """Return the configuration of the run that :func:`predict` makes.
 
     Runs of two backends do not mix: an estimator whose backend can be requested has ``requested_backend``. An estimator
     that can be prepared must be: only then does a network know the checksum of its weights.
     """
-    device = _check.device(setting.device)
+    device = _check.device(settings.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
-        **described(dataset),
+        **describe_dataset(dataset),
         "device": name,
         "float32": _float32(device),
         "method": estimator.method,
-        "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
-        **source_of(estimator),
+        "parameters": {**estimator.parameters, "warm_start": settings.warm_start},
+        **identify_source(estimator),
         "backend": requested_backend_of(estimator) or AUTOMATIC,
     }
 
 
 @contextmanager
-def noting_shortage(
-    estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], setting: Setting
+def record_shortage(
+    estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], settings: EvaluationSettings
 ) -> Iterator[None]:
     """Enclose work that may run out of memory, and note it in the run's folder if it does.
 
@@ -88,7 +88,7 @@ def noting_shortage(
     try:
         yield
     except (torch.OutOfMemoryError, NoRoomError):
-        Run(folder, configured(dataset, estimator, setting)).write(FAILURE, {"failure": OUT_OF_MEMORY})
+        Run(folder, describe_run(dataset, estimator, settings)).write(FAILURE, {"failure": OUT_OF_MEMORY})
         raise
 
 
@@ -108,13 +108,13 @@ def predict(
     estimator: Estimator,
     dataset: FlowDataset,
     run: Run,
-    setting: Setting | None = None,
+    settings: EvaluationSettings | None = None,
     *,
     averaging: str | None = None,
 ) -> dict[str, float]:
     """Estimate and store the flow of every pair that ``run`` does not hold yet; with ``averaging`` score it as well.
 
-    Reading and writing overlap with the estimation unless ``setting.alone``; on a GPU so do scoring and the copy of
+    Reading and writing overlap with the estimation unless ``settings.alone``; on a GPU so do scoring and the copy of
     the next pair. A pair's seconds are those of the estimator until the flow is finished, with the frames on the
     device. The first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of
     a size, with nothing else running.
@@ -123,15 +123,15 @@ def predict(
     Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
     the estimator, the run's folder notes it.
     """
-    setting = setting or Setting()
+    settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    device = _check.device(setting.device)
-    mine = setting.share.of_sequences(dataset) if setting.warm_start else setting.share.of(dataset)
-    missing = [index for index in mine if run.facts(dataset.records[index].name) is None]
+    device = _check.device(settings.device)
+    mine = settings.process.select_sequences(dataset) if settings.warm_start else settings.process.select_pairs(dataset)
+    missing = [index for index in mine if run.read_facts(dataset.records[index].name) is None]
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
     begin, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
-    overlapping = not setting.alone
+    overlapping = not settings.alone
     read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping)
     pairs = OnDevice(read, device, ahead=overlapping)
     with Finisher(run, scorer, device, estimator.method) as finish:
@@ -145,11 +145,11 @@ def predict(
 
         for count, (loaded, frame1, frame2) in enumerate(pairs):
             record = dataset.records[loaded.index]
-            if setting.progress is not None:
-                setting.progress(count / len(missing), record.name)
-            start = _start(dataset, run, loaded.index, before, device) if setting.warm_start else None
+            if settings.progress is not None:
+                settings.progress(count / len(missing), record.name)
+            start = _start(dataset, run, loaded.index, before, device) if settings.warm_start else None
             work, size = partial(_estimated, run, estimator, frame1, frame2, start, free), tuple(frame1.shape)
-            if setting.alone:
+            if settings.alone:
                 finish.drain()
             if size not in peaks:
                 free()
@@ -158,9 +158,9 @@ def predict(
             else:
                 flow, seconds, _ = work()
             busy += seconds
-            before = (loaded.index, flow) if setting.warm_start else None
+            before = (loaded.index, flow) if settings.warm_start else None
             facts: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
-            facts |= {"backend": estimator.backend, "threads": torch.get_num_threads(), "alone": setting.alone}
+            facts |= {"backend": estimator.backend, "threads": torch.get_num_threads(), "alone": settings.alone}
             finish(loaded.index, record.name, flow, loaded.truth, facts)
             del flow, frame1, frame2, start, loaded, work  # the next pair's memory is its own
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - begin}
@@ -214,14 +214,14 @@ def evaluate(
     estimator: Estimator,
     dataset: FlowDataset,
     folder: str | os.PathLike[str],
-    setting: Setting | None = None,
+    settings: EvaluationSettings | None = None,
     *,
     averaging: str = "pooled",
 ) -> dict[str, Any]:
     """Predict what is missing in ``folder``, score it, and store and return the result.
 
-    A stopped run resumes, with the totals of one that was not stopped. With several processes (:class:`Setting`'s
-    share) each returns the totals of all.
+    A stopped run resumes, with the totals of one that was not stopped. With several processes (``settings.process``)
+    each returns the totals of all.
 
     Returns:
         ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
@@ -235,64 +235,64 @@ def evaluate(
         torch.OutOfMemoryError: the device's memory is too small. If that happens in the estimator, or while it is
             prepared, a note is left in the run's folder.
     """
-    setting = setting or Setting()
+    settings = settings or EvaluationSettings()
     check_estimator(estimator, expected=ESTIMATOR)
-    with noting_shortage(estimator, dataset, folder, setting):
-        prepare_estimator(estimator, _check.device(setting.device))
-    run = Run(folder, configured(dataset, estimator, setting))
+    with record_shortage(estimator, dataset, folder, settings):
+        prepare_estimator(estimator, _check.device(settings.device))
+    run = Run(folder, describe_run(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
     begin = time.perf_counter()
-    work = predict(estimator, dataset, run, setting, averaging=averaging if has_truth else None)
-    wait_for_all(setting.share)
-    scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
+    work = predict(estimator, dataset, run, settings, averaging=averaging if has_truth else None)
+    wait_for_all(settings.process)
+    scorer = Scorer(dataset, run, averaging, _check.device(settings.device))
     if has_truth:
-        scorer.score_stored(setting.share.of(dataset))
+        scorer.score_stored(settings.process.select_pairs(dataset))
     wall = time.perf_counter() - begin
-    wait_for_all(setting.share)
+    wait_for_all(settings.process)
     result = {
         **(_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
         **_runtime(dataset, run),
         "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
     }
-    if setting.share.rank == 0:
+    if settings.process.rank == 0:
         run.write(RESULT, result)
         (run.folder / FAILURE).unlink(missing_ok=True)
     return result
 
 
 def score(
-    dataset: FlowDataset, run: Run, *, averaging: str = "pooled", setting: Setting | None = None
+    dataset: FlowDataset, run: Run, *, averaging: str = "pooled", settings: EvaluationSettings | None = None
 ) -> dict[str, Any]:
     """Score the stored predictions again, or in another averaging, and store the result; estimate nothing.
 
     Raises InputError naming a pair that was not predicted, or for a run of other frames, or a set without any truth.
     """
-    setting = setting or Setting()
+    settings = settings or EvaluationSettings()
     run.check_dataset(dataset)
     if all(record.flow is None for record in dataset.records):
         raise InputError(f"{dataset.name}: has no truth to score against")
-    scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
-    scorer.score_stored(setting.share.of(dataset))
-    wait_for_all(setting.share)
+    scorer = Scorer(dataset, run, averaging, _check.device(settings.device))
+    scorer.score_stored(settings.process.select_pairs(dataset))
+    wait_for_all(settings.process)
     result = {**_totals(scorer), **_runtime(dataset, run)}
-    if setting.share.rank == 0:
+    if settings.process.rank == 0:
         run.write(RESULT, result)
     return result
 
 
 def _totals(scorer: Scorer) -> dict[str, Any]:
-    total = scorer.total()
+    total = scorer.merge_totals()
     return {"averaging": total.averaging, "scores": total.compute(), "classes": total.breakdown()}
 
 
 def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
-    noted = [run.facts(record.name) for record in dataset.records]
+    noted = [run.read_facts(record.name) for record in dataset.records]
     facts = [fact for fact in noted if fact is not None]
     if len(facts) < len(dataset):
         raise InputError(f"{run.folder}: holds {len(facts)} of {len(dataset)} predictions; predict the rest first")
     for record, fact in zip(dataset.records, facts, strict=True):
         kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
-        check_entries(run.noted(record.name), fact, **kinds)
+        check_entries(run.facts_path(record.name), fact, **kinds)
     seconds = [float(fact["seconds"]) for fact in facts]
     peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
     return {
@@ -327,7 +327,7 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
     pair that was not predicted, or motion beyond KITTI's ±512 px.
     """
     form = check_submission(dataset)
-    lacking = [record.name for record in dataset.records if run.facts(record.name) is None]
+    lacking = [record.name for record in dataset.records if run.read_facts(record.name) is None]
     if lacking:
         raise InputError(
             f"{run.folder}: has no prediction of {lacking[0]} and {len(lacking) - 1} more; predict them first"

@@ -99,7 +99,7 @@ class RunFolder:
 
     def check_dataset(self, dataset: Listed[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
-        before, now = self.config.get("dataset"), described(dataset)["dataset"]
+        before, now = self.config.get("dataset"), describe_dataset(dataset)["dataset"]
         if changed := differences(before, now, "dataset."):
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
@@ -122,21 +122,21 @@ class RunFolder:
         """Return the path of a pair's prediction."""
         return self.folder / "predictions" / f"{name}{self.suffix}"
 
-    def noted(self, name: str) -> Path:
+    def facts_path(self, name: str) -> Path:
         """Return the path of the facts of a prediction."""
         return self.folder / "predictions" / f"{name}.json"
 
-    def facts(self, name: str) -> dict[str, Any] | None:
+    def read_facts(self, name: str) -> dict[str, Any] | None:
         """Return the facts of a prediction; None where it is not complete."""
         try:
-            facts = read_notes(self.noted(name))
+            facts = read_notes(self.facts_path(name))
             return facts if facts.get("bytes") == self.path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
 
-    def needed(self, name: str) -> dict[str, Any]:
+    def require_facts(self, name: str) -> dict[str, Any]:
         """Return :meth:`facts`; InputError where there are none."""
-        facts = self.facts(name)
+        facts = self.read_facts(name)
         if facts is None:
             raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
         return facts
@@ -145,11 +145,11 @@ class RunFolder:
         self, name: str, facts: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
     ) -> None:
         """Store a prediction and its facts; where another process was faster, its own stay: they may be in use."""
-        path, noted = self.path(name), self.noted(name)
+        path, noted = self.path(name), self.facts_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock():
             self._settings.check(self.config, _ADVICE)  # another run may have taken over a folder without predictions
-            if self.facts(name) is not None:
+            if self.read_facts(name) is not None:
                 return
             for file in (noted, *outdated):
                 file.unlink(missing_ok=True)
@@ -175,18 +175,18 @@ class Run(RunFolder):
 
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its facts, and delete the scores of an incomplete one."""
-        scored = [self.scored(averaging, name) for averaging in AVERAGING]
+        scored = [self.score_path(averaging, name) for averaging in AVERAGING]
         self._store(name, facts, lambda path: write_flow(path, flow), outdated=scored)
 
     def read(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
-        self.needed(name)
+        self.require_facts(name)
         flow, valid = read_flow(self.path(name))
         return flow, valid
 
-    def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
+    def read_score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
         """Return a pair's contribution to the totals if this prediction was scored against the same truth."""
-        path = self.scored(averaging, name)
+        path = self.score_path(averaging, name)
         try:
             stored = read_notes(path)
         except FileNotFoundError:
@@ -197,11 +197,11 @@ class Run(RunFolder):
         state: dict[str, Any] = stored["state"]
         return state
 
-    def keep_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
+    def store_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
         """Store a pair's contribution to the totals."""
         prediction = self.path(name)
         content = {"truth": truth, "stamp": stamp_of(prediction), "checksum": checksum_of(prediction), "state": state}
-        self.write(self.scored(averaging, name).relative_to(self.folder), content)
+        self.write(self.score_path(averaging, name).relative_to(self.folder), content)
 
     def _is_scored(self, name: str, stored: Mapping[str, Any]) -> bool:
         """Return whether a stored score is of the prediction that exists now."""
@@ -210,7 +210,7 @@ class Run(RunFolder):
             return True
         return stored.get("checksum") == self._checksums.of(str(prediction))
 
-    def scored(self, averaging: str, name: str) -> Path:
+    def score_path(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""
         return self.folder / "scores" / averaging / f"{name}.json"
 
@@ -230,9 +230,9 @@ class ScanRun(RunFolder):
 
     suffix = ".npy"
 
-    def facts(self, name: str) -> dict[str, Any] | None:
+    def read_facts(self, name: str) -> dict[str, Any] | None:
         """Return the result of a pair; None where it is not complete."""
-        facts, noted = super().facts(name), self.noted(name)
+        facts, noted = super().read_facts(name), self.facts_path(name)
         if facts is not None:
             check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
             check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
@@ -247,7 +247,7 @@ class ScanRun(RunFolder):
 
         self._store(name, facts, write)
 
-    def matched(self, name: str) -> NDArray[np.float64]:
+    def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""
         path = self.path(name)
         points = read_npy(path, check_readable(path), empty=True)
@@ -255,9 +255,9 @@ class ScanRun(RunFolder):
             raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
         return points.astype(np.float64, copy=False)
 
-    def truth(self, name: str, key: str) -> dict[str, Any] | None:
+    def read_truth(self, name: str, key: str) -> dict[str, Any] | None:
         """Return the stored truth of a pair if it was made from the same inputs, which ``key`` identifies."""
-        path = self._true(name)
+        path = self._truth_path(name)
         stored = read_notes(path) if path.is_file() else {}
         if stored.get("key") != key:
             return None
@@ -265,11 +265,11 @@ class ScanRun(RunFolder):
         check_entries(path, stored, moment="4 rows of 4, each a number or null")
         return stored
 
-    def keep_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
+    def store_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
         """Store a pair's truth."""
-        self.write(self._true(name).relative_to(self.folder), {"key": key, **content})
+        self.write(self._truth_path(name).relative_to(self.folder), {"key": key, **content})
 
-    def _true(self, name: str) -> Path:
+    def _truth_path(self, name: str) -> Path:
         return self.folder / "truth" / f"{name}.json"
 
 
@@ -281,7 +281,7 @@ def _without_path(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "parameters": {**parameters, "weights": None}}
 
 
-def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
+def describe_dataset(dataset: Listed[Any, Any]) -> dict[str, Any]:
     """Return the part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
@@ -293,7 +293,7 @@ def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
     }
 
 
-def source_of(method: Any) -> dict[str, str]:
+def identify_source(method: Any) -> dict[str, str]:
     """Return the entry ``source`` of a run's configuration; empty for a method that has parameters.
 
     The beginning of a checksum of the file in which the method's class is written. A class that was typed into an
@@ -330,7 +330,7 @@ def _constant(one: object) -> str:
     return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)  # sets have no order of their own
 
 
-def file_states(paths: Iterable[Path]) -> str:
+def fingerprint_files(paths: Iterable[Path]) -> str:
     """Return names, sizes and modification times, which change when a file is written again."""
     digest = hashlib.sha256()
     for path in paths:

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
-from fullfield.evaluation.predict import Setting
-from fullfield.evaluation.run import RESULT, ScanRun, described, runtime, source_of
+from fullfield.evaluation.predict import EvaluationSettings
+from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, runtime
 from fullfield.evaluation.sharing import wait_for_all
 from fullfield.io import PointCloud
 from fullfield.metrics import (
@@ -202,54 +202,59 @@ def evaluate_scans(
     method: RegistrationMethod,
     dataset: ScanDataset,
     folder: str | os.PathLike[str],
-    setting: Setting | None = None,
+    settings: EvaluationSettings | None = None,
     *,
     criteria: Criteria | None = None,
 ) -> dict[str, Any]:
     """Register what is missing in ``folder``, score it, and store and return the result.
 
-    A stopped run resumes. With several processes (:class:`Setting`'s share) each returns the scores of all.
-    ``setting.device`` must be ``"cpu"``.
+    A stopped run resumes. With several processes (``settings.process``) each returns the scores of all.
+    ``settings.device`` must be ``"cpu"``.
 
     Returns:
         ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
         (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scans.totals` has
         the scores.
     """
-    setting = setting or Setting()
-    _check.require(setting.device == "cpu", "device", "cpu, where point clouds are registered", repr(setting.device))
-    config = {**described(dataset), "method": method.method, "parameters": dict(method.parameters), **source_of(method)}
+    settings = settings or EvaluationSettings()
+    _check.require(settings.device == "cpu", "device", "cpu, where point clouds are registered", repr(settings.device))
+    config = {
+        **describe_dataset(dataset),
+        "method": method.method,
+        "parameters": dict(method.parameters),
+        **identify_source(method),
+    }
     run = ScanRun(folder, config)
     begin = time.perf_counter()
-    estimated = predict_scans(method, dataset, run, setting)
-    wait_for_all(setting.share)
+    estimated = predict_scans(method, dataset, run, settings)
+    wait_for_all(settings.process)
     this_call = {"estimated": estimated, "wall_s": time.perf_counter() - begin}
-    return {**score_scans(dataset, run, criteria=criteria, setting=setting), "this_call": this_call}
+    return {**score_scans(dataset, run, criteria=criteria, settings=settings), "this_call": this_call}
 
 
 def score_scans(
-    dataset: ScanDataset, run: ScanRun, *, criteria: Criteria | None = None, setting: Setting | None = None
+    dataset: ScanDataset, run: ScanRun, *, criteria: Criteria | None = None, settings: EvaluationSettings | None = None
 ) -> dict[str, Any]:
     """Score the stored transforms, by other criteria than the data set's if given, and store the result.
 
     Raises InputError naming a pair that was not registered, or for a run of other clouds.
     """
-    setting = setting or Setting()
+    settings = settings or EvaluationSettings()
     run.check_dataset(dataset)
     criteria = criteria or dataset.criteria
-    mine = setting.share.of(dataset)
-    unknown = [i for i in mine if run.truth(dataset.records[i].name, _key(dataset, i)) is None]
+    mine = settings.process.select_pairs(dataset)
+    unknown = [i for i in mine if run.read_truth(dataset.records[i].name, _key(dataset, i)) is None]
     for index, sample in zip(unknown, _read(dataset, unknown), strict=True):
         _keep_truth(dataset, run, index, sample)
-    wait_for_all(setting.share)
+    wait_for_all(settings.process)
     rows = {}
     seconds = []
     for index, record in enumerate(dataset.records):
-        facts = run.needed(record.name)
-        truth = run.truth(record.name, _key(dataset, index))
+        facts = run.require_facts(record.name)
+        truth = run.read_truth(record.name, _key(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
-        rows[record.name] = row(record, facts, truth, run.matched(record.name), criteria)
+        rows[record.name] = row(record, facts, truth, run.read_matches(record.name), criteria)
         seconds.append(float(facts["seconds"]))
     result = {
         "config": run.config,
@@ -258,24 +263,24 @@ def score_scans(
         "pairs": rows,
         "runtime": runtime(seconds),
     }
-    if setting.share.rank == 0:
+    if settings.process.rank == 0:
         run.write(RESULT, result)
     return result
 
 
 def predict_scans(
-    method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, setting: Setting | None = None
+    method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, settings: EvaluationSettings | None = None
 ) -> int:
     """Register and store every pair that ``run`` does not hold yet; return their number.
 
     The next pair is read meanwhile. The first pair is registered once before, unmeasured. A pair that the method
     refuses is stored as refused. Raises InputError naming the pair whose clouds cannot be used.
     """
-    setting = setting or Setting()
-    missing = [i for i in setting.share.of(dataset) if run.facts(dataset.records[i].name) is None]
+    settings = settings or EvaluationSettings()
+    missing = [i for i in settings.process.select_pairs(dataset) if run.read_facts(dataset.records[i].name) is None]
     for count, (index, sample) in enumerate(zip(missing, _read(dataset, missing), strict=True)):
-        if setting.progress is not None:
-            setting.progress(count / len(missing), sample.name)
+        if settings.progress is not None:
+            settings.progress(count / len(missing), sample.name)
         if count == 0:
             _registered(method, sample)
         begin = time.perf_counter()
@@ -291,7 +296,7 @@ def predict_scans(
             "threads": torch.get_num_threads(),
         }
         run.save(sample.name, facts, np.empty((0, 2, 3)) if found.matched is None else found.matched)
-        if run.truth(sample.name, _key(dataset, index)) is None:
+        if run.read_truth(sample.name, _key(dataset, index)) is None:
             _keep_truth(dataset, run, index, sample)
     return len(missing)
 
@@ -313,7 +318,7 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
         "moment": second_moment(torch.from_numpy(overlap.points)).tolist(),
         "overlap": overlap.share,
     }
-    run.keep_truth(sample.name, _key(dataset, index), content)
+    run.store_truth(sample.name, _key(dataset, index), content)
 
 
 def _key(dataset: ScanDataset, index: int) -> str:

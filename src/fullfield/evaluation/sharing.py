@@ -1,4 +1,4 @@
-"""Several processes on one data set, started by ``torchrun``: each takes its share, the files are common."""
+"""Several processes on one data set, started by ``torchrun``: each takes some pairs, the files are common."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fullfield.datasets import FlowDataset
 
 
 @dataclass(frozen=True)
-class Share:
-    """Share of one process: its number, and how many there are."""
+class ProcessRank:
+    """Number of one process, and how many there are."""
 
     rank: int = 0
     count: int = 1
 
-    def of(self, dataset: Sized) -> list[int]:
+    def select_pairs(self, dataset: Sized) -> list[int]:
         """Return the indices of this process: every ``count``-th pair."""
         return list(range(self.rank, len(dataset), self.count))
 
-    def of_sequences(self, dataset: FlowDataset) -> list[int]:
+    def select_sequences(self, dataset: FlowDataset) -> list[int]:
         """Return the indices of this process: every ``count``-th sequence."""
         order: dict[str, int] = {}
         for record in dataset.records:
@@ -28,14 +28,14 @@ class Share:
         return [i for i, r in enumerate(dataset.records) if order[r.sequence] % self.count == self.rank]
 
 
-def this_share() -> Share:
-    """Return the share of this process among those that ``torchrun`` has started."""
-    return Share(*_check.torchrun())
+def current_process() -> ProcessRank:
+    """Return the rank of this process among those that ``torchrun`` has started."""
+    return ProcessRank(*_check.torchrun())
 
 
-def wait_for_all(share: Share) -> None:
+def wait_for_all(process: ProcessRank) -> None:
     """Wait until every process has called this."""
-    if share.count == 1:
+    if process.count == 1:
         return
     from datetime import timedelta
 
@@ -46,9 +46,9 @@ def wait_for_all(share: Share) -> None:
     distributed.barrier()
 
 
-def leave(share: Share) -> None:
+def leave_group(process: ProcessRank) -> None:
     """Leave the group of processes."""
-    if share.count > 1:
+    if process.count > 1:
         from torch import distributed
 
         if distributed.is_initialized():
