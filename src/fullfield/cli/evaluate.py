@@ -113,9 +113,7 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, naming(**words):
         device = _device(args.device, chosen.device)
-        settings = EvaluationSettings(
-            device=device, warm_start=args.warm_start, alone=args.alone, process=process
-        )
+        settings = EvaluationSettings(device=device, warm_start=args.warm_start, alone=args.alone, process=process)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, settings=settings)
         else:
