@@ -39,7 +39,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"datasets", "estimators", "ops", "metrics", "io", "_check", "_ledger", *THIRD},
         {"registration"},
     ),
-    "sequences": ({"estimators", "ops", "io", "viz", "_check", "_ledger", *THIRD}, {"ray"}),
+    "sequences": ({"estimators", "models", "ops", "io", "viz", "_check", "_ledger", *THIRD}, {"ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": (
         {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", "_ledger", *THIRD},

@@ -26,7 +26,7 @@ _DO_NOT = {
     "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "RecordedStep", "refinement_backends",
     "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
     "run_on_devices", "run_shot", "find_frames", "ScanRun", "SceneStyle", "score", "score_scans",
-    "retime_shot", "warp_shot", "WarpSettings", "EvaluationSettings", "ShotJob", "ShotSettings", "Shot",
+    "retime_shot", "warp_shot", "WarpSettings", "StoredFlow", "EvaluationSettings", "ShotJob", "ShotSettings", "Shot",
     "Trained", "TrainedFlow", "Triplets", "WeightsEntry", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")

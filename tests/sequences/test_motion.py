@@ -421,3 +421,41 @@ def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
     assert [Path(f"t.{n}.png").read_bytes() for n in range(1, 11)] == [
         Path(f"u.{n}.png").read_bytes() for n in range(1, 11)
     ]
+
+
+def test_flow_of_proxies_is_applied_to_plates_of_twice_the_size(cli: CommandLine) -> None:
+    stored(1, 3, -2.0)
+    for number, frame in enumerate(moving(3), 1):
+        large = torch.nn.functional.interpolate(frame[None], scale_factor=2, mode="bilinear", align_corners=False)[0]
+        write_image(f"p.{number}.png", large)
+    warp = ("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
+    err = cli.refused(*warp)
+    assert f"p.2.png: is {2 * WIDTH}x{2 * HEIGHT}, but the flow mv.%04d.exr is {WIDTH}x{HEIGHT}" in err
+    cli.done(*warp, "--flow-scale", "1/2")
+    plate = read_frame("p.2.png")
+    torch.testing.assert_close(read_frame("w.1.png")[:, :, 4:], plate[:, :, :-4], atol=1e-6, rtol=0)
+    cli.done("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--flow-scale", "1/2", "--factor", "2", "-o", "s.%d.png")
+    middle, expected = read_frame("s.2.png")[:, 8:-8, 8:-8], read_frame("p.1.png")[:, 8:-8, 10:-6]
+    assert psnr(middle, expected) > 35
+    assert "flow_scale was '1/2', is '1'" in cli.refused(*warp)
+    err = cli.refused("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "x.%d.png", "--flow-scale", "1/4")
+    assert "expected 1/4 of the size" in err
+    assert "--flow-scale: expected a fraction such as 1/2" in cli.refused(*warp, "--flow-scale", "half")
+
+
+def test_scale_estimates_on_smaller_frames_and_stores_flow_of_the_full_size(cli: CommandLine) -> None:
+    for number, frame in enumerate(moving(3, step=4), 1):
+        write_image(f"p.{number}.png", frame)
+    cli.done("shot", "p.%d.png", "-o", "mv.%d.exr", "--scale", "1/2", "--method", "tvl1")
+    cli.done("flow", "p.1.png", "p.2.png", "-o", "pair.exr", "--scale", "1/2", "--method", "tvl1")
+    flow = read_vectors("mv.1.exr")["forward"]
+    assert torch.equal(flow, read_vectors("pair.exr")["forward"])
+    assert flow.shape == (2, HEIGHT, WIDTH)
+    assert float(flow[0, 10:-10, 10:-10].mean()) == pytest.approx(-4, abs=0.5)
+    full = estimate("p.1.png", "p.2.png", "tvl1").flow
+    assert not torch.equal(flow, full)
+    err = cli.refused("shot", "p.%d.png", "-o", "mv.%d.exr", "--method", "tvl1")
+    assert "was begun with other settings (parameters.scale was '1/2'" in err
+    assert "--scale: expected a fraction such as 1/4" in cli.refused(
+        "shot", "p.%d.png", "-o", "x.%d.exr", "--scale", "2x"
+    )

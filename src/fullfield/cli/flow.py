@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import estimators, io, viz
@@ -81,6 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument("--st-map", metavar="FILE", help="also write the flow as an ST map (.exr)")
     add_packing_options(output, half=False)
+    methods.add_scale(estimation)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
     add_reading_options(parser)
@@ -103,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, estimate, write, report."""
     watch = report.Stopwatch()
     _check_frames(args)
-    chosen = methods.chosen(args)
+    chosen = replace(methods.chosen(args), scale=args.scale)
     _check_files(args)
 
     from fullfield.cli.options import read_frames

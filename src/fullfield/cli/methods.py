@@ -38,13 +38,17 @@ class Chosen:
     device: str
     origin: Origin | None = None
     """Origin of a network's weights."""
+    scale: str = "1"
+    """Fraction of the frames' size at which to estimate."""
 
     @cached_property
     def estimator(self) -> Any:
         """Estimator, built on first use."""
+        from fullfield.estimators.cascaded import AtScale
         from fullfield.estimators.estimation import build
 
-        return build(self.method, config=self.config, backend=self.backend)
+        estimator = build(self.method, config=self.config, backend=self.backend)
+        return estimator if self.scale == "1" else AtScale(estimator, self.scale)
 
     @property
     def title(self) -> str:
@@ -187,6 +191,13 @@ def _method(text: str, others: Sequence[str] = ()) -> str:
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None
 
 
+def add_scale(group: Any) -> None:
+    """Add ``--scale``, for an estimation on smaller frames."""
+    group.add_argument(
+        "--scale", metavar="FRACTION", default="1", help="estimate at this fraction of the size, such as 1/2"
+    )
+
+
 def use_threads(count: int | None) -> None:
     """Limit the process to ``count`` CPU threads."""
     if count is not None:
@@ -220,7 +231,8 @@ def _resolved_device(name: str) -> str:
 def words(method: str) -> dict[str, str]:
     """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.report.naming`."""
     own = {parameter.field: option for option, parameter in parameters(method).items()}
-    general = {"method": "--method", "backend": "--backend", "device": "--device", "initial_flow": "--initial-flow"}
+    names = ("method", "backend", "device", "scale", "initial_flow")
+    general = {name: f"--{name.replace('_', '-')}" for name in names}
     return {**own, **general}
 
 

@@ -25,6 +25,9 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--flow", metavar="FLOW", required=True, help="stored flow: mv.%%04d.exr, or one file")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"pictures: {' '.join(SUFFIXES)}")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
+    parser.add_argument(
+        "--flow-scale", metavar="FRACTION", default="1", help="size of FLOW relative to the pictures, such as 1/2"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     report.add_report_options(parser, progress=True)
@@ -43,8 +46,9 @@ def check_shot_files(args: argparse.Namespace) -> None:
 
 def naming_options(args: argparse.Namespace) -> AbstractContextManager[None]:
     """Return a context in which errors name options in place of arguments."""
-    names = {"flow": f"--flow {args.flow}", "output": f"--output {args.output}"}
-    return report.naming(**names, **{name: f"--{name}" for name in ("reference", "factor", "frames", "device")})
+    names = {"flow": f"--flow {args.flow}", "output": f"--output {args.output}", "scale": "--flow-scale"}
+    names |= {name: f"--{name}" for name in ("reference", "factor", "frames", "device")}
+    return report.naming(**names)
 
 
 def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outcome, int]:

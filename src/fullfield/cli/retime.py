@@ -35,9 +35,11 @@ def run(args: argparse.Namespace) -> int:
     pictures.check_shot_files(args)
 
     from fullfield.sequences.retiming import plan_retime
+    from fullfield.sequences.stored_flow import StoredFlow
 
     with pictures.naming_options(args):
-        job = plan_retime(args.plates, args.flow, args.output, args.factor, frames=args.frames, device=args.device)
+        flow = StoredFlow(args.flow, args.flow_scale)
+        job = plan_retime(args.plates, flow, args.output, args.factor, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:

@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"pattern such as mv.%%04d.exr, or a folder: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)",
     )
-    methods.add_method_options(parser, usual=parser)
+    methods.add_scale(methods.add_method_options(parser, usual=parser))
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that exist]")
     parser.add_argument(
         "--direction",
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     if args.others:
         names = 1 + len(args.others)
         raise InputError(f"PLATES: expected one pattern, got {names} names; quote a glob, as in 'plate.*.exr'")
-    choice = methods.chosen(args)
+    choice = replace(methods.chosen(args), scale=args.scale)
     frame_files, output = _check_files(args)
 
     from fullfield.sequences.plates import open_frame_files
@@ -192,6 +192,7 @@ def _shot_settings(args: argparse.Namespace, device: str) -> sequences.ShotSetti
         args.confidence,
         device,
         args.refine,
+        args.scale,
     )
 
 

@@ -40,11 +40,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--direction: not used with --reference; leave it out")
     pictures.check_shot_files(args)
 
+    from fullfield.sequences.stored_flow import StoredFlow
     from fullfield.sequences.warping import WarpSettings, plan_warp
 
     with pictures.naming_options(args):
         settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded)
-        job = plan_warp(args.image, args.flow, args.output, settings, frames=args.frames, device=args.device)
+        flow = StoredFlow(args.flow, args.flow_scale)
+        job = plan_warp(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "warp", job)
     if outcome.shot_ends and not args.quiet:
         report.note(f"no picture for {format_frames(outcome.shot_ends)}: the shot ends there")

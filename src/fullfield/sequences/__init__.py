@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fullfield.sequences.retiming import retime_shot as retime_shot
     from fullfield.sequences.run import run_shot as run_shot
     from fullfield.sequences.settings import ShotSettings as ShotSettings
+    from fullfield.sequences.stored_flow import StoredFlow as StoredFlow
     from fullfield.sequences.warping import WarpSettings as WarpSettings
     from fullfield.sequences.warping import warp_shot as warp_shot
 
@@ -58,6 +59,7 @@ __all__, __getattr__, __dir__ = lazy(
         "retiming": "retime_shot",
         "run": "run_shot",
         "settings": "ShotSettings",
+        "stored_flow": "StoredFlow",
         "warping": "WarpSettings warp_shot",
     },
 )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fullfield._ledger.versions import Checksums
+from fullfield.estimators.cascaded import AtScale
 from fullfield.estimators.estimation import build
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
@@ -56,6 +57,8 @@ class ShotJob:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         estimator = build(self.method, config=self.config, backend=self.backend)
+        if self.settings.scale != "1":
+            estimator = AtScale(estimator, self.settings.scale)
         prepare_estimator(estimator, resolve_device(self.settings.device))
         return estimator
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fullfield.io import raw as pictures
 from fullfield.io.names import is_exr
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.raw import RAW_SUFFIXES, Raw
+from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import FrameFiles, Pattern, find_frames, is_pattern
 from fullfield.sequences.outputs import Output, Plan
@@ -94,11 +96,19 @@ def find_picture_files(source: str) -> FrameFiles:
     return frame_files
 
 
-def check_same_size(flow: Tensor, flow_name: str, picture: Tensor, path: str) -> None:
-    """Raise InputError unless a flow and a picture [..., H, W] have one size."""
-    if flow.shape[-2:] != picture.shape[-2:]:
+def fit_flow(flow: Tensor, flow_name: str, picture: Tensor, path: str, scale: Fraction) -> Tensor:
+    """Return a flow [2, h, w] at the size of a picture [..., H, W]; ``scale`` is the flow's size relative to it.
+
+    Raises:
+        InputError: if the sizes differ by another factor.
+    """
+    tolerance = 0.5 if scale == 1 else max(1.0, float(scale))  # sizes of proxies are rounded
+    sides = zip(flow.shape[-2:], picture.shape[-2:], strict=True)
+    if any(abs(flow_side - float(side * scale)) >= tolerance for flow_side, side in sides):
         sizes = [f"{tensor.shape[-1]}x{tensor.shape[-2]}" for tensor in (picture, flow)]
-        raise InputError(f"{path}: is {sizes[0]}, but {flow_name} is {sizes[1]}; they must have the same size")
+        expected = "they must have the same size" if scale == 1 else f"expected {scale} of the size"
+        raise InputError(f"{path}: is {sizes[0]}, but {flow_name} is {sizes[1]}; {expected}")
+    return resample_flow(flow[None], *picture.shape[-2:])[0]
 
 
 def _describe_problem(number: int, error: InputError | OSError) -> Problem:

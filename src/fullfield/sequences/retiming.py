@@ -19,7 +19,13 @@ from fullfield.io.raw import Raw, read_raw
 from fullfield.sequences.changes import is_cut, reduce_frame
 from fullfield.sequences.motion import interpolate
 from fullfield.sequences.names import FrameFiles, choose_frames, format_frames
-from fullfield.sequences.pictures import InputReader, PictureJob, check_same_size, find_picture_files, run_pictures
+from fullfield.sequences.pictures import (
+    InputReader,
+    PictureJob,
+    find_picture_files,
+    fit_flow,
+    run_pictures,
+)
 from fullfield.sequences.results import FrameReport, Outcome, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
 
@@ -29,7 +35,7 @@ _FACTORS = (0.001, 1000.0)
 
 def retime_shot(
     plates: str | os.PathLike[str],
-    flow: str | os.PathLike[str],
+    flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
     factor: float | Fraction,
     *,
@@ -46,7 +52,7 @@ def retime_shot(
 
     Args:
         plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
-        flow: the stored flow, ``mv.%04d.exr``, in both directions.
+        flow: the stored flow in both directions: ``mv.%04d.exr``, or a :class:`StoredFlow` with its scale.
         output: the pictures, ``slow.%04d.exr``.
         factor: output frames per plate; 2 is half the speed.
         frames: consecutive plates to use; all that exist by default.
@@ -66,7 +72,7 @@ def retime_shot(
 
 def plan_retime(
     plates: str | os.PathLike[str],
-    flow: str | os.PathLike[str],
+    flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
     factor: float | Fraction,
     *,
@@ -76,7 +82,7 @@ def plan_retime(
     """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
     frame_files = find_picture_files(os.fspath(plates))
     sources = choose_frames(frame_files, frames, "frames")
-    stored = StoredFlow(os.fspath(flow))
+    stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
     if not _FACTORS[0] <= factor <= _FACTORS[1]:
@@ -117,6 +123,7 @@ class RetimeJob(PictureJob):
             "flow": Path(self.flow.source).name,
             "factor": str(self.factor),
             "first": self.numbers[0],
+            "flow_scale": str(self.flow.scale),
         }
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
@@ -186,8 +193,8 @@ class RetimeJob(PictureJob):
         for direction, plate_number in (("forward", before), ("backward", before + 1)):
             flow = reader.get((direction, plate_number))
             flow_name = f"the flow {self.flow.path(plate_number)}"
-            check_same_size(flow, flow_name, first.pixels, self._plate_path(plate_number))
-            flows[direction] = flow.to(device)
+            path = self._plate_path(plate_number)
+            flows[direction] = fit_flow(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
         picture = interpolate(pixels1, pixels2, flows["forward"], flows["backward"], time).picture
         return (first if nearest == before else second)._replace(pixels=picture)  # type: ignore[no-any-return]

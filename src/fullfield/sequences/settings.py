@@ -24,6 +24,8 @@ class ShotSettings:
         occlusion, confidence: estimate them too, from both directions
             (:func:`fullfield.estimators.reliability.occlusion_and_confidence`).
         device: where to compute; ``auto`` is the first GPU with kernels, else the CPU.
+        scale: estimate at this fraction of the frames' size, such as ``1/2``, and enlarge the flow
+            (:class:`fullfield.estimators.AtScale`).
         refine: refine the flows to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), with the backward
             flow. Estimators that always refine do so without it.
     """
@@ -35,6 +37,7 @@ class ShotSettings:
     confidence: bool = False
     device: str = "auto"
     refine: bool = False
+    scale: str = "1"
 
     def __post_init__(self) -> None:
         _check.choice(self.direction, "direction", DIRECTIONS)

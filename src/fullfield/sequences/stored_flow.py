@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from fractions import Fraction
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +15,19 @@ from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
 from fullfield.sequences.names import FrameFiles, find_frames, is_pattern
 from fullfield.sequences.outputs import Output
 
+_MAX_SCALE = 64
+
+
+def _read_scale(scale: str | float | Fraction) -> Fraction:
+    """Return the size of a flow relative to the pictures: ``"1/2"`` for flow of frames of half the size."""
+    try:
+        value = Fraction(scale).limit_denominator(1 << 16)
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError):
+        value = Fraction(0)
+    if not 1 <= max(value, 1 / value if value else 0) <= _MAX_SCALE:
+        raise InputError(f"scale: expected a fraction such as 1/2, at most {_MAX_SCALE}, got {scale!r}")
+    return value
+
 
 class ShotEndsError(InputError):
     """Direction in which the shot has no further frame."""
@@ -23,6 +38,7 @@ class StoredFlow:
 
     Args:
         source: a pattern such as ``mv.%04d.exr``, or one file.
+        scale: size of the flow relative to the pictures that it is applied to, such as ``1/2`` for flow of proxies.
 
     Attributes:
         numbers: frames with a file, ascending.
@@ -33,8 +49,9 @@ class StoredFlow:
         InputError: if there are no such files, or they hold flow over several frames.
     """
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str | os.PathLike[str], scale: str | float | Fraction = 1) -> None:
+        self.source = source = os.fspath(source)
+        self.scale = _read_scale(scale)
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}
         self.numbers = [1]
@@ -49,6 +66,11 @@ class StoredFlow:
         step = self._settings.get("step", 1)
         if step != 1:
             raise InputError(f"flow: expected flow to the neighbouring frame, got flow over {step} frames")
+
+    @classmethod
+    def from_source(cls, flow: str | os.PathLike[str] | StoredFlow) -> StoredFlow:
+        """Return the stored flow of a name, or the stored flow itself."""
+        return flow if isinstance(flow, StoredFlow) else cls(flow)
 
     def __contains__(self, number: int) -> bool:
         return number in self.numbers if self._frame_files is None else number in self._frame_files.files

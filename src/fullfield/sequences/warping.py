@@ -19,7 +19,13 @@ from fullfield._ledger.versions import Checksums, digest
 from fullfield.io.raw import Raw, read_raw
 from fullfield.sequences.motion import accumulate_flow, warp_image
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, is_sequence
-from fullfield.sequences.pictures import InputReader, PictureJob, check_same_size, find_picture_files, run_pictures
+from fullfield.sequences.pictures import (
+    InputReader,
+    PictureJob,
+    find_picture_files,
+    fit_flow,
+    run_pictures,
+)
 from fullfield.sequences.results import FrameReport, Outcome, StageTimes
 from fullfield.sequences.stored_flow import ShotEndsError, StoredFlow
 
@@ -46,7 +52,7 @@ class WarpSettings:
 
 def warp_shot(
     source: str | os.PathLike[str],
-    flow: str | os.PathLike[str],
+    flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
     settings: WarpSettings | None = None,
     *,
@@ -61,7 +67,7 @@ def warp_shot(
 
     Args:
         source: a picture, or the plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
-        flow: the stored flow, ``mv.%04d.exr``, or one file.
+        flow: the stored flow: ``mv.%04d.exr``, one file, or a :class:`StoredFlow` with its scale.
         output: the pictures, ``out.%04d.exr``, or one file.
         settings: which picture is warped onto which frame.
         frames: range of frames that get a picture; all that exist by default.
@@ -82,7 +88,7 @@ def warp_shot(
 
 def plan_warp(
     source: str | os.PathLike[str],
-    flow: str | os.PathLike[str],
+    flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
     settings: WarpSettings | None = None,
     *,
@@ -95,7 +101,7 @@ def plan_warp(
     plates = find_picture_files(name) if is_sequence(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
-    stored = StoredFlow(os.fspath(flow))
+    stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         if settings.reference not in (None, stored.reference):
             raise InputError(f"reference: expected {stored.reference}, as in {flow}, got {settings.reference}")
@@ -147,6 +153,7 @@ class WarpJob(PictureJob):
             "reference": settings.reference,
             "direction": settings.direction,
             "hide_occluded": settings.hide_occluded,
+            "flow_scale": str(self.flow.scale),
         }
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
@@ -266,5 +273,5 @@ class WarpJob(PictureJob):
         pixels = raw.pixels.to(device)
         if flow is None:
             return raw._replace(pixels=pixels)
-        check_same_size(flow, f"the flow {self.flow.source}", pixels, path)
+        flow = fit_flow(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
         return raw._replace(pixels=warp_image(pixels, flow)[0])
