@@ -10,6 +10,8 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import foreign_network
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 import fullfield
+from fullfield import InputError
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
 from fullfield.integrations.forms import backend_for, form_of, lookup_of, try_lookup
@@ -370,3 +373,24 @@ def test_on_a_gpu(model: Any, frames: Any) -> None:
     with fullfield.patch(model.cuda()):
         found = model.block(fmap1.cuda(), fmap2.cuda())(coords.cuda())
     assert close(found.cpu(), expected)
+
+
+def test_tracers_that_cannot_record_a_patched_model_are_named(tmp_path: Path) -> None:
+    model = foreign_network.Network().eval()
+    frames = tuple(torch.rand(2, 1, 3, 64, 72, generator=torch.Generator().manual_seed(0)).unbind())
+    with torch.no_grad():
+        expected = model(*frames)
+    handle = fullfield.patch(model)
+    with torch.no_grad():
+        with pytest.raises(InputError, match=r"torch.jit.trace cannot record .*; restore\(\) a patched model first"):
+            torch.jit.trace(model, frames)  # type: ignore[no-untyped-call]
+        if find_spec("onnxscript") is not None:
+            with pytest.raises(
+                Exception, match=r"torch.onnx.export cannot record .*; restore\(\) a patched model first"
+            ):
+                torch.onnx.export(model, frames, tmp_path / "x.onnx", dynamo=True, verbose=False)
+        program = torch.export.export(model, frames).module()
+        torch.testing.assert_close(program(*frames), expected, atol=1e-4, rtol=1e-4)
+        handle.restore()
+        traced = torch.jit.trace(model, frames)  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(traced(*frames), expected)

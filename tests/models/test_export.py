@@ -166,7 +166,10 @@ def test_the_file_states_the_sizes_of_its_frames(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": torch.nn.Conv2d(1, 1, 1)}, "model: expected a RAFT or SEARAFT network, got Conv2d"),
+        (
+            {"model": torch.nn.Conv2d(1, 1, 1)},
+            "model: expected a RAFT or SEARAFT of fullfield.models, got torch.*Conv2d; its",
+        ),
         ({"model": network(SEA_RAFT).train()}, "model: expected a network in eval mode"),
         ({"model": network(SEA_RAFT).half()}, "model: expected float32 parameters, got float16"),
         ({"height": 0}, "height: expected an integer >= 1"),

@@ -142,7 +142,12 @@ class _Finish(nn.Module):
 
 def _frames(model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool) -> tuple[Tensor, Tensor]:
     """Check the arguments and return a pair to trace with."""
-    _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT network", type(model).__name__)
+    if not isinstance(model, FlowNetwork):
+        name = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(
+            f"model: expected a RAFT or SEARAFT of fullfield.models, got {name}; its weights may fit one: "
+            "RAFT().load_checkpoint(model.state_dict())"
+        )
     _check.require(not model.training, "model", "a network in eval mode", "one in training mode")
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     _check.require(dtypes == {"float32"}, "model", "float32 parameters", ", ".join(sorted(dtypes)))

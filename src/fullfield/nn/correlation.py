@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor
 
+from fullfield._check import InputError
 from fullfield.ops.correlation.prepared import Lookups
 from fullfield.ops.correlation.protocol import (
     check_coords,
@@ -50,6 +53,7 @@ class CorrelationPyramid:
         out_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
+        _check_not_recorded()
         check_window(levels, radius)
         check_features(fmap1, [fmap2], ["fmap2"])
         self.levels = levels
@@ -80,3 +84,21 @@ class CorrelationPyramid:
         ):
             check_coords(coords, self._size[0], (self._size[2], self._size[3]), self._dtype, self._device)
         return self._lookups.lookup(coords, self._out_dtype, self._channels_last)
+
+
+def _check_not_recorded() -> None:
+    """Refuse to be recorded by tracers that would store results as constants or know no node for the lookup."""
+    is_traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if not is_traced and not _is_exported_as_onnx():
+        return
+    name = "torch.jit.trace" if is_traced else "torch.onnx.export"
+    raise InputError(
+        f"model: {name} cannot record fullfield's correlation lookup; restore() a patched model first, or use "
+        "torch.compile, torch.export or, for RAFT and SEA-RAFT of fullfield.models, fullfield.models.export"
+    )
+
+
+def _is_exported_as_onnx() -> bool:
+    """Return whether torch.onnx.export is at work; its own function returns False in code that Dynamo traces."""
+    flags = sys.modules.get("torch.onnx._internal.exporter._flags")
+    return bool(getattr(flags, "_is_onnx_exporting", False))
