@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
@@ -28,6 +29,7 @@ class ReadAhead(Generic[Key, Item]):
         threads: number of reads at the same time.
         max_bytes: limit for items that are read and not yet taken, estimated from the largest item so far.
         min_items: number of items that are read ahead even where they exceed the limit.
+        max_items: number of items that are read ahead at most; by default one more than ``threads``.
         executor: where to read instead of in own threads; it is not shut down.
     """
 
@@ -39,10 +41,12 @@ class ReadAhead(Generic[Key, Item]):
         threads: int,
         max_bytes: int = 1 << 30,
         min_items: int = 2,
+        max_items: int | None = None,
         executor: Executor | None = None,
     ) -> None:
         self._read, self._size_bytes = read, size_bytes
-        self._max_items, self._max_bytes, self._min_items = threads + 1, max_bytes, min_items
+        self._max_items = threads + 1 if max_items is None else max_items
+        self._max_bytes, self._min_items = max_bytes, min_items
         self._own = ThreadPoolExecutor(threads, thread_name_prefix="fullfield-read") if executor is None else None
         self._executor: Executor = executor or self._own  # type: ignore[assignment]  # one of them exists
         self._queue: deque[Key] = deque()
@@ -90,3 +94,32 @@ class ReadAhead(Generic[Key, Item]):
 
     def _submit(self, key: Key) -> None:
         self._pending[key] = self._executor.submit(self._read, key)
+
+
+def iterate_ahead(
+    items: Iterable[Item], size_bytes: Callable[[Item], int], *, max_items: int = 8, max_bytes: int = 1 << 28
+) -> Iterator[Item]:
+    """Yield the items of an iterable that a thread advances ahead, such as a decoder's frames.
+
+    Args:
+        items: they are produced one after the other in one thread.
+        size_bytes: returns the memory that an item takes.
+        max_items: number of items that are produced ahead at most.
+        max_bytes: limit for items that are produced and not yet yielded.
+    """
+    iterator, end = iter(items), object()
+
+    def advance(_: int) -> Any:
+        return next(iterator, end)
+
+    def count_bytes(item: Any) -> int:
+        return 1 if item is end else size_bytes(item)
+
+    with ReadAhead(advance, count_bytes, threads=1, max_bytes=max_bytes, max_items=max_items) as reads:
+        reads.extend(range(max_items))
+        for number in itertools.count():
+            item = reads.take(number)
+            if item is end:
+                return
+            reads.extend([number + max_items])
+            yield item

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import _check as check
 from fullfield import io, viz
 from fullfield._check import InputError
+from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, methods, paths, report, scenes
 from fullfield.cli.report import naming, say
 from fullfield.estimators.registry import method_of
@@ -310,7 +311,10 @@ def _play(
     pairs: Slot[FramePair] = Slot(wait=everything)
     results: Slot[PairFlow] = Slot(wait=everything)
     clock = time.monotonic
-    if source.is_live or everything:
+    if everything:  # of a file: nothing is dropped, so frames are decoded ahead
+        frame_bytes = 3 * source.width * source.height
+        frames = stamped_on_arrival(iterate_ahead(source, lambda _: frame_bytes), clock)
+    elif source.is_live:
         frames = stamped_on_arrival(source, clock)
     else:
         own = source.rate or 25.0

@@ -1,0 +1,98 @@
+"""Reading ahead: order, bounds, errors and the end of its threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fullfield._read_ahead import ReadAhead, iterate_ahead
+
+
+def wait_until_idle(started: list[int]) -> int:
+    """Return how many reads have started once no further one starts."""
+    count = -1
+    while count != len(started):
+        count = len(started)
+        time.sleep(0.02)
+    return count
+
+
+def test_items_are_those_of_their_keys_in_any_order_of_reading() -> None:
+    def read(key: int) -> int:
+        time.sleep(0.002 * (key % 3))
+        return 10 * key
+
+    with ReadAhead(read, lambda _: 1, threads=3) as reads:
+        reads.extend(range(20))
+        assert [reads.take(key) for key in range(20)] == [10 * key for key in range(20)]
+        assert reads.take(99) == 990, "a key that was not announced is read too"
+
+
+@pytest.mark.parametrize(("max_bytes", "ahead"), [(1000, 5), (30, 3), (1, 2)])
+def test_reads_ahead_stay_within_the_bound(max_bytes: int, ahead: int) -> None:
+    started: list[int] = []
+
+    def read(key: int) -> bytes:
+        started.append(key)
+        return bytes(10)
+
+    with ReadAhead(read, len, threads=4, max_bytes=max_bytes) as reads:
+        reads.extend(range(50))
+        for key in range(10):
+            reads.take(key)
+            assert wait_until_idle(started) == key + 1 + ahead
+    assert started == list(range(10 + ahead)), "each once"
+
+
+def test_an_error_is_raised_for_its_key_alone() -> None:
+    def read(key: int) -> int:
+        if key == 1:
+            raise ValueError("bad")
+        return key
+
+    with ReadAhead(read, lambda _: 1, threads=2) as reads:
+        reads.extend(range(3))
+        assert reads.take(0) == 0
+        with pytest.raises(ValueError, match="bad"):
+            reads.take(1)
+        assert reads.take(2) == 2
+
+
+def test_leaving_ends_the_threads_and_keys_are_not_added_twice() -> None:
+    before, started = threading.active_count(), []
+    with ReadAhead(started.append, lambda _: 1, threads=2) as reads:
+        reads.extend([1, 2, 3, 2])
+        reads.extend([3, 4])
+        for key in (1, 2, 3, 4):
+            reads.take(key)
+    assert sorted(started) == [1, 2, 3, 4]
+    assert threading.active_count() == before
+
+
+def test_iterate_ahead_yields_all_items_and_stays_within_its_bounds() -> None:
+    produced: list[int] = []
+
+    def produce() -> Iterator[int]:
+        for number in range(30):
+            produced.append(number)
+            yield number
+
+    items = iterate_ahead(produce(), lambda _: 1, max_items=4)
+    for expected in range(10):
+        assert next(items) == expected
+        assert wait_until_idle(produced) <= expected + 1 + 4
+    assert list(items) == list(range(10, 30))
+
+
+def test_iterate_ahead_raises_the_error_of_the_source() -> None:
+    def produce() -> Iterator[int]:
+        yield 1
+        raise OSError("lost")
+
+    items = iterate_ahead(produce(), lambda _: 1)
+    assert next(items) == 1
+    with pytest.raises(OSError, match="lost"):
+        list(items)
