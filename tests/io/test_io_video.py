@@ -445,6 +445,23 @@ def test_open_video_turns_frames_as_players_do(tmp_path: Path, matrix: tuple[int
     source.close()
 
 
+def test_open_video_without_the_entries_of_a_frame_still_turns(tmp_path: Path) -> None:
+    """PyAV raises ValueError for the side data of a frame where it does not know the kind of one entry."""
+
+    class Unreadable:
+        @property
+        def side_data(self) -> object:
+            raise ValueError("31 is not a valid Type")
+
+    for matrix in ((1, 0, 0, 1), (-1, 0, 0, -1), (0, 1, -1, 0), (0, -1, 1, 0)):
+        av = importlib.import_module("av")
+        with av.open(str(encode(tmp_path / "a.mp4", matrix))) as container:
+            frame = next(container.decode(video=0))
+        unreadable = Unreadable()
+        unreadable.rotation = frame.rotation  # type: ignore[attr-defined]
+        assert video._turn_of(unreadable) == video._turn_of(frame), matrix
+
+
 def test_open_video_turned_between_the_quarters_warns(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.mp4", (1, 1, -1, 1))
     with pytest.warns(UserWarning, match=r"a\.mp4: is turned by an angle that is no multiple of 90"):

@@ -45,7 +45,7 @@ def flow(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         if number == 3:
             pixels, origin = pixels[6:40, 10:50], (10, 6)
         write_plate(Path(f"p.{number}.exr"), pixels, origin)
-    return CommandLine(capsys, ("flow",), QUICK)
+    return CommandLine(capsys, ("shot",), QUICK)
 
 
 KNOWN = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 _MOST_THREADS = 1024
@@ -31,6 +32,39 @@ def number(text: str) -> float:
     value = float(text) if _NUMBER.fullmatch(text) else float("inf")
     if value in (float("inf"), float("-inf")):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return the names of a list with commas."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"expected names with commas between them, got {text!r}")
+    return parts
+
+
+def factor(text: str) -> float:
+    """Return a number other than 0, or a fraction such as 1/2."""
+    numerator, slash, denominator = text.partition("/")
+    value = number(numerator) / (number(denominator) or math.nan) if slash else number(text)
+    if not math.isfinite(value) or value == 0:
+        raise argparse.ArgumentTypeError(f"expected a number other than 0, got {text!r}")
+    return value
+
+
+def factors(text: str) -> float | tuple[float, float]:
+    """Return a factor, or one for each axis."""
+    values = [factor(part) for part in text.split(",")]
+    if len(values) > 2:
+        raise argparse.ArgumentTypeError(f"expected one or two numbers, got {text!r}")
+    return (values[0], values[1]) if len(values) == 2 else values[0]
+
+
+def positive_factor(text: str) -> float:
+    """Return a number above 0, or a fraction such as 1/2."""
+    value = factor(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
     return value
 
 

@@ -1,6 +1,6 @@
-"""Convert flow to another format or to an ST map.
+"""Convert flow to another format, another size or an ST map.
 
-Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.
+Convert a flow, or those of a shot, between formats, by suffix. What the new format cannot hold is reported on stderr.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import io
 from fullfield._check import InputError
-from fullfield.cli import paths, report
-from fullfield.cli.options import add_packing_options, packing_arguments
-from fullfield.cli.report import naming, size
+from fullfield.cli import argtypes, paths, report
+from fullfield.cli.options import (
+    add_packing_options,
+    add_vector_options,
+    packing_arguments,
+    vector_arguments,
+    vector_reading,
+)
+from fullfield.cli.report import naming
 from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
+from fullfield.sequences.names import choose_frames, find_frames, is_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,53 +31,110 @@ examples:
   fullfield convert flow.flo flow.exr --half --compression dwaa
   fullfield convert vectors.1001.exr back.flo --layer backward
   fullfield convert flow.flo st.exr --st-map
+  fullfield convert 'proxy.%04d.exr' 'full.%04d.exr' --scale 2
+  fullfield convert vector.exr flow.exr --channels mv.x,mv.y --y-axis down
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield convert``."""
-    parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
-    parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
+    parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI), or mv.%%04d.exr")
+    parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}; for a shot a pattern")
+    parser.add_argument("--frames", metavar="RANGE", help="of a shot: 1001-1100, 1-10,20 [all that exist]")
+    parser.add_argument(
+        "--scale",
+        type=argtypes.positive_factor,
+        metavar="X",
+        help="for frames X times as large: resize the flow and its vectors; 1/2, 2, ...",
+    )
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to read: forward, backward, ... [forward]")
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
+    add_vector_options(parser)
     add_packing_options(parser)
     report.add_report_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the flow, write it, and compare the written file with the flow."""
-    paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
-    out = ("OUT of --st-map", args.output, (".exr",)) if args.st_map else ("OUT", args.output, FLOW_WRITE_SUFFIXES)
-    paths.check_files([("IN", args.input)], [out])
+    """Convert one flow, or those of a shot, and report."""
+    pairs = _list_pairs(args)
     packing = packing_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
+    converted = [_convert(args, source, output, packing) for source, output in pairs]
+    if len(converted) == 1 and not is_pattern(args.input):
+        content = converted[0]
+        width, height = content["size"].values()
+        text = f"{report.printable(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
+        report.tell(args, {**report.picked(args, "input", "output", "st_map"), **content}, text)
+        return 0
+    unknown = sum(content["unknown"] for content in converted)
+    facts = {**report.picked(args, "input", "output", "st_map"), "files": len(converted), "unknown": unknown}
+    report.tell(args, facts, f"{report.printable(args.output)}: {len(converted)} files, {unknown} unknown vectors")
+    return 0
 
-    keeps = is_exr(args.input) and is_exr(args.output)  # both windows; else only the display window is converted
-    window = io.flow_window(args.input, layer=args.layer, part=args.part) if keeps else None
+
+def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the files to read, each with the file to write."""
+    name, suffixes = ("OUT of --st-map", (".exr",)) if args.st_map else ("OUT", FLOW_WRITE_SUFFIXES)
+    if not is_pattern(args.input):
+        if args.frames is not None:
+            raise InputError("--frames: selects frames of a shot, and IN is one file; leave it out")
+        paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
+        paths.check_files([("IN", args.input)], [(name, args.output, suffixes)])
+        return [(args.input, args.output)]
+    frame_files = find_frames(args.input)
+    numbers = [number for number in choose_frames(frame_files, args.frames) if number in frame_files.files]
+    sources = {number: frame_files.path(number) for number in numbers}
+    paths.check_suffix(sources[numbers[0]], "IN", FLOW_SUFFIXES)
+    pattern = paths.check_pattern(args.output, name, suffixes[0])
+    paths.check_suffix(args.output, name, suffixes)
+    outputs = {number: pattern.path(number) for number in numbers}
+    taken = {Path(path).resolve() for path in sources.values()}
+    for path in outputs.values():
+        if Path(path).resolve() in taken:
+            raise InputError(f"{name}: {path} is also read; choose another name")
+    return [(sources[number], outputs[number]) for number in numbers]
+
+
+def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
+    """Convert one file, compare what was written with what was read, and return the facts about it."""
+    choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **vector_arguments(args)}
+    if "channels" in choice:
+        choice["channels"] = choice["channels"][:2]
+    is_exr_twice = is_exr(source) and is_exr(output)
+    keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
+    names = {name: choice.get(name) for name in ("layer", "part", "channels")}
+    window = io.flow_window(source, **names) if keeps else None
     shown: Any = {"window": "data"} if keeps else {}
-    flow, valid = io.read_flow(args.input, layer=args.layer, part=args.part, **shown)
+    with naming(channels="--channels", layer="--layer"):
+        flow, valid = _resize(args, *io.read_flow(source, **choice, **shown))
     unknown = int((~valid).sum())
-    backward = _backward(args)
-    with naming(flow=args.output, backward=args.output):
+    backward = _backward(args, source, output)
+    with naming(flow=output, backward=output):
         if args.st_map:
-            io.write_st_map(args.output, flow, window=window)
+            io.write_st_map(output, flow, window=window)
             loss = _Loss(0.0, 0.0, unknown)
         else:
-            io.write_flow(args.output, flow, valid, backward=backward, window=window, **packing)
-            loss = _compare(flow, valid, *io.read_flow(args.output, **shown))
+            io.write_flow(output, flow, valid, backward=backward, window=window, **packing)
+            loss = _compare(flow, valid, *io.read_flow(output, **shown))
     for line in loss.lines(st_map=args.st_map):
-        report.note(f"{args.output}: {line}")
-    facts = {
-        **report.picked(args, "input", "output", "st_map"),
+        report.note(f"{output}: {line}")
+    return {
         "backward": backward is not None,
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
         "unknown": unknown,
         "loss": loss._asdict(),
     }
-    report.tell(args, facts, f"{report.printable(args.output)}: {size(flow)}, {unknown} unknown vectors")
-    return 0
+
+
+def _resize(args: argparse.Namespace, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the flow for frames ``--scale`` times as large."""
+    if args.scale is None:
+        return flow, valid
+    height, width = (max(1, round(side * args.scale)) for side in flow.shape[-2:])
+    resized = io.resize_flow(flow, (height, width), valid)
+    return resized.flow, resized.valid
 
 
 class _Loss(NamedTuple):
@@ -97,19 +161,20 @@ def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _L
     return _Loss(largest, mean, int((~valid & marked).sum()))
 
 
-def _backward(args: argparse.Namespace) -> Tensor | None:
+def _backward(args: argparse.Namespace, source: str, output: str) -> Tensor | None:
     """Return the backward layer of an EXR, which another EXR keeps; None if there is none or it is lost."""
-    from fullfield.io.oiio import layers, opened
+    from fullfield.io.vectors import has_backward, read_direction
 
-    if args.layer is not None or not is_exr(args.input):
+    choice = vector_arguments(args)
+    given = choice.get("channels")
+    if args.layer is not None or not is_exr(source) or (given is not None and len(given) == 2):
         return None
-    with opened(Path(args.input)) as source:
-        parts = [source.part(args.part)] if args.part is not None else list(source.parts())
-        found = any({"u", "v"} <= layers(part.channels).get("backward", {}).keys() for part in parts)
-    if not found:
+    if given is None and not has_backward(source, args.part):
         return None
-    if args.st_map or not is_exr(args.output):
-        report.note(f"{args.output}: holds only the forward layer; use --layer backward to convert the other")
+    if args.st_map or not is_exr(output):
+        report.note(f"{output}: holds only the forward layer; use --layer backward to convert the other")
         return None
-    flow, valid = io.read_flow(args.input, layer="backward", part=args.part, window="data")
-    return flow.masked_fill(~valid, float("nan"))
+    reading = vector_reading(args, part=args.part)
+    flow = read_direction(source, "backward", reading, window="data" if args.scale is None else "display")
+    resized, valid = _resize(args, flow, flow.isfinite().all(0))
+    return resized.masked_fill(~valid, float("nan"))

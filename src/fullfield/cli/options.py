@@ -14,7 +14,7 @@ from fullfield import io
 from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.cli import argtypes
-from fullfield.cli.report import same_size, size
+from fullfield.cli.report import naming, same_size, size
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 from fullfield.io.windows import Box, common_window
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import argparse
 
     from torch import Tensor
+
+    from fullfield.io.vectors import VectorReading
 
 
 def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
@@ -111,6 +113,44 @@ def check_flow_choice(args: argparse.Namespace, prefix: str, path: str | None, w
     for name, value in flow_choice(args, prefix).items():
         if value is not None and path is None:
             raise InputError(f"--{prefix}-{name}: describes {what}, which is absent")
+
+
+def add_vector_options(parser: Any, prefix: str = "", what: str = "FLOW") -> None:
+    """Add the options that say how the vectors of a renderer are stored; with a prefix for one of several flows."""
+    group = parser.add_argument_group(f"reading the vectors of {what}")
+    names = "U,V" if prefix else "U,V[,U,V]"
+    backward = "" if prefix else "; and of the backward flow"
+    group.add_argument(f"--{prefix}channels", type=argtypes.names, metavar=names, help=f"EXR channels{backward}")
+    group.add_argument(
+        f"--{prefix}y-axis",
+        choices=("up", "down"),
+        help="where an EXR's stored y axis points [by header, else up]",
+    )
+    group.add_argument(
+        f"--{prefix}encoding", choices=("kitti", "virtual-kitti", "tartanair"), help="of a 16-bit PNG [by its mask]"
+    )
+    if prefix != "truth-":
+        group.add_argument(
+            f"--{prefix}vector-scale",
+            type=argtypes.factors,
+            metavar="X[,Y]",
+            help="multiply the vectors by X, or u by X and v by Y [1]",
+        )
+
+
+def vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
+    """Return the arguments of ``read_flow`` for the options of :func:`add_vector_options`, without layer and part."""
+    options = {"channels": "channels", "y_axis": "y_axis", "encoding": "encoding", "scale": "vector_scale"}
+    values = {name: getattr(args, f"{prefix.replace('-', '_')}{option}", None) for name, option in options.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def vector_reading(args: argparse.Namespace, **more: Any) -> VectorReading:
+    """Return the reading of vectors that the options describe."""
+    from fullfield.io.vectors import VectorReading
+
+    with naming(channels="--channels"):
+        return VectorReading(**vector_arguments(args), **more)
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import paths, report
 from fullfield.cli.methods import DEVICE_HELP
+from fullfield.cli.options import add_vector_options
 from fullfield.cli.progress import ProgressBar
 from fullfield.sequences.names import format_frames, is_pattern
 
@@ -28,8 +29,15 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flow-scale", metavar="FRACTION", default="1", help="size of FLOW relative to the pictures, such as 1/2"
     )
+    parser.add_argument(
+        "--mask",
+        metavar="MASK",
+        help="where pictures are known: picture, mask.%%04d.png, EXR channel or FILE:CHANNEL; unknown where 0",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
+    parser.add_argument("--layer", metavar="NAME", help="EXR layer of the flow: forward, backward, ... [by direction]")
+    add_vector_options(parser)
     report.add_report_options(parser, progress=True)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fullfield.cli import argtypes, pictures, report
+from fullfield.cli.options import vector_reading
 
 EPILOG = """\
 examples:
@@ -38,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.sequences.stored_flow import StoredFlow
 
     with pictures.naming_options(args):
-        flow = StoredFlow(args.flow, args.flow_scale)
-        job = plan_retime(args.plates, flow, args.output, args.factor, frames=args.frames, device=args.device)
+        flow = StoredFlow(args.flow, args.flow_scale, vector_reading(args, layer=args.layer))
+        options = {"frames": args.frames, "mask": args.mask, "device": args.device}
+        job = plan_retime(args.plates, flow, args.output, args.factor, **options)
         outcome, existing = pictures.run_shot(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:

@@ -14,9 +14,18 @@ from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import positive
-from fullfield.cli.options import FOUR_VALUES, add_flow_choice, add_four_values, flow_choice, read_truth, truth_values
-from fullfield.cli.report import naming, size
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
+from fullfield.cli.options import (
+    FOUR_VALUES,
+    add_flow_choice,
+    add_four_values,
+    add_vector_options,
+    flow_choice,
+    read_truth,
+    truth_values,
+    vector_arguments,
+)
+from fullfield.cli.report import naming
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr, mask_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,9 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder")
     for prefix in ("pred", "truth"):
         add_flow_choice(parser, prefix, prefix.upper())
-    masks = parser.add_argument_group("masks (files, or folders if PRED and TRUTH are folders)")
+        add_vector_options(parser, f"{prefix}-", prefix.upper())
+    masks = parser.add_argument_group(
+        "masks (picture, .npy, .npz, FILE:CHANNEL or channel of TRUTH; a folder of them if PRED and TRUTH are folders)"
+    )
     masks.add_argument("--occlusion", metavar="MAP", help="not black where a pixel has no match in the second frame")
-    masks.add_argument("--valid", metavar="MASK", help="score only pixels that are not black here")
+    masks.add_argument("--valid", "--mask", metavar="MASK", help="score only pixels that are not black here")
     masks.add_argument("--invalid", metavar="MASK", help="score only pixels that are black here (Sintel's maps)")
     parser.add_argument("--skip-missing", action="store_true", help="leave out pixels without a prediction")
     scoring = parser.add_argument_group("scoring")
@@ -89,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.metrics import FlowMetrics
 
     metrics = FlowMetrics(averaging=args.averaging or "pooled")
-    missing = 0
+    missing = outside = 0
     values_each = 0
     for files in images:
         pred, truth, valid, occluded, absent = _load(files, args)
-        missing += absent
+        missing, outside = missing + absent.missing, outside + absent.outside
         if values_each and truth_values(truth) != values_each:
             raise InputError(f"{files.truth}: holds {truth_values(truth)} values a pixel, previous files {values_each}")
         if not values_each and truth_values(truth) == 4 and not args.four_values:
@@ -108,9 +120,10 @@ def run(args: argparse.Namespace) -> int:
         report.note(
             "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
         )
-    facts = {**report.picked(args, "pred", "truth"), "averaging": metrics.averaging, **values, "missing": missing}
+    facts = {**report.picked(args, "pred", "truth"), "averaging": metrics.averaging, **values}
+    facts |= {"missing": missing, "outside": outside}
     facts |= {"truth_values": values_each, "classes": metrics.breakdown()}
-    report.tell(args, facts, "\n".join(table(values, metrics.averaging, missing)))
+    report.tell(args, facts, "\n".join(table(values, metrics.averaging, missing, outside)))
     return gate(values["epe"], args.max_epe)
 
 
@@ -123,7 +136,8 @@ def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
         return
     if folders:
         raise InputError("--error-map: expected two files, got two folders")
-    inputs = [("PRED", args.pred), ("TRUTH", args.truth), *_masks(args)]
+    masks = [(option, mask_path(mask)) for option, mask in _masks(args)]
+    inputs = [("PRED", args.pred), ("TRUTH", args.truth), *masks]
     paths.check_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
 
 
@@ -137,8 +151,9 @@ def _images(args: argparse.Namespace) -> list[ImageFiles]:
     masks = _masks(args)
     if not pred.is_dir():
         for what, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
-            if path is not None:
-                paths.check_input(path, what)
+            file = path if what in ("PRED", "TRUTH") else mask_path(path)
+            if file is not None:
+                paths.check_input(file, what)
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
     if not truth.is_dir():
         raise InputError(f"{args.truth}: expected a folder, as {args.pred} is one; give two files or two folders")
@@ -161,6 +176,8 @@ def _images(args: argparse.Namespace) -> list[ImageFiles]:
 def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
     if folder is None:
         return {}
+    if not Path(folder).is_dir() and mask_path(folder) is None:  # a channel of each true flow
+        return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
     files = _by_stem(Path(folder), None)
@@ -181,23 +198,48 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
     return found
 
 
-def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
-    """Return prediction, truth, pixels to score, occluded pixels, and the number of known pixels without prediction."""
-    choice: dict[str, Any] = flow_choice(args, "pred")
+class _Absent(NamedTuple):
+    """Numbers of pixels with truth and without prediction."""
+
+    missing: int
+    outside: int
+    """Where the frame was not known: outside its data window, or under a mask."""
+
+
+def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, _Absent]:
+    """Return prediction, truth, pixels to score, occluded pixels, and numbers of pixels without prediction."""
+    choice: dict[str, Any] = {**flow_choice(args, "pred"), **vector_arguments(args, "pred-")}
     pred, predicted = io.read_flow(files.pred, **choice)
-    choice = {"scale": args.truth_scale, "four": args.four_values, **flow_choice(args, "truth")}
+    outside = _outside(files.pred, predicted, choice)
+    choice = {**flow_choice(args, "truth"), **vector_arguments(args, "truth-")}
+    choice |= {"scale": args.truth_scale, "four": args.four_values}
     truth, known = read_truth(files.truth, pred, files.pred, **choice)
     for option, path, wanted in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
         if path is not None:
-            known = known & (_read_mask(option, path, pred) == wanted)
-    occluded = None if files.occlusion is None else _read_mask("--occlusion", files.occlusion, pred)
-    absent = int((known & ~predicted).sum())
-    if absent and not args.skip_missing:
+            known = known & (_read_mask(option, path, pred, files.truth) == wanted)
+    occluded = None if files.occlusion is None else _read_mask("--occlusion", files.occlusion, pred, files.truth)
+    absent = _Absent(int((known & ~predicted & ~outside).sum()), int((known & outside).sum()))
+    if absent.missing and not args.skip_missing:
         raise InputError(
-            f"{files.pred}: has no vector at {absent} of {int(known.sum())} pixels to score; "
+            f"{files.pred}: has no vector at {absent.missing} of {int(known.sum())} pixels to score; "
             f"use --skip-missing to leave them out{_swapped(bool(predicted.all()), bool(known.all()))}"
         )
     return pred, truth, known & predicted, occluded, absent
+
+
+def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
+    """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
+    from fullfield.io.flow import load_flow
+
+    outside = predicted.new_zeros(predicted.shape)
+    if not is_exr(path) or bool(predicted.all()):
+        return outside
+    window = io.flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
+    left, top = window.data[0] - window.display[0], window.data[1] - window.display[1]
+    outside[:] = True
+    outside[max(top, 0) : max(top + window.data[3], 0), max(left, 0) : max(left + window.data[2], 0)] = False
+    stored = load_flow(path, **choice, marked=False).valid
+    return (outside | (stored & ~predicted)) & ~predicted
 
 
 def _swapped(predicted: bool, known: bool) -> str:
@@ -205,15 +247,24 @@ def _swapped(predicted: bool, known: bool) -> str:
     return "; PRED comes before TRUTH: are they swapped?" if known and not predicted else ""
 
 
-def _read_mask(option: str, path: str, flow: Tensor) -> Tensor:
-    """Return where the picture is not black, bool ``[H, W]``."""
-    mask = io.read_frame(path, transfer="srgb")
-    if mask.shape[-2:] != flow.shape[-2:]:
-        raise InputError(f"{option} {path}: is {size(mask)}, but the flow is {size(flow)}")
-    return (mask > 0).any(0)
+def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:
+    """Return where the mask is not black, bool ``[H, W]``; a channel is one of the true flow's file."""
+    import torch
+
+    from fullfield.io.masks import read_mask
+    from fullfield.io.oiio import opened
+
+    height, width = flow.shape[-2:]
+    box = (0, 0, width, height)
+    with naming(mask=f"{option} {mask}"):
+        if mask_path(mask) is not None or not is_exr(truth):
+            return torch.from_numpy(read_mask(mask, None, box, box))
+        with opened(Path(truth)) as source:
+            display = source.first_part().display_window
+            return torch.from_numpy(read_mask(mask, source, display, display))
 
 
-def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[str]:
+def table(values: dict[str, float], averaging: str, missing: int = 0, outside: int = 0) -> list[str]:
     """Return the lines of a text table, without metrics that cover no pixel."""
     lines = [
         f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}"
@@ -223,6 +274,7 @@ def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[st
     images = int(values["images"])
     over = f", {images} images, averaging {averaging}" if images > 1 else ""
     left_out = f", {missing} without prediction left out" if missing else ""
+    left_out += f", {outside} outside the frame's data window or mask left out" if outside else ""
     return [*lines, f"{int(values['pixels'])} pixels scored{over}{left_out}"]
 
 

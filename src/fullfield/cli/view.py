@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fullfield import io, sequences, viz
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, scenes
+from fullfield.cli.options import add_vector_options, vector_reading
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import size
-from fullfield.io.names import FLOW_SUFFIXES
+from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
     parser.add_argument("--width", type=argtypes.count, default=960, help="width of the pictures, at most [960]")
     scenes.add_max_motion(parser)
+    parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
+    add_vector_options(parser)
     report.add_report_options(parser, progress=True)
 
 
@@ -62,10 +65,11 @@ def run(args: argparse.Namespace) -> int:
     plates, why = _plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")
+    reading = vector_reading(args, layer=args.layer)
     problems: list[str] = []
     with ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or _scale(found, numbers) or 1.0
-        shot = _read_frames(found, numbers, plates, problems, progress)
+        scale = args.max_motion or _longest_motion(found, numbers, reading) or 1.0
+        shot = _read_frames(found, numbers, reading, plates, problems, progress)
         text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1))
     if plates is not None:
         plates.close()
@@ -95,18 +99,20 @@ def _plates(
         return None, str(error)
 
 
-def _scale(found: FrameFiles, numbers: Sequence[int]) -> float:
+def _longest_motion(found: FrameFiles, numbers: Sequence[int], reading: io.VectorReading) -> float:
     """Return the length of the longest vector in about twenty frames."""
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // 20)]:
         with suppress(InputError, OSError):
-            longest = max(longest, viz.flow_scale(*io.read_flow(found.path(number))))
+            parts = io.read_vectors(found.path(number), reading)
+            longest = max([longest, *(viz.flow_scale(parts[name]) for name in DIRECTIONS if name in parts)])
     return longest
 
 
 def _read_frames(
     found: FrameFiles,
     numbers: Sequence[int],
+    reading: io.VectorReading,
     plates: sequences.Plates | None,
     problems: list[str],
     progress: ProgressBar,
@@ -117,7 +123,7 @@ def _read_frames(
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
-            parts = io.read_vectors(found.path(number))
+            parts = io.read_vectors(found.path(number), reading)
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue

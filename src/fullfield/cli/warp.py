@@ -11,6 +11,7 @@ import argparse
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
+from fullfield.cli.options import vector_reading
 from fullfield.sequences.names import format_frames, is_sequence
 
 EPILOG = """\
@@ -44,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.sequences.warping import WarpSettings, plan_warp
 
     with pictures.naming_options(args):
-        settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded)
-        flow = StoredFlow(args.flow, args.flow_scale)
+        settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded, args.mask)
+        flow = StoredFlow(args.flow, args.flow_scale, vector_reading(args, layer=args.layer))
         job = plan_warp(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "warp", job)
     if outcome.shot_ends and not args.quiet:

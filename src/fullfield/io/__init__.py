@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
     from fullfield.io.pointcloud import transformed as transformed
     from fullfield.io.pointcloud import write_point_cloud as write_point_cloud
+    from fullfield.io.resizing import resize_flow as resize_flow
+    from fullfield.io.vectors import VectorReading as VectorReading
     from fullfield.io.vectors import read_vectors as read_vectors
     from fullfield.io.vectors import write_vectors as write_vectors
     from fullfield.io.video import VideoFrame as VideoFrame
@@ -52,7 +54,8 @@ __all__, __getattr__, __dir__ = lazy(
         "oiio": "read_metadata",
         "point_formats": "PointCloud",
         "pointcloud": "as_point_cloud read_point_cloud transformed write_point_cloud",
-        "vectors": "read_vectors write_vectors",
+        "resizing": "resize_flow",
+        "vectors": "VectorReading read_vectors write_vectors",
         "video": "VideoFrame VideoSource VideoWriter open_video",
         "windows": "FrameWindow",
     },

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fullfield._check import InputError
 from fullfield.io.files import one_line
+from fullfield.io.flow_formats import Mask
 from fullfield.io.oiio import Part, Source, describe_parts, layers
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
@@ -148,3 +149,11 @@ def check_integers(path: Path, forms: Collection[str]) -> None:
             f"{path}: expected 8 or 16 bits or floats, got {listed}, which may hold any range; "
             "convert them to 16 bits or floats"
         )
+
+
+def describe_dead(path: Path, dead: Mask) -> str:
+    """Return the message on pixels that are NaN or infinite."""
+    count = int(dead.sum())
+    y, x = divmod(int(dead.argmax()), dead.shape[1])
+    pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
+    return f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}; nothing is known there"

@@ -73,11 +73,31 @@ def read_flow(
     InputError for an unknown suffix, or a file that is corrupt, truncated or holds something else; OSError for one that
     cannot be opened.
     """
+    selection = {"layer": layer, "part": part, "channels": channels, "y_axis": y_axis}
+    return load_flow(path, **selection, scale=scale, encoding=encoding, window=window)  # type: ignore[arg-type]
+
+
+def load_flow(
+    path: PathLike,
+    *,
+    layer: str | None = None,
+    part: int | str | None = None,
+    channels: tuple[str, str] | None = None,
+    y_axis: Axis | None = None,
+    scale: float | tuple[float, float] = 1.0,
+    encoding: Encoding | None = None,
+    window: Window = "display",
+    marked: bool = True,
+) -> FlowData:
+    """Read flow as :func:`read_flow` does; without ``marked``, vectors from the surroundings count as valid.
+
+    They are those of pixels where the channel ``valid`` of an EXR is 0; their values are returned in both cases.
+    """
     where = Path(path)
     suffix = _suffix(where, FLOW_SUFFIXES, "read")
     check_window_choice(window)
     if suffix == ".exr":
-        flow, valid = exr.read(where, _selection(layer, part, channels, y_axis), window)
+        flow, valid = exr.read(where, _selection(layer, part, channels, y_axis), window, marked=marked)
     else:
         if isinstance(window, tuple):
             raise InputError(f"{where}: only OpenEXR files have windows, got window={window!r}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
-from fullfield.io.channels import check_integers, find_colour
+from fullfield.io.channels import check_integers, describe_dead, find_colour
 from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.flow_formats import Mask, plain
 from fullfield.io.masks import read_mask
@@ -157,7 +157,7 @@ class FrameReader:
             mask = read_mask(self.mask, source, box, full if window is None else window.display)
             known = mask if known is None else known & mask
         valid = None if known is None or known.all() else torch.from_numpy(known)
-        note = "" if dead is None else _describe_dead(path, dead)
+        note = "" if dead is None else describe_dead(path, dead)
         return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
 
 
@@ -313,13 +313,6 @@ def _straight_alpha(part: Part, colour: list[int]) -> int | None:
         if colour[0] in found.values():
             return next((found[name] for name in _ALPHAS if name in found), None)
     return None
-
-
-def _describe_dead(path: Path, dead: Mask) -> str:
-    count = int(dead.sum())
-    y, x = divmod(int(dead.argmax()), dead.shape[1])
-    pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
-    return f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}; nothing is known there"
 
 
 def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:

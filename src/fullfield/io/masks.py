@@ -13,7 +13,7 @@ from fullfield.io.arrays import opened_archive, read_member, read_npy
 from fullfield.io.files import check_readable, one_line
 from fullfield.io.flow_formats import Mask
 from fullfield.io.flow_formats.plain import read_pfm_planes
-from fullfield.io.names import FRAME_SUFFIXES
+from fullfield.io.names import ARRAY_SUFFIXES, split_mask
 from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff
 from fullfield.io.orientation import turn_upright
 from fullfield.io.windows import Box
@@ -22,26 +22,6 @@ _PLANES = (("r", "g", "b"), ("red", "green", "blue"), ("y",), ("a",), ("alpha",)
 
 
 _MASK_KINDS = "fiub"
-ARRAY_SUFFIXES = (".npy", ".npz")
-
-
-def is_mask_file(mask: str) -> bool:
-    """Return whether a mask is a file's name, with or without a channel, and not a channel of the frame."""
-    return _split(mask)[0] is not None
-
-
-def mask_path(mask: str) -> str | None:
-    """Return the file of a mask without its channel; None for a channel of the frame."""
-    return _split(mask)[0]
-
-
-def _split(mask: str) -> tuple[str | None, str | None]:
-    """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
-    file, colon, channel = mask.rpartition(":")
-    if colon and file.lower().endswith((*FRAME_SUFFIXES, ".npz")):
-        return file, channel
-    is_file = mask.lower().endswith((*FRAME_SUFFIXES, *ARRAY_SUFFIXES)) or len(Path(mask).parts) > 1
-    return (mask, None) if is_file else (None, mask)
 
 
 def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:  # [height, width] of the box
@@ -53,7 +33,7 @@ def read_mask(mask: str, source: Source | None, box: Box, display: Box) -> Mask:
         box: the pixels of the frame, in coordinates of its windows.
         display: the frame's display window; a mask in another format than OpenEXR covers that.
     """
-    name, channel = _split(mask)
+    name, channel = split_mask(mask)
     if name is None:
         if source is None:
             raise InputError(f"mask: expected a picture or a channel of an OpenEXR frame, got {mask!r}")

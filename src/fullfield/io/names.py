@@ -30,6 +30,27 @@ VIDEO_WRITE_SUFFIXES = (".mp4", ".mkv", ".mov")
 EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
 
 
+ARRAY_SUFFIXES = (".npy", ".npz")
+
+
+def split_mask(mask: str) -> tuple[str | None, str | None]:
+    """Return the file and the channel that a mask names: ``FILE``, ``FILE:CHANNEL`` or ``CHANNEL``."""
+    file, colon, channel = mask.rpartition(":")
+    if colon and file.lower().endswith((*FRAME_SUFFIXES, ".npz")):
+        return file, channel
+    folder = os.path.split(mask)[0]
+    is_file = mask.lower().endswith((*FRAME_SUFFIXES, *ARRAY_SUFFIXES)) or bool(folder)
+    return (mask, None) if is_file else (None, mask)
+
+
+def mask_path(mask: str | None) -> str | None:
+    """Return the file of a mask without its channel; None for a channel of the frame, or no mask."""
+    return None if mask is None else split_mask(mask)[0]
+
+
+DIRECTIONS = ("forward", "backward")
+
+
 def is_exr(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is named as an OpenEXR."""
     return os.fspath(path).lower().endswith(".exr")

@@ -7,6 +7,8 @@ import math
 import os
 import shutil
 import struct
+import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,6 +66,51 @@ def _one_thread() -> Callable[[], None]:
     put(_ALONE)
     return lambda: put(before)
 
+
+class _ForkGuard:
+    """Thread pools of OpenImageIO and OpenEXR around a fork.
+
+    Their threads do not exist in the child, which would wait for them for ever. The pools are empty while the process
+    forks; the parent gets them back, and the child works on files with one thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: dict[str, int] | None = None
+
+    def empty_pools(self) -> None:
+        """Stop the threads, in the parent before the fork; nothing where OpenImageIO is not used."""
+        self._lock.acquire()
+        oiio: Any = sys.modules.get("OpenImageIO")
+        if oiio is None:
+            return
+        self._before = {name: oiio.get_int_attribute(name) for name in _ALONE}
+        for name, value in _ALONE.items():
+            oiio.attribute(name, value)
+        oiio.ImageOutput.create("openexr")  # only now OpenEXR's pool gets its number of threads
+
+    def restore_pools(self) -> None:
+        """Restore the number of threads, in the parent after the fork."""
+        oiio: Any = sys.modules.get("OpenImageIO")
+        for name, value in (self._before or {}).items():
+            oiio.attribute(name, value)
+        self._before = None
+        self._lock.release()
+
+    def keep_one_thread(self) -> None:
+        """Forget what other threads of the parent had requested, in the child."""
+        self._before = None
+        self._lock = threading.Lock()
+        one_thread_a_file.reset()
+
+
+_fork_guard = _ForkGuard()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_fork_guard.empty_pools,
+        after_in_parent=_fork_guard.restore_pools,
+        after_in_child=_fork_guard.keep_one_thread,
+    )
 
 one_thread_a_file = Switch(_one_thread)
 """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.

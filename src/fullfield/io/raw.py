@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.channels import check_integers, find_colour
+from fullfield.io.channels import check_integers, describe_dead, find_colour
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats.plain import read_pfm_planes
+from fullfield.io.masks import read_mask
 from fullfield.io.oiio import Attribute, Header, Part, Source, carried, check_name, opened, sniff, write_picture
 from fullfield.io.transfer import decode_srgb
-from fullfield.io.windows import FrameWindow
+from fullfield.io.windows import Box, FrameWindow
 
 RAW_SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 _ALPHAS = ("a", "alpha")
@@ -33,6 +34,10 @@ class Raw(NamedTuple):
     """Type of the file's values: uint8, uint16, half or float."""
     window: FrameWindow | None = None
     metadata: tuple[Attribute, ...] = ()
+    valid: Tensor | None = None
+    """bool [H, W]: where the picture is known (data window, finite values, mask); None: everywhere."""
+    note: str = ""
+    """Message on values that are NaN or infinite, which become 0; empty where there are none."""
 
     @property
     def alpha(self) -> int | None:
@@ -41,12 +46,13 @@ class Raw(NamedTuple):
         return next((names.index(name) for name in _ALPHAS if name in names), None)
 
 
-def read_raw(path: PathLike) -> Raw:
+def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     """Read all channels of the part that :func:`fullfield.io.read_frame` reads, else of the first, with its errors."""
     where = Path(path)
     if sniff(where)[0] == "pfm":
         planes = read_pfm_planes(where)
-        return Raw(torch.from_numpy(planes), ("R", "G", "B") if len(planes) == 3 else ("Y",), "float")
+        names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
+        return _mark_known(where, Raw(torch.from_numpy(planes), names, "float"), None, mask)
     with opened(where) as source:
         part = _choose_part(source)
         spec = part.spec
@@ -61,11 +67,31 @@ def read_raw(path: PathLike) -> Raw:
         form = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         form = "float" if form == "double" else form
         raw = Raw(torch.from_numpy(planes), part.channels, form, window, carried(spec))
+        raw = _mark_known(where, raw, source if exr else None, mask, part.data_window if exr else None)
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
     if straight and raw.alpha is not None:
         others = [index for index in range(len(raw.channels)) if index != raw.alpha]
         raw.pixels[others] *= raw.pixels[raw.alpha]
     return raw
+
+
+def _mark_known(path: Path, raw: Raw, source: Source | None, mask: str | None, stored: Box | None = None) -> Raw:
+    """Return the picture with what is known of it; values that are not finite become 0, in place."""
+    height, width = raw.pixels.shape[-2:]
+    display: Box = (0, 0, width, height) if raw.window is None else raw.window.display
+    known = np.ones((height, width), np.bool_)
+    if stored is not None:
+        known[:] = False
+        top, left = stored[1] - display[1], stored[0] - display[0]
+        known[max(top, 0) : max(top + stored[3], 0), max(left, 0) : max(left + stored[2], 0)] = True
+    dead = ~np.isfinite(raw.pixels.numpy()).all(axis=0)
+    note = ""
+    if dead.any():
+        raw.pixels[:, torch.from_numpy(dead)] = 0
+        note, known = describe_dead(path, dead), known & ~dead
+    if mask is not None:
+        known &= read_mask(mask, source, display, display)
+    return raw if known.all() else raw._replace(valid=torch.from_numpy(known), note=note)
 
 
 def _choose_part(source: Source) -> Part:

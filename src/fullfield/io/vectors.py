@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +15,13 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path
-from fullfield.io.flow import Axis, Precision, check_flow_window, read_flow
+from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, load_flow, read_flow
 from fullfield.io.flow_formats import Y_NOTE, exr, finite, or_nan
-from fullfield.io.names import EXR_COMPRESSIONS
+from fullfield.io.names import DIRECTIONS, EXR_COMPRESSIONS
 from fullfield.io.oiio import Attribute, Header, check_name, layers, opened, sniff
 from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
-from fullfield.io.windows import FrameWindow
+from fullfield.io.windows import FrameWindow, Window
 
-DIRECTIONS = ("forward", "backward")
 INCOMPLETE_NOTE = "fullfield/incomplete"
 """Entry of the header: directions whose pair could not be estimated."""
 ENDS_NOTE = "fullfield/shot_ends"
@@ -127,31 +128,97 @@ def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None
         exr.save(temporary, lines, compression, header)
 
 
-def read_vectors(path: PathLike) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class VectorReading:
+    """How the vectors of a renderer are stored, as :func:`fullfield.io.read_flow` takes it, for both directions.
+
+    Attributes:
+        channels: full names of the channels of u and v, and then of u and v of the backward flow if there is one.
+        layer, part, y_axis, scale, encoding: as for :func:`fullfield.io.read_flow`; a layer is the forward flow.
+    """
+
+    channels: tuple[str, ...] | None = None
+    layer: str | None = None
+    part: int | str | None = None
+    y_axis: Axis | None = None
+    scale: float | tuple[float, float] = 1.0
+    encoding: Encoding | None = None
+
+    def __post_init__(self) -> None:
+        if self.channels is not None:
+            require(len(self.channels) in (2, 4), "channels", "two or four names", ", ".join(self.channels))
+
+    def arguments(self, direction: str) -> dict[str, Any]:
+        """Return the arguments of :func:`fullfield.io.read_flow` for a direction; InputError where it has none."""
+        given = {
+            name: getattr(self, name) for name in ("part", "y_axis", "encoding") if getattr(self, name) is not None
+        }
+        if self.scale != 1.0:
+            given["scale"] = self.scale
+        if self.channels is None:
+            layer = self.layer if direction == "forward" and self.layer is not None else None
+            return given if layer is None else {**given, "layer": layer}
+        names = self.channels[:2] if direction == "forward" else self.channels[2:]
+        require(bool(names), "channels", "four names, of forward and backward flow", ", ".join(self.channels))
+        return {**given, "channels": tuple(names)}
+
+    @property
+    def is_default(self) -> bool:
+        """True if files are read as this package writes them."""
+        return self == VectorReading()
+
+
+def has_backward(path: PathLike, part: int | str | None = None) -> bool:
+    """Return whether an OpenEXR holds flow to the frame before."""
+    with opened(Path(path)) as source:
+        if exr.has_blender_vectors(source):
+            return True
+        parts = [source.part(part)] if part is not None else list(source.parts())
+        return any({"u", "v"} <= layers(listed.channels).get("backward", {}).keys() for listed in parts)
+
+
+def read_direction(
+    path: PathLike, direction: str, reading: VectorReading | None = None, window: Window = "display"
+) -> Tensor:
+    """Return the flow [2, H, W] of a direction; NaN where there is none.
+
+    Vectors that come from their surroundings stay. A file of another format than OpenEXR has one direction, whichever
+    is requested.
+    """
+    where, reading = Path(path), reading or VectorReading()
+    arguments = reading.arguments(direction)
+    if where.suffix.lower() != ".exr":
+        return _or_nan(*read_flow(where, **arguments))
+    if "channels" not in arguments and "layer" not in arguments:
+        arguments["layer"] = direction
+    return _or_nan(*load_flow(where, **arguments, window=window, marked=False))
+
+
+def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[str, Tensor]:
     """Return all layers of motion in a flow file, by the names of :func:`write_vectors`.
+
+    ``reading`` says how a renderer stored the vectors; then the result has its directions alone.
 
     Unknown vectors are NaN, but those of pixels where the channel ``valid`` is 0 come from their surroundings. A pair's
     ``occlusion`` and ``confidence`` are ``occlusion.forward`` and ``confidence.forward``. A file of another format than
     OpenEXR holds ``forward`` alone. Size and errors are those of :func:`fullfield.io.read_flow`.
     """
     where = Path(path)
+    if reading is not None and not reading.is_default:
+        count = 2 if len(reading.channels or ()) == 4 else 1
+        return {name: read_direction(where, name, reading) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
         return {"forward": _or_nan(*read_flow(where))}
     parts: dict[str, Tensor] = {}
     for name in layers_of(where):
-        parts[name] = _read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
+        parts[name] = read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
     if not parts.keys() & DIRECTIONS:
         with opened(where, "openexr", "flow in OpenEXR") as source:
-            directions = DIRECTIONS if exr.has_blender_vectors(source) else ("",)
-        for name in directions:  # without one: bare u and v, or the complaint
-            parts[name or "forward"] = _read_direction(where, name or None)
+            is_blender = exr.has_blender_vectors(source)
+        if is_blender:
+            return parts | {name: read_direction(where, name) for name in DIRECTIONS}
+        parts["forward"] = _or_nan(*load_flow(where, marked=False))  # bare u and v, or the complaint
     return parts
-
-
-def _read_direction(path: Path, layer: str | None) -> Tensor:
-    """Return the vectors of a layer; NaN where it has none, but those that come from their surroundings stay."""
-    flow, stored = exr.read(path, exr.Selection(layer=layer), marked=False)
-    return _or_nan(torch.from_numpy(flow), torch.from_numpy(stored))
 
 
 def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:

@@ -89,6 +89,15 @@ class Turn(NamedTuple):
         return pixels[::-1] if self.flipped_y else pixels
 
 
+_QUARTERS = {
+    0: Turn(),
+    90: Turn(transposed=True, flipped_y=True),
+    180: Turn(flipped_x=True, flipped_y=True),
+    270: Turn(transposed=True, flipped_x=True),
+}
+"""Turns without a mirror, by PyAV's rotation in degrees, counter-clockwise."""
+
+
 def parse_display_matrix(matrix: bytes) -> Turn | None:
     """Return the turn of a display matrix: nine int32, of which the first, second, fourth and fifth turn.
 
@@ -105,9 +114,12 @@ def parse_display_matrix(matrix: bytes) -> Turn | None:
 
 def _turn_of(frame: Any) -> Turn | None:
     """Return the turn of PyAV's frame."""
-    for entry in frame.side_data:
-        if entry.type.name == "DISPLAYMATRIX":
-            return parse_display_matrix(bytes(entry))
+    try:
+        for entry in frame.side_data:
+            if entry.type.name == "DISPLAYMATRIX":
+                return parse_display_matrix(bytes(entry))
+    except ValueError:  # PyAV refuses all entries where it does not know the kind of one
+        return _QUARTERS.get(getattr(frame, "rotation", 0) % 360)
     return Turn()
 
 

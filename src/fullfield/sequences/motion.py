@@ -19,20 +19,33 @@ ReadFlow = Callable[[int], Tensor]
 _MIN_COVERAGE = 0.3  # of a pixel by the vectors that land on it
 
 
-def warp_image(image: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:  # [C, H, W], [2, H, W] -> [C, H, W], [H, W]
+def warp_image(
+    image: Tensor,  # [C, H, W]
+    flow: Tensor,  # [2, H, W]
+    valid: Tensor | None = None,  # bool [H, W], where the image is known; None: everywhere
+) -> tuple[Tensor, Tensor]:  # [C, H, W], bool [H, W]
     """Warp an image by a flow: ``warped(x) = image(x + flow(x))``, bilinear, on any device.
 
     Returns:
-        The warped image, 0 where ``x + flow(x)`` leaves the image or is NaN; bool, True where it stays between the
-        centres of the outermost pixels.
+        The warped image, 0 where ``x + flow(x)`` leaves the image, leads to where it is not known, or is NaN; bool,
+        True where it stays between the centres of the outermost pixels and most of what it reads is known.
 
     Raises:
         InputError: if shapes, dtypes or devices do not fit.
     """
     _check.tensor(image, "image", ("C", "H", "W"))
     _check.tensor(flow, "flow", (2, *image.shape[1:]), device=image.device)
-    warped, inside = warp(_check.values(image, "image")[None], _check.values(flow, "flow")[None])
-    return warped[0].masked_fill_(~inside, 0.0), inside[0]
+    image, flow = _check.values(image, "image"), _check.values(flow, "flow")
+    if valid is not None:
+        _check.tensor(valid, "valid", image.shape[1:], dtypes=(torch.bool,), device=image.device)
+        image = torch.cat((torch.where(valid, image, 0.0), valid[None].to(image.dtype)))
+    warped, inside = warp(image[None], flow[None])
+    values, inside = warped[0], inside[0]
+    if valid is not None:
+        known = values[-1]
+        inside = inside & (known > 0.5)
+        values = values[:-1] / known.clamp(min=0.5)
+    return values.masked_fill_(~inside, 0.0), inside
 
 
 def add_flows(first: Tensor, second: Tensor) -> Tensor:
@@ -72,7 +85,14 @@ class Interpolated(NamedTuple):
     """[H, W] bool: where at least one of the two frames shows the scene."""
 
 
-def interpolate(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, time: float) -> Interpolated:
+def interpolate(
+    first: Tensor,
+    second: Tensor,
+    forward: Tensor,
+    backward: Tensor,
+    time: float,
+    valid: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Interpolated:
     """Return the picture [C, H, W] at a time between two frames, on their device.
 
     Both flows are splatted to that time; where several vectors land, those count most whose forward and backward flow
@@ -86,6 +106,7 @@ def interpolate(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor
         forward: [2, H, W], from the first to the second, on the first's pixels.
         backward: [2, H, W], from the second to the first, on the second's pixels.
         time: 0 is the first, 1 the second.
+        valid: bool [H, W] each, where the two are known; None: everywhere. What neither knows is 0.
     """
     _check.number(time, "time", low=0, high=1)
     if time in (0, 1):
@@ -94,15 +115,16 @@ def interpolate(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor
     total, fallback = torch.zeros_like(first), torch.zeros_like(first)
     weights = torch.zeros(first.shape[-2:], dtype=torch.float32, device=first.device)
     fallback_weights = torch.zeros_like(weights)
-    for image, flow, opposite, distance in ((first, forward, backward, time), (second, backward, forward, 1 - time)):
-        valid = flow.isfinite().all(0)
-        finite_flow = torch.where(valid, flow, 0.0)
+    sides = ((first, valid[0], forward, backward, time), (second, valid[1], backward, forward, 1 - time))
+    for image, known, flow, opposite, distance in sides:
+        is_finite = flow.isfinite().all(0)
+        finite_flow = torch.where(is_finite, flow, 0.0)
         returned, is_inside = warp_image(opposite.nan_to_num(0.0), finite_flow)
-        trust = torch.exp(-(finite_flow + returned).norm(dim=0)) * is_inside * valid
-        vectors, coverage, mean_trust = carried(finite_flow, distance, trust, valid)
+        trust = torch.exp(-(finite_flow + returned).norm(dim=0)) * is_inside * is_finite
+        vectors, coverage, mean_trust = carried(finite_flow, distance, trust, is_finite)
         is_covered = coverage > _MIN_COVERAGE
         vectors = fill_holes(vectors, is_covered)
-        sampled, inside = warp_image(image, -distance * vectors)
+        sampled, inside = warp_image(image, -distance * vectors, known)
         weight = (1 - distance) * inside * is_covered * (mean_trust + 1e-3)
         total += sampled * weight
         weights += weight

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES
+from fullfield.io.names import FRAME_SUFFIXES, STACK_SUFFIXES, mask_path
 
 MAX_FRAMES = 1_000_000
 """Limit of one range; more is a slip of the keyboard."""
@@ -176,6 +176,14 @@ class FrameFiles:
 def is_pattern(text: str) -> bool:
     """Return whether the name has a field for the frame number."""
     return not Path(text).is_file() and _FIELD.search(os.path.split(text)[1]) is not None
+
+
+def format_mask(mask: str | None, number: int) -> str | None:
+    """Return the mask of a frame: a pattern of files gets the frame's number, anything else stays."""
+    file = mask_path(mask)
+    if mask is None or file is None or not is_pattern(file):
+        return mask
+    return Pattern.parse(file).path(number) + mask[len(file) :]
 
 
 def is_sequence(text: str) -> bool:

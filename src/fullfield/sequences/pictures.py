@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,13 @@ class InputReader:
             self._read_stamped, lambda item: _size_bytes(item[1]), threads=reader_count()
         )
         self._reads.extend(keys)
+        self._is_noted = False
+
+    def note(self, text: str) -> None:
+        """Warn of pixels that are not finite, for the first such picture."""
+        if text and not self._is_noted:
+            self._is_noted = True
+            warnings.warn(f"{text}, nor at such pixels of further frames", stacklevel=2)
 
     def __enter__(self) -> InputReader:
         return self
@@ -149,6 +157,12 @@ class PictureJob(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
+
+    def describe_inputs(self, mask: str | None) -> dict[str, Any]:
+        """Return the settings of a mask and of a renderer's vectors, where there are any."""
+        reading = self.flow.reading
+        vectors = {} if reading.is_default else {"vectors": asdict(reading)}
+        return vectors if mask is None else {**vectors, "mask": Path(mask).name}
 
     @abstractmethod
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:

@@ -21,13 +21,12 @@ from fullfield._read_ahead import reader_count
 from fullfield.estimators.frames import Frame, as_frame, fill_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader
-from fullfield.io.masks import is_mask_file, mask_path
-from fullfield.io.names import STACK_SUFFIXES
+from fullfield.io.names import STACK_SUFFIXES, mask_path
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
 from fullfield.io.transfer import curve
 from fullfield.io.windows import common_window
-from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_frames, is_pattern, parse_frames
+from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
 
 
 class Plate(NamedTuple):
@@ -131,7 +130,7 @@ class FilePlates(Plates):
         self.readers = reader_count()
         self._is_noted = False
         mask = self._reading.get("mask")
-        self._mask = str(mask) if mask is not None and is_mask_file(str(mask)) else None
+        self._mask = mask if mask_path(mask) is not None else None
         numbers = [*frame_files.files, *self.numbers]
         self._ends = min(numbers), max(numbers)
 
@@ -145,18 +144,12 @@ class FilePlates(Plates):
         return self.path(number)
 
     def mask_file(self, number: int) -> str | None:
-        return None if self._mask is None else mask_path(self._mask_of(number))
-
-    def _mask_of(self, number: int) -> str:
-        """Return the mask of a frame, with its channel; a pattern gets the frame's number."""
-        mask = str(self._mask)
-        file = mask_path(mask) or mask
-        return Pattern.parse(file).path(number) + mask[len(file) :] if is_pattern(file) else mask
+        return mask_path(format_mask(self._mask, number))
 
     def read(self, number: int) -> Plate:
         """Read the frame; read it again where it was replaced during the first read."""
         path, mask = self.path(number), self.mask_file(number)
-        reading = self._reading if mask is None else {**self._reading, "mask": self._mask_of(number)}
+        reading = self._reading if mask is None else {**self._reading, "mask": format_mask(self._mask, number)}
         reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
             before = self.stamp(number)

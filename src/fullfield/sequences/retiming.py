@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from fullfield import io
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums
+from fullfield.estimators.frames import fill_frame
+from fullfield.io.image import FrameReader
+from fullfield.io.names import mask_path
 from fullfield.io.raw import Raw, read_raw
 from fullfield.sequences.changes import is_cut, reduce_frame
 from fullfield.sequences.motion import interpolate
-from fullfield.sequences.names import FrameFiles, choose_frames, format_frames
+from fullfield.sequences.names import FrameFiles, choose_frames, format_frames, format_mask
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
@@ -52,7 +54,8 @@ def retime_shot(
 
     Args:
         plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
-        flow: the stored flow in both directions: ``mv.%04d.exr``, or a :class:`StoredFlow` with its scale.
+        flow: the stored flow in both directions: ``mv.%04d.exr``, or a :class:`StoredFlow`, which says its scale and how
+            a renderer wrote it.
         output: the pictures, ``slow.%04d.exr``.
         factor: output frames per plate; 2 is half the speed.
         frames: consecutive plates to use; all that exist by default.
@@ -77,9 +80,13 @@ def plan_retime(
     factor: float | Fraction,
     *,
     frames: str | None = None,
+    mask: str | None = None,
     device: str = "auto",
 ) -> RetimeJob:
-    """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
+    """Return the job of :func:`retime_shot`, checked against plates and stored flow.
+
+    ``mask`` says where plates are known: a picture, a pattern, a channel of an EXR, or ``FILE:CHANNEL``.
+    """
     frame_files = find_picture_files(os.fspath(plates))
     sources = choose_frames(frame_files, frames, "frames")
     stored = StoredFlow.from_source(flow)
@@ -101,7 +108,7 @@ def plan_retime(
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require("forward", "backward")
-    return RetimeJob(stored, os.fspath(output), numbers, device, plates=frame_files, factor=exact_factor)
+    return RetimeJob(stored, os.fspath(output), numbers, device, plates=frame_files, factor=exact_factor, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,7 @@ class RetimeJob(PictureJob):
 
     plates: FrameFiles | None = None
     factor: Fraction = Fraction(1)
+    mask: str | None = None
 
     @property
     def picture_paths(self) -> list[str]:
@@ -124,6 +132,7 @@ class RetimeJob(PictureJob):
             "factor": str(self.factor),
             "first": self.numbers[0],
             "flow_scale": str(self.flow.scale),
+            **self.describe_inputs(self.mask),
         }
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
@@ -134,6 +143,9 @@ class RetimeJob(PictureJob):
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
             inputs[f"plates {index}"] = checksums.of(self._plate_path(plate))
+            mask = mask_path(format_mask(self.mask, plate))
+            if mask is not None:
+                inputs[f"mask {index}"] = checksums.of(mask)
             inputs[f"flow {index}"] = checksums.of(self.flow.path(plate)) if plate in self.flow else None
         return inputs
 
@@ -173,9 +185,11 @@ class RetimeJob(PictureJob):
     def _read(self, key: tuple[str, int]) -> Any:
         kind, number = key
         if kind == "plate":
-            return read_raw(self._plate_path(number))
+            return read_raw(self._plate_path(number), format_mask(self.mask, number))
         if kind == "grey":
-            return reduce_frame(io.read_frame(self._plate_path(number)))
+            path = self._plate_path(number)
+            image = FrameReader(mask=format_mask(self.mask, number)).read(path)
+            return reduce_frame(fill_frame(image.frame, image.valid, path))
         return self.flow.read(number, kind)
 
     def _compute(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:
@@ -195,8 +209,12 @@ class RetimeJob(PictureJob):
             flow_name = f"the flow {self.flow.path(plate_number)}"
             path = self._plate_path(plate_number)
             flows[direction] = fit_flow(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
+        for plate in (first, second):
+            reader.note(plate.note)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
-        picture = interpolate(pixels1, pixels2, flows["forward"], flows["backward"], time).picture
+        valid1, valid2 = (None if plate.valid is None else plate.valid.to(device) for plate in (first, second))
+        flow1, flow2 = flows["forward"], flows["backward"]
+        picture = interpolate(pixels1, pixels2, flow1, flow2, time, (valid1, valid2)).picture
         return (first if nearest == before else second)._replace(pixels=picture)  # type: ignore[no-any-return]
 
     def _is_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import io
 from fullfield._check import InputError
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
-from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
+from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, VALID, VectorReading, read_direction, read_note
 from fullfield.sequences.names import FrameFiles, find_frames, is_pattern
 from fullfield.sequences.outputs import Output
 
@@ -39,6 +39,7 @@ class StoredFlow:
     Args:
         source: a pattern such as ``mv.%04d.exr``, or one file.
         scale: size of the flow relative to the pictures that it is applied to, such as ``1/2`` for flow of proxies.
+        reading: how the vectors of a renderer are stored; by default as this package writes them.
 
     Attributes:
         numbers: frames with a file, ascending.
@@ -49,9 +50,14 @@ class StoredFlow:
         InputError: if there are no such files, or they hold flow over several frames.
     """
 
-    def __init__(self, source: str | os.PathLike[str], scale: str | float | Fraction = 1) -> None:
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        scale: str | float | Fraction = 1,
+        reading: VectorReading | None = None,
+    ) -> None:
         self.source = source = os.fspath(source)
-        self.scale = _read_scale(scale)
+        self.scale, self.reading = _read_scale(scale), reading or VectorReading()
         self._frame_files: FrameFiles | None = None
         self._settings: dict[str, Any] = {}
         self.numbers = [1]
@@ -96,7 +102,10 @@ class StoredFlow:
             )
 
     def read(self, number: int, direction: str, *, hide_occluded: bool = False) -> Tensor:
-        """Return the flow [2, H, W] of a frame; unknown vectors, and with ``hide_occluded`` hidden ones, are NaN."""
+        """Return the flow [2, H, W] of a frame; unknown vectors, and with ``hide_occluded`` hidden ones, are NaN.
+
+        Where the frame was not known, the vectors come from their surroundings.
+        """
         path = self.path(number)
         if number not in self:
             raise InputError(f"{path}: no such file")
@@ -107,11 +116,12 @@ class StoredFlow:
             if direction in incomplete:
                 raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
         if not hide_occluded:
-            layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
-            flow, valid = io.read_flow(path, **layer)
-            return flow.masked_fill(~valid, float("nan"))
+            return read_direction(path, direction, self.reading)
         tensors = io.read_vectors(path)
         if direction not in tensors or f"occlusion.{direction}" not in tensors:
             layers = f"{direction} and occlusion.{direction}"
             raise InputError(f"{path}: has no layers {layers}; it has {', '.join(tensors)}")
-        return tensors[direction].masked_fill(tensors[f"occlusion.{direction}"] > 0.5, float("nan"))
+        hidden = tensors[f"occlusion.{direction}"] > 0.5
+        if VALID in tensors:  # there, occlusion only says that nothing is known
+            hidden &= tensors[VALID] > 0.5
+        return tensors[direction].masked_fill(hidden, float("nan"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, digest
+from fullfield.io.names import mask_path
 from fullfield.io.raw import Raw, read_raw
 from fullfield.sequences.motion import accumulate_flow, warp_image
-from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, is_sequence
+from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, is_sequence
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
@@ -40,11 +41,13 @@ class WarpSettings:
         direction: the neighbour, without a reference: ``forward`` the next frame, ``backward`` the previous one.
         hide_occluded: leave pixels at 0 that an occlusion layer of the flow marks as hidden; always so along the flow
             of a followed shot.
+        mask: what says where pictures are known: a picture, a pattern, a channel of an EXR, or ``FILE:CHANNEL``.
     """
 
     reference: int | None = None
     direction: str = "forward"
     hide_occluded: bool = False
+    mask: str | None = None
 
     def __post_init__(self) -> None:
         _check.choice(self.direction, "direction", ("forward", "backward"))
@@ -67,7 +70,8 @@ def warp_shot(
 
     Args:
         source: a picture, or the plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
-        flow: the stored flow: ``mv.%04d.exr``, one file, or a :class:`StoredFlow` with its scale.
+        flow: the stored flow: ``mv.%04d.exr``, one file, or a :class:`StoredFlow`, which says its scale and how a
+            renderer wrote it.
         output: the pictures, ``out.%04d.exr``, or one file.
         settings: which picture is warped onto which frame.
         frames: range of frames that get a picture; all that exist by default.
@@ -104,9 +108,9 @@ def plan_warp(
     stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         if settings.reference not in (None, stored.reference):
-            raise InputError(f"reference: expected {stored.reference}, as in {flow}, got {settings.reference}")
+            raise InputError(f"reference: expected {stored.reference}, as in {stored.source}, got {settings.reference}")
         numbers = stored.numbers if frames is None else choose_frames(find_frames(stored.source), frames, "frames")
-        settings = WarpSettings(stored.reference, "backward", hide_occluded=True)
+        settings = replace(settings, reference=stored.reference, direction="backward", hide_occluded=True)
         return WarpJob(stored, os.fspath(output), tuple(numbers), device, source=name, plates=plates, settings=settings)
     reference = settings.reference
     if reference is None and plates is None and len(stored.numbers) > 1:
@@ -154,14 +158,18 @@ class WarpJob(PictureJob):
             "direction": settings.direction,
             "hide_occluded": settings.hide_occluded,
             "flow_scale": str(self.flow.scale),
+            **self.describe_inputs(settings.mask),
         }
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        picture = checksums.of(self._picture_path(number))
+        inputs = {"picture": checksums.of(self._picture_path(number))}
+        mask = mask_path(self._mask(number))
+        if mask is not None:
+            inputs["mask"] = checksums.of(mask)
         if self._chain_reference is not None:
-            return {"picture": picture, "flow": self._digest_chain(self._chain_reference, number, checksums)}
-        return {"picture": picture, "flow": self._flow_checksum(number, checksums)}
+            return {**inputs, "flow": self._digest_chain(self._chain_reference, number, checksums)}
+        return {**inputs, "flow": self._flow_checksum(number, checksums)}
 
     @property
     def _chain_reference(self) -> int | None:
@@ -182,12 +190,18 @@ class WarpJob(PictureJob):
             digests[n] = digest([digests[n - step], self._flow_checksum(n, checksums)])
         return digests[number]
 
-    def _picture_path(self, number: int) -> str:
-        if self.plates is None:
-            return self.source
+    def _picture_number(self, number: int) -> int:
+        """Return the frame of the picture that is warped onto another frame."""
         if self.settings.reference is not None:
-            return self.plates.path(self.settings.reference)
-        return self.plates.path(number + (1 if self.settings.direction == "forward" else -1))
+            return self.settings.reference
+        return number + (1 if self.settings.direction == "forward" else -1)
+
+    def _picture_path(self, number: int) -> str:
+        return self.source if self.plates is None else self.plates.path(self._picture_number(number))
+
+    def _mask(self, number: int) -> str | None:
+        """Return the mask of the picture for a frame."""
+        return format_mask(self.settings.mask, self._picture_number(number))
 
     def iterate(
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
@@ -208,20 +222,24 @@ class WarpJob(PictureJob):
         if reference is None:
             for number in numbers:
                 yield self.settings.direction, number
-                yield "picture", self._picture_path(number)
+                yield "picture", self._picture_key(number)
             return
-        yield "picture", self._picture_path(reference)
+        yield "picture", self._picture_key(reference)
         yield from (("backward", number) for number in range(reference + 1, max(numbers) + 1))
         yield from (("forward", number) for number in range(reference - 1, min(numbers) - 1, -1))
 
     def _read(self, key: tuple[str, Any]) -> Any:
         kind, value = key
         if kind == "picture":
-            return read_raw(value)
+            return read_raw(*value)
         return self.flow.read(value, kind, hide_occluded=self.settings.hide_occluded)
 
     def _input_path(self, key: tuple[str, Any]) -> str:
-        return str(key[1]) if key[0] == "picture" else self.flow.path(key[1])
+        return str(key[1][0]) if key[0] == "picture" else self.flow.path(key[1])
+
+    def _picture_key(self, number: int) -> tuple[str, str | None]:
+        """Return the picture for a frame, and its mask."""
+        return self._picture_path(number), self._mask(number)
 
     def _iterate_single(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome
@@ -241,7 +259,7 @@ class WarpJob(PictureJob):
             except (InputError, OSError):
                 pass  # raised again by compute
             yield number, partial(compute, number)
-            current = {(direction, number), ("picture", self._picture_path(number))}
+            current = {(direction, number), ("picture", self._picture_key(number))}
             reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
 
     def _iterate_chain(
@@ -268,10 +286,12 @@ class WarpJob(PictureJob):
     def _warp(self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader) -> Raw:
         """Return the picture for a frame; without flow the picture as it is."""
         path = self._picture_path(number)
-        raw: Raw = reader.get(("picture", path))
+        raw: Raw = reader.get(("picture", self._picture_key(number)))
+        reader.note(raw.note)
         reader.check_unchanged()
         pixels = raw.pixels.to(device)
         if flow is None:
             return raw._replace(pixels=pixels)
         flow = fit_flow(flow, f"the flow {self.flow.source}", pixels, path, self.flow.scale)
-        return raw._replace(pixels=warp_image(pixels, flow)[0])
+        valid = None if raw.valid is None else raw.valid.to(device)
+        return raw._replace(pixels=warp_image(pixels, flow, valid)[0])

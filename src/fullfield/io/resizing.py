@@ -1,0 +1,48 @@
+"""Flow for frames of another size: the vectors change with the pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield._check import number, require, tensor
+from fullfield.io.flow import FlowData
+
+_MIN_KNOWN = 0.5  # of what a new pixel is averaged from
+
+
+def resize_flow(
+    flow: Tensor,  # [2, H, W]
+    size: tuple[int, int],  # new height and width
+    valid: Tensor | None = None,  # bool [H, W]; everywhere by default
+) -> FlowData:
+    """Return a flow for frames of another size: vectors are resampled, and multiplied by the ratio of the sizes.
+
+    A smaller flow averages over the pixels that each new pixel covers, a larger one reads bilinearly. Only known
+    vectors count; a pixel that reads fewer known than unknown ones is not valid, and 0.
+
+    >>> from fullfield.io import read_flow, resize_flow, write_flow  # doctest: +SKIP
+    >>> proxy = read_flow("proxy.exr")  # doctest: +SKIP
+    >>> write_flow("full.exr", *resize_flow(proxy.flow, (2160, 4096), proxy.valid))  # doctest: +SKIP
+
+    Raises:
+        InputError: for other shapes.
+    """
+    tensor(flow, "flow", (2, "H", "W"))
+    require(isinstance(size, (tuple, list)) and len(size) == 2, "size", "a height and a width", size)
+    for side in size:
+        number(side, "size", integer=True, low=1)
+    height, width = flow.shape[-2:]
+    known = flow.isfinite().all(0)
+    if valid is not None:
+        known = known & tensor(valid, "valid", flow.shape[1:], dtypes=(torch.bool,))
+    weights = known[None, None].to(torch.float32)
+    planes = torch.where(known, flow.to(torch.float32), 0.0)[None]
+    is_smaller = size[0] <= height and size[1] <= width
+    options = {"mode": "area"} if is_smaller else {"mode": "bilinear", "align_corners": False}
+    sums, shares = (functional.interpolate(values, tuple(size), **options) for values in (planes, weights))
+    is_known = shares[0, 0] >= _MIN_KNOWN
+    ratios = torch.tensor([size[1] / width, size[0] / height], device=flow.device).view(2, 1, 1)
+    resized = torch.where(is_known, sums[0] / shares[0].clamp(min=_MIN_KNOWN), 0.0) * ratios
+    return FlowData(resized, is_known)

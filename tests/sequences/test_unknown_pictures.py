@@ -1,0 +1,209 @@
+"""warp, retime and score of frames that are not known everywhere, and on vectors of renderers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import OpenImageIO as oiio
+import pytest
+import torch
+from sequence_shots import CommandLine
+
+from fullfield.io import read_frame, write_vectors
+from fullfield.sequences.motion import interpolate, warp_image
+
+HEIGHT, WIDTH = 24, 32
+INSIDE = (slice(4, 20), slice(5, 25))
+
+
+def write_exr(
+    path: str,
+    pixels: np.ndarray,  # [H, W, C]
+    names: tuple[str, ...] = ("R", "G", "B"),
+    origin: tuple[int, int] = (0, 0),
+) -> None:
+    height, width, count = pixels.shape
+    spec = oiio.ImageSpec(width, height, count, "float")
+    spec.channelnames = names
+    spec.x, spec.y = origin
+    spec.full_x, spec.full_y, spec.full_width, spec.full_height = 0, 0, WIDTH, HEIGHT
+    output = oiio.ImageOutput.create("openexr")
+    assert output.open(path, spec)
+    assert output.write_image(np.ascontiguousarray(pixels, np.float32))
+    assert output.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Two grey plates of 0.5 and still vectors; the second plate has a smaller data window."""
+    monkeypatch.chdir(tmp_path)
+    grey = np.full((HEIGHT, WIDTH, 3), 0.5)
+    write_exr("p.1.exr", grey)
+    write_exr("p.2.exr", grey[INSIDE], origin=(5, 4))
+    still = torch.zeros(2, HEIGHT, WIDTH)
+    for number in (1, 2):
+        write_vectors(f"mv.{number}.exr", {"forward": still, "backward": still})
+    return CommandLine(capsys, (), ())
+
+
+def light(path: str) -> np.ndarray:
+    return np.asarray(oiio.ImageBuf(path).get_pixels(oiio.FLOAT))[..., 0]
+
+
+def test_retime_does_not_darken_what_one_plate_lacks(run: CommandLine) -> None:
+    run.done("retime", "p.%d.exr", "--flow", "mv.%d.exr", "--factor", "4", "-o", "slow.%d.exr")
+    for number in (1, 2, 3, 4):
+        assert np.abs(light(f"slow.{number}.exr") - 0.5).max() < 1e-5, number
+
+
+def test_retime_takes_a_mask(run: CommandLine) -> None:
+    hole = np.ones((HEIGHT, WIDTH, 1))
+    hole[8:12, 8:12] = 0
+    for number in (1, 2):
+        pixels = np.full((HEIGHT, WIDTH, 3), 0.5)
+        if number == 2:
+            pixels[8:12, 8:12] = 7.0
+        write_exr(f"p.{number}.exr", pixels)
+        write_exr(f"m.{number}.exr", hole if number == 2 else np.ones_like(hole), ("A",))
+    command = ("retime", "p.%d.exr", "--flow", "mv.%d.exr", "--factor", "2", "-o", "slow.%d.exr", "--mask", "m.%d.exr")
+    run.done(*command)
+    assert np.abs(light("slow.2.exr") - 0.5).max() < 1e-5
+    out, _ = run.done(*command)
+    assert "0 frames written" in out
+    write_exr("m.2.exr", np.ones_like(hole), ("A",))
+    out, err = run.done(*command)
+    assert "1 frames written" in out
+    assert "inputs changed" in err
+    assert light("slow.2.exr").max() > 3
+
+
+def test_warp_reads_nothing_from_outside_a_data_window(run: CommandLine) -> None:
+    shift = torch.zeros(2, HEIGHT, WIDTH)
+    shift[0] = 0.5
+    for number in (1, 2):
+        write_vectors(f"mv.{number}.exr", {"forward": shift, "backward": shift})
+    run.done("warp", "p.2.exr", "--reference", "2", "--flow", "mv.%d.exr", "-o", "on.%d.exr")
+    warped = light("on.1.exr")
+    assert set(np.unique(warped.round(5))) <= {0.0, 0.5}, "no pixel is half black"
+    assert (warped[4:20, 5:24] == 0.5).all()
+
+
+def test_warp_continues_over_frames_that_are_not_known(run: CommandLine) -> None:
+    """Paint on frame 1 reaches frame 3 through vectors that come from their surroundings."""
+    valid = torch.zeros(HEIGHT, WIDTH)
+    valid[INSIDE] = 1
+    still = torch.zeros(2, HEIGHT, WIDTH)
+    write_vectors("mv.2.exr", {"forward": still, "backward": still, "valid": valid})
+    write_vectors("mv.3.exr", {"forward": still, "backward": still})
+    run.done("warp", "p.1.exr", "--reference", "1", "--flow", "mv.%d.exr", "-o", "on.%d.exr")
+    assert np.abs(light("on.3.exr") - 0.5).max() < 1e-5
+    hidden = {"occlusion.forward": 1 - valid, "occlusion.backward": 1 - valid}
+    write_vectors("mv.2.exr", {"forward": still, "backward": still, "valid": valid, **hidden})
+    write_vectors("mv.3.exr", {"forward": still, "backward": still, **{k: 0 * v for k, v in hidden.items()}})
+    run.done("warp", "p.1.exr", "--reference", "1", "--flow", "mv.%d.exr", "-o", "h.%d.exr", "--hide-occluded")
+    assert np.abs(light("h.3.exr") - 0.5).max() < 1e-5, "not known is not hidden"
+
+
+@pytest.mark.filterwarnings("default:.*NaN or infinite")
+def test_warp_masks_dead_pixels_and_says_so_once(run: CommandLine) -> None:
+    pixels = np.full((HEIGHT, WIDTH, 3), 0.5)
+    pixels[10, 10] = np.nan
+    for number in (1, 2):
+        write_exr(f"p.{number}.exr", pixels)
+    _, err = run.done("retime", "p.%d.exr", "--flow", "mv.%d.exr", "--factor", "3", "-o", "slow.%d.exr")
+    assert err.count("NaN or infinite") == 1
+    frame = light("slow.2.exr")
+    assert np.isfinite(frame).all()
+    frame[10, 10] = 0.5
+    assert np.abs(frame - 0.5).max() < 1e-5
+
+
+def test_warp_reads_vectors_of_a_renderer(run: CommandLine) -> None:
+    ramp = np.repeat(np.arange(WIDTH, dtype=np.float32)[None, :, None], HEIGHT, 0).repeat(3, 2)
+    blender = np.tile(np.array([-3, 0, 2, 0], np.float32), (HEIGHT, WIDTH, 1))
+    for number in (1, 2):
+        write_exr(f"r.{number}.exr", ramp)
+        write_exr(f"b.{number}.exr", blender, tuple(f"ViewLayer.Vector.{axis}" for axis in "XYZW"))
+        write_exr(f"c.{number}.exr", blender / 2, ("mv.a", "mv.b", "mv.c", "mv.d"))
+    run.done("warp", "r.%d.exr", "--flow", "b.%d.exr", "--frames", "1", "-o", "f.1.exr")
+    assert np.allclose(light("f.1.exr")[:, 4:-4], ramp[:, 4:-4, 0] + 2)
+    run.done("warp", "r.%d.exr", "--flow", "b.%d.exr", "--frames", "2", "--direction", "backward", "-o", "g.2.exr")
+    assert np.allclose(light("g.2.exr")[:, 4:-4], ramp[:, 4:-4, 0] + 3)
+    scale = ("--channels", "mv.c,mv.d,mv.a,mv.b", "--vector-scale", "2", "--y-axis", "down")
+    run.done("warp", "r.%d.exr", "--flow", "c.%d.exr", "--frames", "1", "-o", "h.1.exr", *scale)
+    assert np.allclose(light("h.1.exr")[:, 4:-4], ramp[:, 4:-4, 0] + 2)
+    code, _, err = run(
+        "retime", "r.%d.exr", "--flow", "c.%d.exr", "--factor", "2", "-o", "s.%d.exr", "--channels", "mv.c,mv.d"
+    )
+    assert code == 2
+    assert "expected four names, of forward and backward flow, got mv.c, mv.d" in err
+    run.done("view", "c.%d.exr", "-o", "c.html", *scale)
+    out, _ = run.done("score", "b.1.exr", "c.1.exr", "--json", "--truth-channels", "mv.c,mv.d", "--truth-scale", "2")
+    assert json.loads(out)["epe"] == 0
+
+
+def test_score_leaves_out_what_the_frame_did_not_show(run: CommandLine) -> None:
+    valid = torch.zeros(HEIGHT, WIDTH)
+    valid[INSIDE] = 1
+    flow = torch.zeros(2, HEIGHT, WIDTH).masked_fill(valid < 0.5, 9.0)
+    write_vectors("pred.exr", {"forward": flow, "valid": valid})
+    write_exr("small.exr", np.zeros((16, 20, 2)), ("forward.u", "forward.v"), (5, 4))
+    write_vectors("truth.exr", {"forward": torch.zeros(2, HEIGHT, WIDTH)})
+    for name in ("pred.exr", "small.exr"):
+        report = json.loads(run.done("score", name, "truth.exr", "--json")[0])
+        assert (report["pixels"], report["epe"]) == (16 * 20, 0)
+        assert report["outside"] == HEIGHT * WIDTH - 16 * 20
+    assert "448 outside the frame's data window or mask left out" in run.done("score", "pred.exr", "truth.exr")[0]
+    flow[0, 10, 10] = float("nan")
+    write_vectors("pred.exr", {"forward": flow, "valid": valid})
+    code, _, err = run("score", "pred.exr", "truth.exr")
+    assert code == 2
+    assert "has no vector at 1 of 768 pixels to score" in err
+
+
+@pytest.mark.parametrize("mask", ["m.png", "m.npy", "m.npz:inner", "m.exr:A", "hole"])
+def test_score_takes_masks(run: CommandLine, mask: str) -> None:
+    from PIL import Image
+
+    hole = np.zeros((HEIGHT, WIDTH), np.float32)
+    hole[INSIDE] = 1
+    Image.fromarray((hole * 255).astype(np.uint8)).save("m.png")
+    np.save("m.npy", hole.astype(bool))
+    np.savez("m.npz", inner=hole.astype(np.uint8) * 100, other=hole)
+    write_exr("m.exr", hole[..., None], ("A",))
+    truth = np.stack([hole - 1, 0 * hole, hole], -1)
+    write_exr("truth.exr", truth, ("forward.u", "forward.v", "hole"))
+    write_vectors("pred.exr", {"forward": torch.zeros(2, HEIGHT, WIDTH)})
+    report = json.loads(run.done("score", "pred.exr", "truth.exr", "--mask", mask, "--json")[0])
+    assert (report["pixels"], report["epe"]) == (16 * 20, 0)
+    report = json.loads(run.done("score", "pred.exr", "truth.exr", "--invalid", mask, "--json")[0])
+    assert (report["pixels"], report["epe"]) == (HEIGHT * WIDTH - 16 * 20, 1)
+
+
+def test_warp_image_of_known_pixels_only() -> None:
+    image = torch.ones(1, 4, 8)
+    valid = torch.ones(4, 8, dtype=torch.bool)
+    valid[:, 4:] = False
+    flow = torch.zeros(2, 4, 8)
+    flow[0] = 0.25
+    warped, inside = warp_image(image.masked_fill(~valid, float("nan")), flow, valid)
+    assert torch.equal(warped[0], inside.float())
+    assert inside[0].tolist() == [True] * 4 + [False] * 4
+
+
+def test_interpolate_takes_what_one_frame_knows_from_it() -> None:
+    first, second = torch.full((1, 6, 6), 1.0), torch.full((1, 6, 6), 3.0)
+    still = torch.zeros(2, 6, 6)
+    left = torch.zeros(6, 6, dtype=torch.bool)
+    left[:, :3] = True
+    picture = interpolate(first, second, still, still, 0.5, (left, None)).picture[0]
+    assert torch.allclose(picture[:, :3], torch.tensor(2.0))
+    assert torch.allclose(picture[:, 3:], torch.tensor(3.0))
+    nothing = interpolate(first, second, still, still, 0.5, (left, left)).picture[0]
+    assert not nothing[:, 3:].any()
+
+
+def test_read_frame_of_a_shot_stays_black_outside(run: CommandLine) -> None:  # noqa: ARG001 - makes the shot
+    assert read_frame("p.2.exr")[:, :4].abs().max() == 0
