@@ -37,7 +37,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
     """Return evidence [N, 6], whose last column is the plain distance, and errors [N] of the pixels of every pair."""
     estimator, found = RefinedEstimator(build("fullfield-s")), {}
     for name, (first, second, truth) in shared_pairs(DATA).items():
-        frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
+        frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
         known = read_flow(truth)
         ways = estimator.directions(*frames)
         signs = evidence(*frames, ways.forward, ways.backward)

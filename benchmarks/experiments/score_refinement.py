@@ -63,7 +63,7 @@ def known() -> Iterator[tuple[str, str, Known]]:
     """Yield the set, the name and the pair, for all pairs."""
     for name, (first, second, truth) in shared_pairs(DATA).items():
         if "alley_1" in name:
-            one, other = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
+            one, other = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu")).frames
             mask = read_frame(next((DATA / "flow" / "sintel" / "truth").rglob("occlusions_*.png")), transfer="srgb")
             flow = read_flow(truth)
             yield "alley_1", name, Known((one, other), flow.flow, flow.valid, mask.amax(0) > 0)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from fullfield import InputError, estimate
+from fullfield.cli.main import main
+from fullfield.io import read_flow, read_vectors
 from fullfield.sequences import open_plates
 from refusals import refuses
 
@@ -70,6 +72,57 @@ def test_open_plates_refuses_a_frame_without_a_known_pixel(tmp_path: Path) -> No
     write_plate(tmp_path / "p.1.exr", np.full((24, 32, 3), np.nan))
     with pytest.raises(InputError, match=r"p\.1\.exr: expected a frame with a known pixel, got none"):
         open_plates(str(tmp_path / "p.%d.exr")).read(1)
+
+
+def test_estimate_knows_where_its_frames_are_known(tmp_path: Path) -> None:
+    write_plate(tmp_path / "a.exr", texture()[4:20, 3:30], (3, 4))
+    write_plate(tmp_path / "b.exr", texture(1))
+    flow = estimate(tmp_path / "a.exr", tmp_path / "b.exr", "tvl1", reliability=True)
+    known = torch.zeros(24, 32, dtype=torch.bool)
+    known[4:20, 3:30] = True
+    assert torch.equal(flow.valid, known)
+    assert flow.confidence is not None
+    assert flow.occlusion is not None
+    assert flow.confidence[~known].max() == 0
+    assert flow.occlusion[~known].min() == 1
+    assert flow.flow[0, :, 4:26][known[:, 4:26]].mean() == pytest.approx(1, abs=0.2)
+    flow.save(tmp_path / "flow.exr")
+    parts = read_vectors(tmp_path / "flow.exr")
+    assert torch.equal(parts["valid"].bool(), known)
+    assert torch.equal(parts["forward"], flow.flow)
+    flow.save(tmp_path / "flow.flo")
+    assert torch.equal(read_flow(tmp_path / "flow.flo").valid, known)
+    masked = estimate(tmp_path / "b.exr", tmp_path / "b.exr", "tvl1", mask=str(tmp_path / "a.exr:R"))
+    assert torch.equal(masked.valid, known)
+
+
+@pytest.mark.filterwarnings("default:.*NaN or infinite")
+def test_flow_of_a_pair_knows_where_its_frames_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pixels = texture()
+    pixels[10, 12] = np.nan
+    write_plate(Path("p.1.exr"), pixels)
+    write_plate(Path("p.2.exr"), texture(1))
+    hole = np.ones((24, 32, 3))
+    hole[:, :5] = 0
+    write_plate(Path("m.1.exr"), hole)
+    write_plate(Path("m.2.exr"), np.ones_like(hole))
+    words = ["flow", "p.1.exr", "p.2.exr", "--method", "tvl1", "--preset", "fast", "--confidence", "--mask", "m.%d.exr"]
+    assert main([*words, "-o", "flow.exr"]) == 0
+    assert "p.1.exr: 1 pixel is NaN or infinite, the first at x = 12, y = 10" in capsys.readouterr().err
+    known = torch.from_numpy(hole[..., 0] > 0)
+    known[10, 12] = False
+    parts = read_vectors("flow.exr")
+    assert torch.equal(parts["valid"].bool(), known)
+    assert parts["confidence.forward"][~known].max() == 0
+    assert parts["forward"].isfinite().all()
+    assert main([*words[:-3], "-o", "flow.flo"]) == 0
+    assert int((~read_flow("flow.flo").valid).sum()) == 1
+    capsys.readouterr()
+    assert main([*words[:-1], "no.exr", "-o", "other.exr"]) == 2
+    assert "no.exr" in capsys.readouterr().err
 
 
 def test_estimate_does_not_match_the_outside_of_a_data_window(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar("flow", quiet=args.quiet) as progress, naming(**words):
         progress(0.0, "reading")
         listed = [args.frame1, args.frame2, args.previous]
-        (frame1, frame2, *previous), window = read_frames(args, [path for path in listed if path is not None])
+        files = read_frames(args, [path for path in listed if path is not None])
+        (frame1, frame2, *previous), window = files.frames, files.window
         initial = None if args.initial_flow is None else _initial_flow(args, frame1, window)
         watch.lap("load")
 
@@ -127,11 +128,13 @@ def run(args: argparse.Namespace) -> int:
         middle = (start + end) / 2 if previous else end
         needs_maps = args.occlusion or args.confidence or args.viz_kind in MAPS
         part = progress.part(start, middle)
-        flow = chosen.estimate(
-            frame1, frame2, initial_flow=initial, progress=part, refine=args.refine, reliability=needs_maps
-        )
+        valid1, valid2, *_ = files.valid
+        given = {"initial_flow": initial, "refine": args.refine, "reliability": needs_maps}
+        flow = chosen.estimate(frame1, frame2, progress=part, valid1=valid1, valid2=valid2, **given)
         part = progress.part(middle, end)
-        backward = [chosen.estimate(frame1, frame, progress=part, refine=args.refine) for frame in previous]
+        backward = [
+            chosen.estimate(frame1, frame, progress=part, refine=args.refine, valid1=valid1) for frame in previous
+        ]
         watch.lap("estimate")
 
         progress(end, "writing")
@@ -214,15 +217,19 @@ class _Outcome(NamedTuple):
 def _write(
     args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: io.FrameWindow | None
 ) -> _Outcome:
-    kept: dict[str, Any] = {"window": window, **layers} if is_exr(args.output) else {}
+    kept: dict[str, Any] = {"valid": scene.valid}
+    if is_exr(args.output):
+        kept = {"window": window, **layers}
+        if not bool(scene.valid.all()):  # vectors from the surroundings, and a channel that says so
+            kept["planes"] = {**layers["planes"], "valid": scene.valid.float()}
     outcome = _Outcome(args.output)
     try:
         with paths.noting(args.output):
-            io.write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
+            io.write_flow(args.output, scene.flow, **kept, **packing_arguments(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
         with paths.noting(rescue):
-            io.write_flow(rescue, scene.flow, scene.valid, **kept)
+            io.write_flow(rescue, scene.flow, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield import io
 from fullfield._check import InputError
@@ -17,6 +18,7 @@ from fullfield.cli import argtypes
 from fullfield.cli.report import naming, same_size, size
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 from fullfield.io.windows import Box, common_window
+from fullfield.sequences.names import format_mask
 
 if TYPE_CHECKING:
     import argparse
@@ -183,13 +185,23 @@ def packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return packing
 
 
-def read_frames(
-    args: argparse.Namespace, frames: Sequence[str], area: Box | None = None
-) -> tuple[list[Tensor], io.FrameWindow | None]:
-    """Read frames of one size; return them and the window of the first, with the data window that was read.
+class FrameFiles(NamedTuple):
+    """Frames that were read from files."""
+
+    frames: list[Tensor]
+    """[C, H, W] each, filled where they are not known."""
+    window: io.FrameWindow | None
+    """Window of the first frame, with the data window that was read."""
+    valid: list[Tensor | None]
+    """bool [H, W]: where the frames are known; None: everywhere."""
+
+
+def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | None = None) -> FrameFiles:
+    """Read frames of one size.
 
     With ``--window data`` that is ``area``, or the smallest box that holds every data window, so that a pixel has the
-    same position in all frames. Otherwise the window is None unless the first frame is an EXR.
+    same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a pattern
+    gets the number in the name of each frame.
     """
     from fullfield.estimators.frames import fill_frame, warn_of_range
     from fullfield.io.image import FrameReader
@@ -206,7 +218,10 @@ def read_frames(
     elif sniff(Path(frames[0]))[0] == "openexr":
         window = io.frame_window(frames[0], **channels)
         window = window._replace(data=window.display)
-    results = [FrameReader(**reading).read(frame) for frame in frames]
+    mask = reading.pop("mask", None)
+    masks = {frame: format_mask(mask, _frame_number(frame)) for frame in frames}
+    with naming(mask=f"--mask {mask}"):
+        results = [FrameReader(**reading, mask=masks[frame]).read(frame) for frame in frames]
     for result in results:
         if result.note:
             warnings.warn(result.note, stacklevel=2)
@@ -215,7 +230,13 @@ def read_frames(
         same_size(read[0], frames[0], tensor, frame)
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
-    return read, window
+    return FrameFiles(read, window, [result.valid for result in results])
+
+
+def _frame_number(path: str) -> int:
+    """Return the last number in a file's name; 0 where it has none."""
+    numbers = re.findall(r"\d+", Path(path).stem)
+    return int(numbers[-1]) if numbers else 0
 
 
 def add_four_values(group: Any) -> None:

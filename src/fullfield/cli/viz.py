@@ -129,7 +129,7 @@ def _frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[T
     if not given:
         return None, None
     with naming(**READING_WORDS):
-        found = dict(zip(given, read_frames(args, given, area)[0], strict=True))
+        found = dict(zip(given, read_frames(args, given, area).frames, strict=True))
     for path, frame in found.items():
         same_size(flow, args.flow, frame, path)
     return found.get(args.frame1), found.get(args.frame2)

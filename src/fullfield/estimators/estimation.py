@@ -18,11 +18,12 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.devices import check_fork, choose_device, limit_threads, to_device
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.frames import Frame, as_batches
+from fullfield.estimators.frames import Frame, FrameBatches, as_batches
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, refiner_of
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, method_of
 from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.ops._filling import fill_unknown
 from fullfield.ops.devices import AUTO, resolve_device
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _READING_DEFAULTS: Mapping[str, Any] = {
     "layer": None,
     "alpha": "ignore",
     "window": "display",
+    "mask": None,
 }
 
 
@@ -112,6 +114,7 @@ def estimate(
     layer: str | None = None,
     alpha: str = "ignore",
     window: str | tuple[int, int, int, int] = "display",
+    mask: str | None = None,
     color_order: str = "rgb",
     initial_flow: Flow | Frame | None = None,
     refine: bool = False,
@@ -147,6 +150,9 @@ def estimate(
         layer: layer of OpenEXR frames.
         alpha: ``"ignore"`` or ``"apply"``.
         window: ``"display"``, ``"data"`` or a box of OpenEXR frames.
+        mask: what says where frames given by path are known: a picture for both, a channel of each OpenEXR, or
+            ``FILE:CHANNEL``. Where it is 0, outside a data window and at NaN nothing is known: frames are filled from
+            their surroundings before they are matched, and ``Flow.valid`` is False.
         color_order: order of the channels of arrays and tensors, ``"rgb"`` or OpenCV's ``"bgr"``.
         initial_flow: flow to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2]. In a
             cascade it starts the smallest size; with ``cascade=False`` the frames' own.
@@ -170,13 +176,13 @@ def estimate(
     parameters = _given(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
     estimator = estimator_of(method, **parameters, **_given(precision=precision, backend=backend))
     target = _ready_device(device, (frame1, frame2))
-    reading = _reading(part=part, layer=layer, alpha=alpha, window=window)
+    reading = _reading(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frame1", "frame2")
-        pair = as_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
-        start = None if initial_flow is None else _read_initial_flows([initial_flow], pair[0])
+        batches = as_batches([frame1], [frame2], names, transfer, target, color_order=color_order, **reading)
+        start = None if initial_flow is None else _read_initial_flows([initial_flow], batches.frames[0])
         frame_window = _read_window(frame1, reading)
-        return _estimate_pairs(estimator, pair, start, refine, reliability, progress, frame_window)[0]
+        return _estimate_pairs(estimator, batches, start, refine, reliability, progress, frame_window)[0]
 
 
 def estimate_batch(
@@ -198,6 +204,7 @@ def estimate_batch(
     layer: str | None = None,
     alpha: str = "ignore",
     window: str | tuple[int, int, int, int] = "display",
+    mask: str | None = None,
     color_order: str = "rgb",
     initial_flow: Tensor | Sequence[Flow | Frame] | None = None,
     refine: bool = False,
@@ -228,6 +235,7 @@ def estimate_batch(
         layer: as for :func:`estimate`.
         alpha: as for :func:`estimate`.
         window: as for :func:`estimate`.
+        mask: as for :func:`estimate`.
         color_order: as for :func:`estimate`.
         initial_flow: flows to start from, one for each pair: a tensor [B, 2, H, W], or a list.
         refine: as for :func:`estimate`.
@@ -247,12 +255,12 @@ def estimate_batch(
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
     target = _ready_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
-    reading = _reading(part=part, layer=layer, alpha=alpha, window=window)
+    reading = _reading(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
         names = ("frames1", "frames2")
-        pairs = as_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
-        start = None if initial_flow is None else _read_initial_flows(initial_flow, pairs[0])
-        return _estimate_pairs(estimator, pairs, start, refine, reliability, progress)
+        batches = as_batches(frames1, frames2, names, transfer, target, color_order=color_order, **reading)
+        start = None if initial_flow is None else _read_initial_flows(initial_flow, batches.frames[0])
+        return _estimate_pairs(estimator, batches, start, refine, reliability, progress)
 
 
 def estimate_tensors(
@@ -265,8 +273,13 @@ def estimate_tensors(
     progress: Progress | None = None,
     refine: bool = False,
     reliability: bool = False,
+    valid1: Tensor | None = None,
+    valid2: Tensor | None = None,
 ) -> Flow:
-    """Estimate the flow of frames [C, H, W] that :func:`fullfield.io.read_frame` returned; see :func:`estimate`."""
+    """Estimate the flow of frames [C, H, W] that were read before; see :func:`estimate`.
+
+    ``valid1`` and ``valid2``, bool [H, W], say where the frames are known; elsewhere they are filled.
+    """
     target = _ready_device(device, ())
     size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
     _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
@@ -274,7 +287,9 @@ def estimate_tensors(
     channels = max(first.shape[1], second.shape[1])
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)
     start = None if initial_flow is None else _read_initial_flows([initial_flow], first)
-    return _estimate_pairs(estimator, pair, start, refine, reliability, progress)[0]
+    masks = (None if valid is None else to_device(valid, target)[None] for valid in (valid1, valid2))
+    batches = FrameBatches(pair, (next(masks), next(masks)))
+    return _estimate_pairs(estimator, batches, start, refine, reliability, progress)[0]
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -299,7 +314,7 @@ def _ready_device(device: str | torch.device, frames: Sequence[object]) -> torch
 
 def _estimate_pairs(
     estimator: Estimator,
-    pair: tuple[Tensor, Tensor],  # [B, C, H, W] float32 on the device to compute on
+    batches: FrameBatches,  # on the device to compute on
     initial_flow: Tensor | None,  # [B, 2, H, W] on that device
     refine: bool,
     reliability: bool,
@@ -309,6 +324,7 @@ def _estimate_pairs(
     """Estimate the flow of pairs that were read and checked, refine it and judge it."""
     for name, value in (("refine", refine), ("reliability", reliability)):
         _check.require(isinstance(value, bool), name, "True or False", value)
+    pair, (valid1, valid2) = batches.frames, batches.valid
     device, shape = pair[0].device, (len(pair[0]), 2, *pair[0].shape[2:])
     begin = time.perf_counter()
     stages: dict[str, float] = {}
@@ -326,11 +342,14 @@ def _estimate_pairs(
         directions = refiner.directions(*pair, initial_flow=initial_flow, progress=progress)
         flow = directions.forward
         stages.update(directions.seconds)
+    if valid1 is not None:  # where the first frame is not known, vectors come from their surroundings
+        flow = torch.stack([fill_unknown(vectors.float(), known) for vectors, known in zip(flow, valid1, strict=True)])
 
     # Judge the flow.
     if refiner is not None and reliability:
         begin_judging = time.perf_counter()
-        maps = occlusion_and_confidence(*pair, flow, directions.backward, directions.log_scale)
+        judged = *pair, flow, directions.backward, directions.log_scale
+        maps = occlusion_and_confidence(*judged, valid1=valid1, valid2=valid2)
         occlusion, confidence = (list(planes.float()) for planes in maps)
         stages["reliability"] = time.perf_counter() - begin_judging
     flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(device, torch.float32)
@@ -340,11 +359,12 @@ def _estimate_pairs(
     seconds = time.perf_counter() - begin
     size = f"{shape[3]}x{shape[2]} on {device}"
     logger.debug("%s at %s: backend %s, %.3f s", source.method, size, source.backend, seconds)
-    valid = torch.ones(shape[2:], dtype=torch.bool, device=device)
+    everywhere = torch.ones(shape[2:], dtype=torch.bool, device=device)
+    known_masks = [everywhere] * len(flow) if valid1 is None else list(valid1)
     origin = source.method, source.backend, dict(source.parameters), seconds, window
     return [
-        Flow(vectors, valid, *origin, hidden, trust, stages)
-        for vectors, hidden, trust in zip(flow, occlusion, confidence, strict=True)
+        Flow(vectors, known, *origin, hidden, trust, stages)
+        for vectors, known, hidden, trust in zip(flow, known_masks, occlusion, confidence, strict=True)
     ]
 
 

@@ -109,13 +109,19 @@ class Flow:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow in the format of the suffix, with its window if that is ``.exr``.
 
-        See :func:`fullfield.io.write_flow`.
+        Where the first frame was not known, an ``.exr`` has the vectors of the surroundings, marked by a channel
+        ``valid``. See :func:`fullfield.io.write_flow`.
         """
         from fullfield.io import write_flow
         from fullfield.io.names import is_exr
 
         flow, valid = to_host(_check.values(self.flow, "flow")), to_host(self.valid)
-        write_flow(path, flow, valid, window=self.window if is_exr(path) else None)
+        if not is_exr(path):
+            write_flow(path, flow, valid)
+        elif self.method and not bool(valid.all()):
+            write_flow(path, flow, window=self.window, planes={"valid": valid.float()})
+        else:
+            write_flow(path, flow, valid, window=self.window)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:

@@ -64,9 +64,18 @@ def as_frame(
         UserWarning: if values cannot be meant as 0 ... 1.
     """
     sources = _sources([frame], name, transfer, color_order, reading)
-    values = _stacked(sources, _place(frame))
+    values = _stacked(sources, _place(frame), [source.read() for source in sources])
     _check_values([(values, sources)])
     return values[0]
+
+
+class FrameBatches(NamedTuple):
+    """First and second frames of several pairs on one device."""
+
+    frames: tuple[Tensor, Tensor]
+    """[B, C, H, W] float32 each; unknown pixels are filled from their surroundings."""
+    valid: tuple[Tensor | None, Tensor | None]
+    """bool [B, H, W] each: where the frames are known; None: everywhere."""
 
 
 def as_batches(
@@ -77,7 +86,7 @@ def as_batches(
     device: torch.device,
     color_order: str = "rgb",
     **reading: Any,
-) -> tuple[Tensor, Tensor]:
+) -> FrameBatches:
     """Return first and second frames as two batches [B, C, H, W] float32 on ``device``, of one size.
 
     The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
@@ -87,12 +96,14 @@ def as_batches(
         _sources(frames, name, transfer, color_order, reading)
         for frames, name in zip((firsts, seconds), names, strict=True)
     )
-    read: list[Tensor | None] = [None, None]
     if len(made1) == len(made2) == 1 and made1[0].is_file and made2[0].is_file:
         # Decoding releases the GIL. Copies to the device stay in this thread, whose current stream they belong to.
         with ThreadPoolExecutor(2) as pool:
-            read = list(pool.map(_Source.read, (*made1, *made2)))
-    first, second = _stacked(made1, device, read[0]), _stacked(made2, device, read[1])
+            files = list(pool.map(_Source.read, (*made1, *made2)))
+    else:
+        files = [source.read() for source in (*made1, *made2)]
+    files1, files2 = files[: len(made1)], files[len(made1) :]
+    first, second = _stacked(made1, device, files1), _stacked(made2, device, files2)
     _check.require(len(first) == len(second), names[1], f"{len(first)} frames like {names[0]}", f"{len(second)}")
     sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
     _check.require(sizes[0] == sizes[1], made2[0].name, f"{sizes[0]} pixels like {made1[0].name}", sizes[1])
@@ -100,7 +111,7 @@ def as_batches(
     _check_values([(first, made1), (second, made2)])
     if first.shape[1] != second.shape[1]:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
-    return first, second
+    return FrameBatches((first, second), (_stack_valid(files1, device), _stack_valid(files2, device)))
 
 
 def fill_frame(frame: Tensor, valid: Tensor | None, name: str) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
@@ -133,6 +144,24 @@ def warn_of_range(frame: Tensor, name: str) -> bool:
     return _warn(_measured(frame[None]).tolist(), name, 4)
 
 
+class _FileFrame(NamedTuple):
+    """Frame that was read from a file."""
+
+    frame: Tensor
+    """float32 [C, H, W], filled where it is not known."""
+    valid: Tensor | None
+
+
+def _stack_valid(files: Sequence[_FileFrame | None], device: torch.device) -> Tensor | None:
+    """Return where frames are known, bool [B, H, W]; None: everywhere."""
+    if all(file is None or file.valid is None for file in files):
+        return None
+    size = next(file.frame.shape[1:] for file in files if file is not None)
+    known = torch.ones(size, dtype=torch.bool)
+    masks = [known if file is None or file.valid is None else file.valid for file in files]
+    return torch.stack(masks).to(device)
+
+
 class _Source(NamedTuple):
     """Frame as the user passed it, with PIL images as arrays and without a batch dimension of one."""
 
@@ -160,8 +189,8 @@ class _Source(NamedTuple):
         """True if these are floats that no option or file marks as linear light."""
         return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
 
-    def read(self) -> Tensor | None:
-        """Read a file as float32 [C, H, W] on the CPU; return None if the frame is no file."""
+    def read(self) -> _FileFrame | None:
+        """Read a file on the CPU; return None if the frame is no file."""
         if not self.is_file:
             return None
         from fullfield.io.image import FrameReader
@@ -169,13 +198,13 @@ class _Source(NamedTuple):
         result = FrameReader(self.transfer, **self.reading).read(self.frame)
         if result.note:
             warnings.warn(result.note, stacklevel=2)
-        return fill_frame(result.frame, result.valid, self.name)
+        return _FileFrame(fill_frame(result.frame, result.valid, self.name), result.valid)
 
-    def tensor(self, device: torch.device, read: Tensor | None) -> Tensor:
-        """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``read`` from :meth:`read`."""
+    def tensor(self, device: torch.device, file: _FileFrame | None) -> Tensor:
+        """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]; ``file`` from :meth:`read`."""
         frame = self.frame
-        if read is not None:
-            return to_device(read, device)
+        if file is not None:
+            return to_device(file.frame, device)
         for option in self.reading:
             _check.require(False, option, "None for an array or tensor", repr(self.reading[option]))
         if isinstance(frame, np.ndarray):
@@ -245,9 +274,9 @@ def _sources(
     ]
 
 
-def _stacked(sources: list[_Source], device: torch.device, read: Tensor | None = None) -> Tensor:
-    """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``read`` is the only frame, if it was read."""
-    made = [source.tensor(device, source.read() if read is None else read) for source in sources]
+def _stacked(sources: list[_Source], device: torch.device, files: Sequence[_FileFrame | None]) -> Tensor:
+    """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``files`` are those that were read."""
+    made = [source.tensor(device, file) for source, file in zip(sources, files, strict=True)]
     if made[0].ndim == 4:
         return made[0]
     for frame, source in zip(made[1:], sources[1:], strict=True):
