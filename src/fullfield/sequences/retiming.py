@@ -54,8 +54,8 @@ def retime_shot(
 
     Args:
         plates: a pattern such as ``plate.%04d.exr``, a folder or a glob.
-        flow: the stored flow in both directions: ``mv.%04d.exr``, or a :class:`StoredFlow`, which says its scale and how
-            a renderer wrote it.
+        flow: the stored flow in both directions: ``mv.%04d.exr``, or a :class:`StoredFlow`, which says its scale and
+            how a renderer wrote it.
         output: the pictures, ``slow.%04d.exr``.
         factor: output frames per plate; 2 is half the speed.
         frames: consecutive plates to use; all that exist by default.
