@@ -28,7 +28,7 @@ from fullfield.cli.report import note, printable
 
 VERBS = (
     "flow", "shot", "follow", "live", "warp", "retime", "view", "score", "convert", "viz", "demo", "evaluate",
-    "register", "train", "pairs", "weights", "export", "doctor",
+    "register", "train", "pairs", "weights", "warm", "export", "doctor",
 )  # fmt: skip
 """Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_verb`."""
 

@@ -1,0 +1,60 @@
+"""Compile the kernels of a method ahead and fill the cache.
+
+Download the method's weights and compile its kernels, so that the first estimate of the next process starts at once.
+Kernels for a CPU serve every size; on a GPU some depend on the size of the frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from fullfield.cli import argtypes, methods, report
+from fullfield.cli.progress import ProgressBar
+from fullfield.cli.report import naming
+
+EPILOG = """\
+examples:
+  fullfield warm
+  fullfield warm --method tvl1 --preset realtime --device cuda --size 1920x1080
+"""
+
+_SIZE = (48, 64)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fullfield warm``."""
+    parser.add_argument("--size", type=argtypes.size, help="size of the frames, for a GPU")
+    methods.add_method_options(parser)
+    report.add_report_options(parser, progress=True)
+    methods.add_parameter_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare the method, estimate the flow of two pictures of noise with all options, and report."""
+    choice = methods.chosen(args)
+    watch = report.Stopwatch()
+
+    import torch
+
+    from fullfield._kernels.cache_folder import folder_named
+
+    methods.use_threads(args.threads)
+    size = args.size or _SIZE
+    frames = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    with naming(**methods.words(args.method)), ProgressBar("warm", quiet=args.quiet) as progress:
+        choice.prepare(size if args.size else None, progress, quiet=args.quiet)
+        watch.lap("prepare")
+        for options in ({}, {"refine": True, "reliability": True}):  # the first has passes of its own
+            flow = choice.estimate(frames[0], frames[1], **options)
+        watch.lap("estimate")
+    folder = folder_named(".")
+    properties = {
+        **choice.facts(flow),
+        "device": choice.device,
+        "cache": None if folder is None else str(folder.resolve()),
+        "seconds": watch.seconds(),
+    }
+    cached = "no cache folder can be written" if folder is None else f"kernels in {report.printable(folder)}"
+    text = f"{choice.title} ({flow.backend}) on {choice.device}: ready in {watch.seconds()['total']:.1f} s, {cached}"
+    report.tell(args, properties, text)
+    return 0
