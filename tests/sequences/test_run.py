@@ -19,7 +19,7 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forki
 from fullfield import Flow, estimate
 from fullfield._check import InputError
 from fullfield.cli.main import main
-from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
+from fullfield.io import FrameWindow, flow_window, read_flow, read_frame, read_metadata, read_vectors, write_image
 from fullfield.io.scanlines import HEAD
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.sequences import outputs
@@ -396,7 +396,13 @@ def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:
         (("plate.%04d.png", "-o", "no/mv.%04d.exr"), "folder no does not exist"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 exists"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-"), "--frames: expected frames such as"),
-        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "unrecognized arguments: --viz"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz x.png: expected a pattern for the files"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "plate.%04d.png"), "names the plates or another output"),
+        (
+            ("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.%d.png", "--viz-kind", "occlusion"),
+            "expected --occlusion",
+        ),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz-kind", "overlay"), "pictures of --viz, which is absent"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: runs on"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "nine:1"), "--devices: expected a device"),
         (("plate.%04d.png", "-o", "mv.%04d.exr", "--st-map", "mv.####.exr"), "is also written by --output"),
@@ -517,3 +523,29 @@ def test_stages_add_up_from_every_thread() -> None:
     stages.add({"one": StageTime(1, 2.0, 1.0), "two": StageTime(3, 1.0, 0.5)})
     assert stages.by_name["two"] == StageTime(3, 1.0, 0.5)
     assert 2.0 < stages.by_name["one"].wall_s < 3.0
+
+
+@pytest.mark.parametrize("kind", ["flow", "overlay", "occlusion"])
+def test_shot_draws_every_frame(flow: CommandLine, kind: str) -> None:
+    command = ("plate.%04d.png", "-o", "mv.%04d.exr", "--occlusion", "--frames", "11-13")
+    out, _ = flow.done(*command, "--viz", "v.%04d.png", "--viz-kind", kind)
+    assert f"v.%04d.png: 3 pictures, {kind}" in out
+    pictures = [read_frame(f"v.{number:04d}.png") for number in (11, 12, 13)]
+    assert all(picture.shape == (3, HEIGHT, WIDTH) for picture in pictures)
+    if kind == "occlusion":
+        stored = read_vectors("mv.0012.exr")["occlusion.forward"]
+        assert torch.allclose(pictures[1][0], stored, atol=0.003)
+    assert "0 frames written, 3 kept" in flow.done(*command, "--viz", "v.%04d.png", "--viz-kind", kind)[0]
+    write_image("v.0012.png", torch.rand(3, 9, 9))
+    assert "--viz v.0012.png: already exists and was not written by fullfield" in flow.refused(
+        *command, "--viz", "v.%04d.png"
+    )
+
+
+def test_shot_draws_a_video(flow: CommandLine) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    out, _ = flow.done("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "preview.mp4", "--viz-kind", "overlay")
+    assert "preview.mp4: 8 pictures, overlay, colour scale: 0 to" in out
+    from fullfield.sequences import open_plates
+
+    assert open_plates("preview.mp4").numbers == list(range(1, 9))

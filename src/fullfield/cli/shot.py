@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fullfield import _check as check
 from fullfield import sequences
 from fullfield._check import InputError
-from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli import argtypes, methods, paths, report, shot_pictures
 from fullfield.cli.options import (
     READING_WORDS,
     add_packing_options,
@@ -89,6 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--y-axis", choices=("up", "down"), help=".exr: direction of y; up as in Nuke [up]")
     output.add_argument("--st-map", metavar="FILES", help="also write ST maps: st.%%04d.exr")
     add_packing_options(output, half=False)
+    shot_pictures.add_options(parser)
     pairs = parser.add_argument_group("pairs")
     pairs.add_argument(
         "--step", type=argtypes.count, default=1, metavar="K", help="distance between the frames of a pair"
@@ -123,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         reading = reading_arguments(args)
         is_video = frame_files.video is not None
         numbers = None if is_video and args.frames is None else choose_frames(frame_files, args.frames)
+        shot_pictures.check_options(args, frame_files, numbers)
         plates = open_frame_files(frame_files, numbers, **reading)
         job = sequences.ShotJob(
             frame_files,
@@ -140,7 +142,8 @@ def run(args: argparse.Namespace) -> int:
         choice.prepare(size, lambda *_: None, quiet=args.quiet)
         job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
-    _report(args, choice, job, devices, plan, outcome)
+        pictures = None if args.viz is None else shot_pictures.draw_shot(args, job, progress)
+    _report(args, choice, job, devices, plan, outcome, pictures)
     return 0 if outcome.is_good else 2
 
 
@@ -330,6 +333,7 @@ def _report(
     devices: Sequence[str],
     plan: Plan,
     outcome: sequences.Outcome,
+    pictures: str | None,
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
@@ -343,6 +347,7 @@ def _report(
     refined = job.settings.refine or choice.estimator.parameters.get("refinement") is not None
     content = {
         "output": args.output,
+        "pictures": args.viz,
         "frames": format_frames(job.numbers),
         "written": format_frames(outcome.written),
         "existing": existing,
@@ -361,7 +366,7 @@ def _report(
     for frames, state in ((not_written, "not written"), (outcome.incomplete, "with only one direction")):
         summary += f", {len(frames)} {state} ({format_frames(frames)})" if frames else ""
     summary += f", {choice.title}{', refined' if refined else ''}, on {', '.join(devices)}, {outcome.wall_s:.1f} s"
-    text = f"{report.printable(args.output)}: {summary}"
+    text = f"{report.printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
     if not args.quiet and outcome.is_good:
         text += f"\nnext: fullfield view {shlex.quote(report.printable(args.output))}"
     report.tell(args, content, text, memory=True)

@@ -1,0 +1,156 @@
+"""Pictures of every frame of a shot, for ``fullfield shot --viz``: one file per frame, or a video."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield import io
+from fullfield._check import InputError
+from fullfield.cli import paths, report, scenes
+from fullfield.io.names import IMAGE_WRITE_SUFFIXES, VIDEO_WRITE_SUFFIXES
+from fullfield.sequences.names import FrameFiles, Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fullfield.sequences import ShotJob
+
+KINDS = ("flow", "overlay", "occlusion", "confidence")
+"""Pictures of ``--viz``, the default first."""
+
+_MAPS = ("occlusion", "confidence")
+_SAMPLED_FRAMES = 20  # frames whose longest vector ends the colour scale
+_RATE = 24.0  # frames a second of a video where the plates have no rate
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the pictures."""
+    group = parser.add_argument_group("pictures")
+    suffixes = " ".join(VIDEO_WRITE_SUFFIXES)
+    group.add_argument("--viz", metavar="FILES", help=f"draw every frame: flow.%%04d.png, or a video: {suffixes}")
+    group.add_argument(
+        "--viz-kind", choices=KINDS, help="occlusion: white where hidden; confidence: white where reliable [flow]"
+    )
+    scenes.add_max_motion(group)
+
+
+def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Sequence[int] | None) -> None:
+    """Check the options of the pictures before the work starts."""
+    if args.viz is None:
+        for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):
+            if value is not None:
+                raise InputError(f"{option}: applies to the pictures of --viz, which is absent")
+        return
+    kind = args.viz_kind or KINDS[0]
+    if args.max_motion is not None and kind in _MAPS:
+        raise InputError(f"--max-motion: is not used by --viz-kind {kind}; leave it out")
+    if kind in _MAPS and not getattr(args, kind):
+        raise InputError(f"--viz-kind {kind}: expected --{kind}, which stores the map")
+    suffix = paths.check_suffix(args.viz, "--viz", (*IMAGE_WRITE_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
+    if suffix in VIDEO_WRITE_SUFFIXES:
+        inputs = [args.plates, *map(str, frame_files.files.values())]
+        paths.check_output(args.viz, "--viz")
+        paths.check_distinct([("--viz", args.viz)], inputs)
+        files = [args.viz]
+    else:
+        pattern = paths.check_pattern(args.viz, "--viz", suffix)
+        outputs = [Pattern.parse(text) for text in (args.output, args.st_map) if text]
+        taken = {os.path.realpath(path) for path in frame_files.files.values()}
+        number = next(iter(frame_files.files), 1)
+        taken |= {os.path.realpath(output.path(number)) for output in outputs}
+        files = [pattern.path(n) for n in numbers or frame_files.files]
+        if taken & {os.path.realpath(path) for path in (*files, pattern.path(number))}:
+            raise InputError(f"--viz {args.viz}: names the plates or another output; choose another name")
+    if not args.overwrite:
+        paths.check_own([("--viz", path) for path in files])
+
+
+def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]) -> str:
+    """Draw the frames that have a file; return the line of the report."""
+    kind = args.viz_kind or KINDS[0]
+    numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
+    max_motion = args.max_motion or _find_scale(job, numbers) or None
+    plates = job.open_plates() if kind == "overlay" else None
+    drawn = 0
+    try:
+        with _open_output(args, job) as write:
+            for count, number in enumerate(numbers):
+                progress(count / len(numbers), f"picture {number}")
+                frame = None if plates is None else plates.read(number).frame
+                try:
+                    write(number, _draw(job, number, kind, frame, max_motion))
+                    drawn += 1
+                except InputError as error:
+                    report.note(str(error), kind="error")
+    finally:
+        if plates is not None:
+            plates.close()
+    scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
+    return f"{report.printable(args.viz)}: {drawn} pictures, {kind}{scale}"
+
+
+def _find_scale(job: ShotJob, numbers: Sequence[int]) -> float:
+    """Return the length of the longest vector in about twenty frames."""
+    from fullfield import viz
+
+    longest = 0.0
+    for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
+        with suppress(InputError, OSError):
+            longest = max(longest, viz.flow_scale(*io.read_flow(job.output.path(number))))
+    return longest
+
+
+def _draw(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:
+    """Return the picture of a stored frame: uint8 [3, H, W]."""
+    from fullfield import viz
+
+    path = job.output.path(number)
+    if kind in _MAPS:
+        tensors = io.read_vectors(path)
+        direction = next(name for name in job.settings.offsets if f"{kind}.{name}" in tensors)
+        plane = tensors[f"{kind}.{direction}"].clamp(0, 1)
+        return viz.frame_to_image(plane[None].expand(3, -1, -1))
+    layer: dict[str, Any] = {"layer": next(iter(job.settings.offsets))} if job.output.suffix == ".exr" else {}
+    flow, valid = io.read_flow(path, **layer)
+    return scenes.Scene(flow, valid, frame, max_motion=max_motion).draw(kind)
+
+
+@contextmanager
+def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[int, Tensor], None]]:
+    """Yield a function that writes the picture of a frame to its file, or adds it to the video."""
+    if Path(args.viz).suffix.lower() not in VIDEO_WRITE_SUFFIXES:
+        pattern = Pattern.parse(args.viz)
+
+        def write_file(number: int, picture: Tensor) -> None:
+            path = pattern.path(number)
+            with paths.noting(path):
+                io.write_image(path, picture)
+
+        yield write_file
+        return
+    rate = _RATE
+    if job.frame_files.video is not None:
+        with suppress(InputError, OSError):
+            rate = io.open_video(job.frame_files.video).rate or _RATE
+    writer: io.VideoWriter | None = None
+    with paths.noting(args.viz):
+        try:
+
+            def write_picture(number: int, picture: Tensor) -> None:
+                nonlocal writer
+                if writer is None:
+                    writer = io.VideoWriter(args.viz, picture.shape[-1], picture.shape[-2], rate)
+                writer.write(picture, (number - job.numbers[0]) / rate)
+
+            yield write_picture
+        except BaseException as error:
+            if writer is not None:
+                writer.__exit__(type(error), error, None)
+            raise
+        if writer is not None:
+            writer.close()
