@@ -125,3 +125,42 @@ def test_what_a_file_would_lose_is_said_before_the_search(
     assert ran.code == 2
     assert "out.npy: .npy holds columns without names" in ran.err
     assert not (scans / "out.npy").exists()
+
+
+def test_register_gives_the_poses_of_several_clouds(cli: Any, scans: Path) -> None:
+    third = room_scan(3, 4500, scan=2) + np.array([0.0, 1.0, 0.0])
+    write_point_cloud(scans / "d.ply", PointCloud(third))
+    ran = cli("register", "a.ply", "b.npy", "d.ply", "--voxel", "0.09", "--merge", "all.las", "--json")
+    assert ran.code == 0
+    poses = [np.array(one["pose"]) for one in ran.json["poses"]]
+    assert np.array_equal(poses[0], np.eye(4))
+    assert np.abs(np.linalg.inv(poses[1]) - TRUTH).max() < 0.03
+    assert np.abs(poses[2][:3, 3] - (0, -1, 0)).max() < 0.03
+    assert ran.json["contradictions"] == []
+    clouds = [read_point_cloud(scans / name) for name in ("a.ply", "b.npy", "d.ply")]
+    assert len(read_point_cloud(scans / "all.las")) == sum(map(len, clouds))
+    ran = cli("register", "a.ply", "b.npy", "c.ply", "--voxel", "0.1")
+    assert ran.code == 3
+    assert "c.ply: no accepted pair connects it with a.ply" in ran.out
+    assert "c.ply on a.ply: refused: " in ran.out
+    ran = cli("register", "a.ply", "b.npy", "d.ply", "-o", "moved.ply")
+    assert ran.code == 2
+    assert "--output: is for two clouds" in ran.err
+
+
+def test_apply_moves_a_cloud_by_a_pose_that_was_written(cli: Any, scans: Path) -> None:
+    assert cli("register", "a.ply", "b.npy", "--voxel", "0.09", "--pose", "pose.txt", "--merge", "both.pcd").code == 0
+    merged, first, second = (read_point_cloud(scans / name) for name in ("both.pcd", "a.ply", "b.npy"))
+    assert len(merged) == len(first) + len(second)
+    assert merged.colors is None  # the second has none
+    assert cli("register", "--apply", "pose.txt", "c.ply", "-o", "moved.ply").code == 0
+    before, after = read_point_cloud(scans / "c.ply"), read_point_cloud(scans / "moved.ply")
+    assert np.abs(after.points - before.points @ TRUTH[:3, :3].T - TRUTH[:3, 3]).max() < 0.1
+    for arguments, message in (
+        (("--apply", "pose.txt", "c.ply"), "--apply: expected one cloud and --output"),
+        (("c.ply",), "CLOUD: expected at least two clouds"),
+        (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--merge", "e.ply"), "--merge: --apply moves a cloud"),
+    ):
+        ran = cli("register", *arguments)
+        assert ran.code == 2
+        assert message in ran.err

@@ -444,3 +444,40 @@ def test_bin_in_doubt_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", rows)
     with pytest.raises(InputError, match=r"only \.bin has columns to name, got columns=5"):
         read_point_cloud(tmp_path / "a.npy", columns=5)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".pcd", ".las", ".laz"])
+def test_write_point_cloud_keeps_colors_normals_and_attributes(tmp_path: Path, suffix: str) -> None:
+    if suffix in (".las", ".laz"):
+        laspy = pytest.importorskip("laspy")
+        if suffix == ".laz" and not laspy.LazBackend.detect_available():
+            pytest.skip("no LAZ backend")
+    draw = np.random.default_rng(0)
+    colors = draw.integers(0, 256, (50, 3)).astype(np.uint8)
+    normals = draw.normal(size=(50, 3)).astype(np.float32)
+    attributes = {"intensity": draw.integers(0, 900, 50).astype(np.uint16), "weight": draw.random(50)}
+    cloud = PointCloud(draw.random((50, 3)) * 100 + (450_000, 5_400_000, 0), colors, normals, attributes)
+    path = tmp_path / f"a{suffix}"
+    write_point_cloud(path, cloud)
+    read = read_point_cloud(path)
+    assert np.abs(read.points - cloud.points).max() < 1e-4
+    assert np.array_equal(read.colors >> 8 if read.colors.dtype == np.uint16 else read.colors, colors)
+    columns = read.attributes
+    found = np.stack([columns[name] for name in ("nx", "ny", "nz")], 1) if read.normals is None else read.normals
+    assert np.array_equal(found, normals)
+    for name, values in attributes.items():
+        assert np.array_equal(columns[name], values)
+
+
+def test_ply_colors_are_bytes(tmp_path: Path) -> None:
+    for colors in (np.full((4, 3), 0.5), np.full((4, 3), 32896, np.uint16), np.full((4, 3), 128, np.uint8)):
+        write_point_cloud(tmp_path / "a.ply", PointCloud(np.eye(4)[:, :3], colors))
+        read = read_point_cloud(tmp_path / "a.ply")
+        assert read.colors.dtype == np.uint8
+        assert np.array_equal(read.colors, np.full((4, 3), 128))
+
+
+def test_las_refuses_points_that_are_not_finite(tmp_path: Path) -> None:
+    pytest.importorskip("laspy")
+    with pytest.raises(InputError, match="finite points only"):
+        write_point_cloud(tmp_path / "a.las", PointCloud(np.full((2, 3), np.nan)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fullfield.registration.descriptors import BINS, around, histograms, mutual_matches, nearest_within, plane_normals
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
 from fullfield.registration.refinement import Refiner, library
-from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence, estimate_confidence
 
 Floats = NDArray[np.float64]
 
@@ -169,7 +169,9 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
     assert good.score == pytest.approx(6.75)
     assert good.accepted
     assert good.complaint is None
-    assert good.confidence > 0.5
+    assert 0.5 < estimate_confidence(good, 0.05) < estimate_confidence(good, 0.0) < 1.0
+    assert estimate_confidence(good._replace(inliers=9000), 0.0) == 0.99  # certain it never is
+    assert estimate_confidence(good, 0.3) < 0.1
     assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)
     assert weak.accepted
@@ -182,5 +184,4 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
         good._replace(upright=0.3),
     ):
         assert not refused.accepted
-        assert refused.confidence < 0.5
         assert refused.complaint is not None

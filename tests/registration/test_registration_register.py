@@ -227,6 +227,10 @@ def test_hopeless_clouds_are_an_honest_failure(room: tuple[Floats, Floats], poin
         ({"init": np.eye(3)}, "init: expected a finite 4×4 matrix"),
         ({"init": np.diag([1.0, 1, -1, 1])}, "init: expected a rotation and a translation"),
         ({"init": "here"}, "init: expected a finite 4×4 matrix"),
+        (
+            {"source": np.vstack((np.random.default_rng(0).random((99, 3)), [1e30, 0, 0]))},
+            r"source: expected points close enough for a grid of voxels, got a point at \(1e\+30, 0, 0\)",
+        ),
     ],
 )
 def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch
 
 from fullfield.io import atomic_path
 from fullfield.registration import register
+from fullfield.registration.verdict import list_signs
 from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, CloudPair, determined_pair, undetermined_pair
 
 _RIGHT = 0.02  # of the scene's diagonal: RMSE below which a pose is right
@@ -35,10 +39,28 @@ def pose_error(pair: CloudPair, transform: np.ndarray[Any, np.dtype[np.float64]]
     return float(np.sqrt((away**2).sum(1).mean())) / pair.extent
 
 
+@contextmanager
+def recorded_signs() -> Iterator[list[Any]]:
+    """Record the signs from which the confidences are computed."""
+    search = sys.modules["fullfield.registration.search"]
+    signs, estimate = list[Any](), search.estimate_confidence
+
+    def record(evidence: Any, contradiction: float) -> float:
+        signs.append(list_signs(evidence, contradiction))
+        return float(estimate(evidence, contradiction))
+
+    search.estimate_confidence = record  # type: ignore[attr-defined]
+    try:
+        yield signs
+    finally:
+        search.estimate_confidence = estimate  # type: ignore[attr-defined]
+
+
 def measure(pair: CloudPair, seed: int, *, determined: bool) -> dict[str, Any]:
     """Register one pair."""
     begin = time.process_time()
-    result = register(pair.source, pair.target)
+    with recorded_signs() as signs:
+        result = register(pair.source, pair.target)
     seconds = time.process_time() - begin
     error = pose_error(pair, result.transform if result.success else result.candidate)
     return {
@@ -50,6 +72,8 @@ def measure(pair: CloudPair, seed: int, *, determined: bool) -> dict[str, Any]:
         "confidence": result.confidence,
         "reason": result.reason,
         "seconds": seconds,
+        "signs": signs[-1].tolist() if signs else [],
+        "certain": not result.success and not result.untried,
     }
 
 

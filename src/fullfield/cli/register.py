@@ -1,6 +1,7 @@
-"""Find the pose that brings one point cloud onto another.
+"""Find the pose that brings one point cloud onto another, or the poses of several.
 
-Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose.
+Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose. With more than two clouds, find
+the pose of each in the frame of the first. With --apply, move one cloud by a pose that is known.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fullfield.registration import Registration
+    from fullfield.registration.group import GroupRegistration
 
 NOT_REGISTERED = 3
 """The exit code where no pose is accepted."""
@@ -33,6 +35,8 @@ examples:
   fullfield register 000010.bin 000000.bin --json
   fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
   fullfield register a.ply b.ply --descriptor learned
+  fullfield register a.ply b.ply c.ply d.ply --merge all.las
+  fullfield register a.ply b.ply --pose pose.txt && fullfield register --apply pose.txt other.ply -o moved.ply
 
 Exits with 3 when no pose can be accepted, and says why.
 """
@@ -40,8 +44,10 @@ Exits with 3 when no pose can be accepted, and says why.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield register``."""
-    parser.add_argument("source", metavar="SRC", help=f"cloud to move: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)")
-    parser.add_argument("target", metavar="DST", help="cloud that stays")
+    parser.add_argument(
+        "clouds", nargs="+", metavar="CLOUD", help=f"SRC and DST, or several: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)"
+    )
+    parser.add_argument("--apply", metavar="POSE", help="move the only cloud by this pose: text or .npy, 4x4 or 3x4")
     search = parser.add_argument_group("search")
     search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
     search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
@@ -52,6 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
+    output.add_argument("--pose", metavar="FILE", help="write the pose as text, as --init and --apply read it")
+    output.add_argument("--merge", metavar="FILE", help="write one cloud of all, in the frame of DST or of the first")
     output.add_argument(
         "--viz", metavar="FILE", help="write a picture of both clouds before and after, coloured by error"
     )
@@ -63,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, register, write and report."""
     watch = report.Stopwatch()
     _check_files(args)
+    if args.apply is not None:
+        return _apply(args)
     if args.weights is not None and args.descriptor == "fpfh":
         raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
@@ -70,50 +80,153 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.io.pointcloud import check_kept
     from fullfield.registration import LearnedDescriptor, read_pose
+    from fullfield.registration.group import register_group
     from fullfield.registration.register import Settings, register_clouds
 
     methods.use_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
+    settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
     with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
-        clouds = [io.read_point_cloud(path) for path in (args.source, args.target)]
-        for path, cloud in zip((args.source, args.target), clouds, strict=True):
+        clouds = [io.read_point_cloud(path) for path in args.clouds]
+        for path, cloud in zip(args.clouds, clouds, strict=True):
             if not np.isfinite(cloud.points).all(1).any():
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
             check_kept(args.output, clouds[0])
         watch.lap("load")
-        settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
-        found = register_clouds(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
+        if len(clouds) > 2:
+            group = register_group(clouds, settings, progress.part(0.1, 0.9))
+            watch.lap("register")
+            return _report_group(args, clouds, group, watch)
+        result = register_clouds(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
         watch.lap("register")
-        if found.success and args.output is not None:
+        if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
-            io.write_point_cloud(args.output, io.transformed(clouds[0], found.transform))
-        shown = found.transform if found.success else found.candidate
+            io.write_point_cloud(args.output, io.transformed(clouds[0], result.transform))
+        if result.success and args.pose is not None:
+            _write_pose(args.pose, result.transform)
+        if result.success and args.merge is not None:
+            _merge(args.merge, [io.transformed(clouds[0], result.transform), clouds[1]])
+        pose = result.transform if result.success else result.candidate
         drawn = False
-        if args.viz is not None and shown is not None:
-            _draw(args, clouds, found, shown, progress.part(0.8, 1.0))
+        if args.viz is not None and pose is not None:
+            _draw(args, clouds, result, pose, progress.part(0.8, 1.0))
             drawn = True
         watch.lap("write")
-    _report(args, found, drawn, [len(cloud) for cloud in clouds], watch.seconds())
-    return 0 if found.success else NOT_REGISTERED
+    _report(args, result, drawn, [len(cloud) for cloud in clouds], watch.seconds())
+    return 0 if result.success else NOT_REGISTERED
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    inputs = (("SRC", args.source), ("DST", args.target), ("--init", args.init), ("--weights", args.weights))
-    outputs = (("--output", args.output, POINT_WRITE_SUFFIXES), ("--viz", args.viz, IMAGE_WRITE_SUFFIXES))
-    paths.check_files(inputs, outputs)
-    for what, path in inputs[:2]:
-        paths.check_suffix(path, what, POINT_SUFFIXES)
+    names = ("SRC", "DST") if len(args.clouds) == 2 else ("CLOUD",) * len(args.clouds)
+    inputs = [*zip(names, args.clouds, strict=True), ("--init", args.init), ("--weights", args.weights)]
+    outputs = (
+        ("--output", args.output, POINT_WRITE_SUFFIXES),
+        ("--merge", args.merge, POINT_WRITE_SUFFIXES),
+        ("--viz", args.viz, IMAGE_WRITE_SUFFIXES),
+        ("--pose", args.pose, (".txt",)),
+    )
+    paths.check_files([*inputs, ("--apply", args.apply)], outputs)
+    for name, path in zip(names, args.clouds, strict=True):
+        paths.check_suffix(path, name, POINT_SUFFIXES)
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
+    _check_count(args)
+
+
+def _check_count(args: argparse.Namespace) -> None:
+    """Check that the options fit the number of clouds."""
+    count = len(args.clouds)
+    if args.apply is not None:
+        if count != 1 or args.output is None:
+            raise InputError(
+                f"--apply: expected one cloud and --output, got {count}{'' if args.output else ' without'}"
+            )
+        options: tuple[str, ...] = ("init", "viz", "merge", "pose")
+    elif count == 1:
+        raise InputError("CLOUD: expected at least two clouds, or --apply with a pose, got one cloud")
+    else:
+        options = ("init", "viz", "output", "pose") if count > 2 else ()
+    for option in options:
+        if getattr(args, option) is not None:
+            words = "--apply moves a cloud by a known pose" if args.apply is not None else "is for two clouds"
+            raise InputError(f"--{option}: {words}")
+
+
+def _apply(args: argparse.Namespace) -> int:
+    """Move one cloud by a known pose."""
+    from fullfield.io.pointcloud import check_kept
+    from fullfield.registration import read_pose
+
+    pose = read_pose(args.apply)
+    cloud = io.read_point_cloud(args.clouds[0])
+    check_kept(args.output, cloud)
+    io.write_point_cloud(args.output, io.transformed(cloud, pose))
+    values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
+    report.tell(args, values, f"moved {len(cloud)} points")
+    return 0
+
+
+def _write_pose(path: str, pose: NDArray[np.float64]) -> None:
+    with io.atomic_path(path) as temporary:
+        temporary.write_text("".join(f"{' '.join(f'{value:.17g}' for value in row)}\n" for row in pose), "ascii")
+
+
+def _merge(path: str, clouds: list[io.PointCloud]) -> None:
+    """Write one cloud of all, and name what only some of them have."""
+    from fullfield.io.pointcloud import merge_clouds
+
+    merged, dropped = merge_clouds(clouds)
+    if dropped:
+        report.note(f"{path}: without {', '.join(dropped)}, which only some of the clouds have")
+    io.write_point_cloud(path, merged)
+
+
+def _report_group(
+    args: argparse.Namespace, clouds: list[io.PointCloud], group: GroupRegistration, watch: report.Stopwatch
+) -> int:
+    """Print the pose of each cloud in the frame of the first, and write the merged cloud."""
+    posed = [(cloud, pose) for cloud, pose in zip(clouds, group.poses, strict=True) if pose is not None]
+    if args.merge is not None:
+        _merge(args.merge, [io.transformed(cloud, pose) for cloud, pose in posed])
+    watch.lap("write")
+    lines = list[str]()
+    for path, pose in zip(args.clouds, group.poses, strict=True):
+        lines.append(path if pose is not None else f"{path}: no accepted pair connects it with {args.clouds[0]}")
+        lines += [" ".join(f"{value:>17.10g}" for value in row) for row in (pose if pose is not None else ())]
+    pairs = []
+    for pair in group.pairs:
+        source, target, one = args.clouds[pair.source], args.clouds[pair.target], pair.registration
+        values = report.picked(one, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel")
+        transform = None if one.transform is None else one.transform.tolist()
+        pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
+        words = (
+            f"confidence {one.confidence:.3f}, off by {pair.residual:.4g}" if one.success else f"refused: {one.reason}"
+        )
+        lines.append(
+            f"{source} on {target}: {words}" + ("; contradicts the others" if pair in group.contradictions else "")
+        )
+    values = {
+        "success": group.success,
+        "poses": [
+            {"cloud": path, "pose": None if pose is None else pose.tolist()}
+            for path, pose in zip(args.clouds, group.poses, strict=True)
+        ],
+        "pairs": pairs,
+        "contradictions": [[args.clouds[one.source], args.clouds[one.target]] for one in group.contradictions],
+        "merged": args.merge,
+        "seconds": watch.seconds(),
+    }
+    report.tell(args, values, "\n".join(lines), memory=True)
+    return 0 if group.success else NOT_REGISTERED
 
 
 def _draw(
     args: argparse.Namespace,
     clouds: list[io.PointCloud],
-    found: Registration,
+    result: Registration,
     pose: NDArray[np.float64],  # the best one, accepted or not
     progress: Callable[[float, str], None],
 ) -> None:
@@ -124,10 +237,10 @@ def _draw(
     from fullfield.registration import Alignment, alignment, alignment_errors
 
     source, target = clouds
-    top = args.max_error or _ERROR_VOXELS * found.voxel
+    top = args.max_error or _ERROR_VOXELS * result.voxel
     stages = (
-        ("before", np.eye(4), alignment(source, target, voxel=found.voxel)),
-        ("after" if found.success else "refused", pose, Alignment(found.fitness, found.rmse)),
+        ("before", np.eye(4), alignment(source, target, voxel=result.voxel)),
+        ("after" if result.success else "refused", pose, Alignment(result.fitness, result.rmse)),
     )
     panels = []
     for at, (name, transform, fit) in enumerate(stages):
@@ -136,49 +249,57 @@ def _draw(
         moved = io.transformed(source, transform).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""
-        title = f"{name}: {fit.fitness:.1%} within {found.voxel:.4g}{rmse}"
+        title = f"{name}: {fit.fitness:.1%} within {result.voxel:.4g}{rmse}"
         panels.append((title, viz.alignment_view(*tensors, max_error=top), viz.alignment_legend(max_error=top)))
     io.write_image(args.viz, viz.sheet(panels, columns=2))
 
 
-def _advice(args: argparse.Namespace, found: Registration) -> str:
+def _advice(args: argparse.Namespace, result: Registration) -> str:
     """Return what to try next, as the end of a message."""
     options = {
         "descriptor": "--descriptor learned",
-        "voxel": f"--voxel with another edge than {found.voxel:.3g}" if found.voxel else "",
+        "voxel": f"--voxel with another edge than {result.voxel:.3g}" if result.voxel else "",
         "init": "--init with a rough pose",
     }
     if args.weights is None and args.descriptor == "learned":
         options["descriptor"] = ""
-    words = [options[name] for name in found.untried if options[name]]
+    words = [options[name] for name in result.untried if options[name]]
     return f"; try {' or '.join(words)}" if words else ""
 
 
 def _report(
-    args: argparse.Namespace, found: Registration, drawn: bool, points: list[int], seconds: dict[str, float]
+    args: argparse.Namespace, result: Registration, drawn: bool, points: list[int], seconds: dict[str, float]
 ) -> None:
-    if found.transform is None and not args.json:
-        unwritten = [Path(path).name for path, there in ((args.output, False), (args.viz, drawn)) if path and not there]
+    if result.transform is None and not args.json:
+        outputs = ((args.output, False), (args.merge, False), (args.pose, False), (args.viz, drawn))
+        unwritten = [Path(path).name for path, is_written in outputs if path and not is_written]
         files = f"; {' and '.join(unwritten)} not written" if unwritten else ""
         files += f"; {Path(args.viz).name} shows the refused pose" if drawn else ""
-        report.note(f"not registered: {found.reason}{files}{_advice(args, found)}", kind="register")
+        report.note(f"not registered: {result.reason}{files}{_advice(args, result)}", kind="register")
         return
-    pose, candidate = (None if one is None else one.tolist() for one in (found.transform, found.candidate))
-    facts = {
-        **report.picked(args, "source", "target", "seed", "init", "weights"),
-        **report.picked(found, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
+    pose, candidate = (None if one is None else one.tolist() for one in (result.transform, result.candidate))
+    values = {
+        "source": args.clouds[0],
+        "target": args.clouds[1],
+        **report.picked(args, "seed", "init", "weights"),
+        **report.picked(result, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
         "points": points,
-        "untried": list(found.untried),
+        "untried": list(result.untried),
         "transform": pose,
         "candidate": candidate,
+        "free_directions": [
+            {"motion": one.motion, "axis": one.axis.tolist(), "point": one.point.tolist()}
+            for one in result.free_directions
+        ],
+        "alternatives": [pose.tolist() for pose in result.alternatives],
         "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
-        "output": args.output if found.success else None,
+        "output": args.output if result.success else None,
         "picture": args.viz if drawn else None,
         "seconds": seconds,
     }
     lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]
     lines.append(
-        f"confidence {found.confidence:.3f}, {found.inliers} of {found.matches} matches agree, "
-        f"{found.fitness:.1%} of the source touches the target within {found.voxel:.4g}, RMSE {found.rmse:.4g}"
+        f"confidence {result.confidence:.3f}, {result.inliers} of {result.matches} matches agree, "
+        f"{result.fitness:.1%} of the source touches the target within {result.voxel:.4g}, RMSE {result.rmse:.4g}"
     )
-    report.tell(args, facts, "\n".join(lines), memory=True)
+    report.tell(args, values, "\n".join(lines), memory=True)

@@ -18,7 +18,7 @@ IMAGE_WRITE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr")
 FLOW_WRITE_SUFFIXES = (".flo", ".png", ".flo5", ".pfm", ".npy", ".exr")
 FLOW_SUFFIXES = (*FLOW_WRITE_SUFFIXES, ".npz")
 
-POINT_WRITE_SUFFIXES = (".ply", ".npz", ".npy")
+POINT_WRITE_SUFFIXES = (".ply", ".pcd", ".las", ".laz", ".npz", ".npy")
 POINT_SUFFIXES = (".ply", ".pcd", ".npy", ".npz", ".bin", ".las", ".laz")
 """Point clouds; ``.bin`` is KITTI's."""
 

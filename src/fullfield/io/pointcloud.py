@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from fullfield._check import values as held
 from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
 from fullfield.io.files import PathLike, atomic_path, check_readable, complaining, one_line
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
-from fullfield.io.point_formats import PointCloud, as_coordinates, las, pcd, ply
+from fullfield.io.point_formats import PointCloud, as_coordinates, as_uint8, las, pcd, ply
 
 _FINE_ENOUGH = 1e4  # float32 steps below this are under a thousandth
 
@@ -135,6 +137,22 @@ def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud
     if normals is not None:
         normals = (normals @ transform[:3, :3].T).astype(normals.dtype)
     return PointCloud(as_coordinates(points), cloud.colors, normals, cloud.attributes)
+
+
+def merge_clouds(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
+    """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out."""
+    parts: list[dict[str, Any]] = [
+        {"colors": cloud.colors, "normals": cloud.normals, **cloud.attributes} for cloud in clouds
+    ]
+    names = dict.fromkeys(name for part in parts for name, values in part.items() if values is not None)
+    common = [name for name in names if all(part.get(name) is not None for part in parts)]
+    columns = {name: [part[name] for part in parts] for name in common}
+    if len({str(colors.dtype) for colors in columns.get("colors", [])}) > 1:
+        columns["colors"] = [as_uint8(colors) for colors in columns["colors"]]
+    whole = {name: np.concatenate(values) for name, values in columns.items()}
+    triples = {name: whole.pop(name, None) for name in _TRIPLES}
+    points = np.concatenate([cloud.points.astype(np.float64) for cloud in clouds])
+    return PointCloud(points, **triples, attributes=whole), [name for name in names if name not in common]
 
 
 _POINTS = ("points", "xyz", "pos", "arr_0")
@@ -256,7 +274,10 @@ _READERS = {
     ".ply": ply.read, ".pcd": pcd.read, ".npy": read_array, ".npz": read_archive,
     ".las": las.read, ".laz": las.read,
 }  # fmt: skip
-_WRITERS = {".ply": ply.write, ".npy": write_array, ".npz": write_archive}
+_WRITERS: dict[str, Callable[[Path, PointCloud], None]] = {
+    ".ply": ply.write, ".pcd": pcd.write, ".npy": write_array, ".npz": write_archive,
+    ".las": las.write, ".laz": partial(las.write, compress=True),
+}  # fmt: skip
 _MOST_BYTES = 1 << 16  # of a pose
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
+from fullfield._check import InputError
 from fullfield.io.pointcloud import rigid
 from fullfield.registration.deformation import describe_scale
 from fullfield.registration.descriptors import Floats
@@ -24,6 +25,7 @@ ITERATIONS = 50_000
 SAMPLES = 5000
 _SCALES = (1.0, 0.75)
 """Multiples of the automatic voxel, tried in turn until a pose is accepted or refused for good."""
+_MAX_VOXELS = 2.0**50
 _OTHER_UNIT = 2.5  # times as wide as the other cloud
 
 
@@ -117,6 +119,8 @@ def register_clouds(
         ]
         name = f"the {' and the '.join(single)}" if single else "a cloud"  # its sample, at the least
         return _finish(refuse(f"all the points of {name} are at the same place", edge), middles)
+    for name, points, middle in zip(("source", "target"), centred, middles, strict=True):
+        _check_distances(name, points, middle, edge)
     start = None if start is None else shift_origins(start, *middles)
     search = Search(seed, iterations, samples, start, descriptor, ransac_only)
     outcomes = []
@@ -142,6 +146,14 @@ def _load_descriptor(descriptor: LearnedDescriptor | str | os.PathLike[str] | No
     if isinstance(descriptor, LearnedDescriptor):
         return descriptor
     return LearnedDescriptor.shipped() if descriptor == "learned" else LearnedDescriptor.load(descriptor)
+
+
+def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> None:
+    """Raise InputError naming a point that is too far from the others for any voxel."""
+    farthest = int(np.abs(points).max(1).argmax())
+    if float(np.abs(points[farthest]).max()) > _MAX_VOXELS * edge:
+        place = ", ".join(f"{value:.4g}" for value in points[farthest] + middle)
+        raise InputError(f"{name}: expected points close enough for a grid of voxels, got a point at ({place})")
 
 
 def _compare_extents(clouds: list[Floats]) -> str | None:

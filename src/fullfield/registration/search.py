@@ -28,6 +28,7 @@ from fullfield.registration.verdict import (
     Limits,
     Objection,
     contact,
+    estimate_confidence,
     matches_needed,
     weigh,
 )
@@ -46,6 +47,7 @@ _PROMISING, _LIKELY = 0.25, 0.67  # share of the needed score: refine on all poi
 _SAME = 0.5  # voxels, RMS, below which two poses are equal
 _MIRRORED = 1.5
 """A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
+_MIN_REFLECTED, _MIN_REFLECTED_SHARE = 30, 0.15  # matches, where the pose has too little evidence by itself
 _MAX_SWITCHES = 2
 _ALIGNED_OVERLAP, _ALIGNED_NORMALS = 0.5, 0.9  # from which surfaces that lie on each other are evidence by themselves
 
@@ -131,7 +133,9 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     objection, pose = _judge(pair, evidence, pose, others, search)
     if pose is not weighed[0][1]:
         evidence = pair.weigh([pose])[0][0]
-    confidence = evidence.confidence if objection is None else min(evidence.confidence, BELOW_HALF)
+    contradiction = compare(pose, pair.source, pair.target).contradiction
+    confidence = estimate_confidence(evidence, contradiction)
+    confidence = max(confidence, 0.5) if objection is None else min(confidence, BELOW_HALF)
     scaled = _scale_shift(pose, edge)
     result = Registration(
         transform=scaled if objection is None else None,
@@ -278,7 +282,8 @@ def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Ob
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
     best = _best_by_ransac(mirrored, search)
     reflected = 0 if best is None else best[1]
-    if reflected < max(_MIRRORED * evidence.inliers, matches_needed(evidence.matches)):
+    least = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_SHARE * evidence.matches)
+    if reflected < max(_MIRRORED * evidence.inliers, least):
         return None
     return Objection(
         f"one cloud looks like a mirror image of the other: a reflection brings {reflected} of {evidence.matches} "

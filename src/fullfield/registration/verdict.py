@@ -21,6 +21,8 @@ _FEWEST, _FEWEST_SHARE = 6, 0.02
 _LEAST_OVERLAP = 0.08
 _UPRIGHT = 0.9
 BELOW_HALF = 0.499
+_MIN_SIGN, _MAX_SIGN = 0.05, 20.0  # ratios to the limits beyond which nothing changes
+_WEIGHTS = np.array([0.19, 1.71, -1.67, 1.20])
 _MAX_CONFIDENCE = 0.99
 MAX_CONTRADICTION = 0.25
 """Largest share of points that the other cloud contradicts, among those that it confirms or contradicts."""
@@ -61,22 +63,10 @@ class Evidence(NamedTuple):
     @property
     def accepted(self) -> bool:
         """Return whether the pose reaches every limit."""
-        return self.inliers >= self._enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
+        return self.inliers >= self.enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property
-    def confidence(self) -> float:
-        """Confidence, 0 to 1, at least 0.5 where the pose is accepted.
-
-        Where it is not, the measurement that misses its limit most decides.
-        """
-        ratio = (self.score / self.limits.score) ** 2
-        if self.accepted:
-            return min(ratio / (1.0 + ratio), _MAX_CONFIDENCE)
-        signs = self.inliers / self._enough, self.overlap / _LEAST_OVERLAP
-        return min(ratio / (1.0 + ratio), *(0.5 * min(sign, 1.0) for sign in signs), BELOW_HALF)
-
-    @property
-    def _enough(self) -> float:
+    def enough(self) -> float:
         """Number of inliers without which the pose is not accepted."""
         return max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
 
@@ -89,6 +79,22 @@ class Evidence(NamedTuple):
             f"the best pose has too little to show for it: {self.inliers} of {self.matches} matches agree, "
             f"{self.overlap:.0%} of a cloud touches the other, and {self.upright:.0%} of the normals agree there"
         )
+
+
+def list_signs(evidence: Evidence, contradiction: float) -> Floats:
+    """Return the numbers [4] that the confidence is a function of; the last is 1."""
+    score, inliers = evidence.score / evidence.limits.score, evidence.inliers / evidence.enough
+    logarithms = np.log(np.clip((score, inliers), _MIN_SIGN, _MAX_SIGN))
+    return np.array([*logarithms, 10 * contradiction, 1.0])
+
+
+def estimate_confidence(evidence: Evidence, contradiction: float) -> float:
+    """Return the probability that a pose is right, by a logistic model of :func:`list_signs`.
+
+    benchmarks/cases/registration/calibration.py fits it; docs/registration.md has its data and errors.
+    """
+    logit = float(list_signs(evidence, contradiction) @ _WEIGHTS)
+    return float(np.clip(1 / (1 + np.exp(-logit)), 0.0, _MAX_CONFIDENCE))
 
 
 class Objection(NamedTuple):

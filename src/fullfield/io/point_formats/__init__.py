@@ -51,6 +51,26 @@ def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(values, kept)
 
 
+def as_uint8(colors: NDArray[Any]) -> NDArray[Any]:
+    """Return colours of 16 bits or floats of 0 to 1 as bytes."""
+    scaled: NDArray[Any] = colors  # bytes, also those that a format stores in a wider type
+    if colors.dtype.kind == "f":
+        scaled = np.round(np.clip(np.nan_to_num(colors), 0.0, 1.0) * 255)
+    elif colors.size and colors.max() > 255:
+        scaled = colors.astype(np.int64) >> 8
+    return scaled.clip(0, 255).astype(np.uint8)
+
+
+def as_uint16(colors: NDArray[Any]) -> NDArray[Any]:
+    """Return colours of 8 bits or floats of 0 to 1 as words of 16 bits."""
+    scaled: NDArray[Any] = colors
+    if colors.dtype.kind == "f":
+        scaled = np.round(np.clip(np.nan_to_num(colors), 0.0, 1.0) * 65535)
+    elif colors.dtype == np.uint8:
+        scaled = colors.astype(np.uint16) * np.uint16(257)
+    return scaled.clip(0, 65535).astype(np.uint16)
+
+
 def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     """Make a cloud from named columns [N], and remove them from ``columns``."""
     if not {"x", "y", "z"} <= columns.keys():

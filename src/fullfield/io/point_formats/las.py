@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_readable, one_line, reason
-from fullfield.io.point_formats import PointCloud
+from fullfield.io.point_formats import PointCloud, as_uint16
 
+_STEP = 1e-4
 _SHORTEST = 227
 _LONGEST = 375
 _RECORD_HEADER, _EXTENDED_HEADER = 54, 60
@@ -54,6 +55,51 @@ def read(path: Path) -> PointCloud:
         if type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{path}: cannot be read as LAZ: {one_line(str(error))}") from error
+
+
+def write(path: Path, cloud: PointCloud, *, compress: bool = False) -> None:
+    """Write a LAS file, or with ``compress`` a LAZ file: version 1.4, steps of 1e-4 or what 32 bits allow.
+
+    Attributes that the format does not know, and normals, become extra bytes.
+    """
+    try:
+        import laspy
+    except ImportError as error:
+        raise InputError(f"{path}: writing LAS needs laspy ({error}); pip install laspy, or take .ply") from None
+    if compress and not laspy.LazBackend.detect_available():
+        raise InputError(f"{path}: writing LAZ needs lazrs; pip install lazrs, or take .las")
+    points = cloud.points.astype(np.float64)
+    if not np.isfinite(points).all():
+        raise InputError(f"{path}: LAS holds finite points only, and the cloud has others; take .ply")
+    header = laspy.LasHeader(version="1.4", point_format=6 if cloud.colors is None else 7)
+    if len(points):
+        header.offsets = np.floor(points.min(0))
+        largest = float((points - header.offsets).max())
+        header.scales = np.full(3, max(_STEP, 10.0 ** np.ceil(np.log10(max(largest, 1e-300) / 2**31))))
+    columns = dict(cloud.attributes)
+    if cloud.normals is not None:
+        columns.update(zip(("nx", "ny", "nz"), cloud.normals.T, strict=True))
+    standard = set(header.point_format.dimension_names)
+    for name, values in columns.items():
+        if name not in standard:
+            header.add_extra_dim(laspy.ExtraBytesParams(name=name[:32], type=_extra_type(values)))
+    rows = laspy.LasData(header)
+    rows.x, rows.y, rows.z = points.T
+    if cloud.colors is not None:
+        rows.red, rows.green, rows.blue = as_uint16(cloud.colors).T
+    try:
+        for name, values in columns.items():
+            rows[name if name in standard else name[:32]] = values.astype(_extra_type(values))
+        rows.write(str(path), do_compress=compress)
+    except (laspy.errors.LaspyException, ValueError, OverflowError) as error:
+        raise InputError(f"{path}: cannot be written as LAS: {reason(error)}") from error
+
+
+def _extra_type(values: NDArray[Any]) -> np.dtype[Any]:
+    """Return a type that LAS has for extra bytes: it has no half floats or truth values."""
+    if values.dtype.kind == "f" and values.dtype.itemsize < 4:
+        return np.dtype(np.float32)
+    return np.dtype(np.uint8) if values.dtype == bool else values.dtype.newbyteorder("=")
 
 
 def _cloud(rows: Any) -> PointCloud:

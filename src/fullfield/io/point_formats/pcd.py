@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_readable, one_line
-from fullfield.io.point_formats import PointCloud, binary_columns, from_columns, text_columns
+from fullfield.io.point_formats import PointCloud, as_uint8, binary_columns, from_columns, text_columns
 
 _LONGEST_HEADER = 1 << 16
 _LZF_RATIO = 88  # three bytes can stand for 264
@@ -41,6 +41,40 @@ def read(path: Path) -> PointCloud:
         else:
             raise InputError(f"{path}: corrupt PCD header: DATA {one_line(form, 40)!r} is unknown")
     return from_columns(path, _unpacked(columns))
+
+
+def write(path: Path, cloud: PointCloud) -> None:
+    """Write a binary PCD file; colours are packed into ``rgb`` as PCL does, with 8 bits each."""
+    columns = dict(zip("xyz", cloud.points.T, strict=True))
+    if cloud.normals is not None:
+        columns.update(zip(("normal_x", "normal_y", "normal_z"), cloud.normals.T, strict=True))
+    if cloud.colors is not None:
+        red, green, blue = as_uint8(cloud.colors).astype(np.uint32).T
+        columns["rgb"] = red << 16 | green << 8 | blue
+    for name, values in cloud.attributes.items():
+        plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name) or "attribute"
+        narrow = values.dtype.kind not in "fiu" or values.dtype.itemsize > 8 or values.dtype == np.float16
+        columns[plain] = values.astype(np.uint8 if values.dtype == bool else np.float32) if narrow else values
+    rows = np.empty(len(cloud), [(name, values.dtype.newbyteorder("<")) for name, values in columns.items()])
+    for name, values in columns.items():
+        rows[name] = values
+    types = {name: values.dtype for name, values in columns.items()}
+    lines = (
+        "# .PCD v0.7",
+        "VERSION 0.7",
+        f"FIELDS {' '.join(types)}",
+        f"SIZE {' '.join(str(one.itemsize) for one in types.values())}",
+        f"TYPE {' '.join(one.kind.upper() for one in types.values())}",
+        f"COUNT {' '.join('1' for _ in types)}",
+        f"WIDTH {len(cloud)}",
+        "HEIGHT 1",
+        "VIEWPOINT 0 0 0 1 0 0 0",
+        f"POINTS {len(cloud)}",
+        "DATA binary",
+    )
+    with path.open("wb") as file:
+        file.write("".join(f"{line}\n" for line in lines).encode("ascii"))
+        file.write(rows.data)
 
 
 def _header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:

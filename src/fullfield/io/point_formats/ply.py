@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_readable, one_line
-from fullfield.io.point_formats import PointCloud, binary_columns, from_columns, text_columns, without_axes
+from fullfield.io.point_formats import PointCloud, as_uint8, binary_columns, from_columns, text_columns, without_axes
 
 _TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
@@ -94,9 +94,10 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
 
 
 def write(path: Path, cloud: PointCloud) -> None:
-    """Write a binary PLY file."""
+    """Write a binary PLY file, its colours as bytes, which every other program reads."""
     columns: list[tuple[str, NDArray[Any]]] = []
-    for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", cloud.colors)):
+    colors = None if cloud.colors is None else as_uint8(cloud.colors)
+    for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", colors)):
         if values is not None:
             columns.extend((name, values[:, i]) for i, name in enumerate(names.split()))
     columns.extend((_plain(name), _narrow(values)) for name, values in cloud.attributes.items())

@@ -1,0 +1,160 @@
+"""Registration of several clouds: pairs first, then one pose each by a pose graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.registration.contacts import rotation_about
+from fullfield.registration.descriptors import Floats
+from fullfield.registration.ransac import apply
+from fullfield.registration.register import Progress, Settings, register_clouds
+from fullfield.registration.result import Registration
+from fullfield.registration.scan import finite_points
+
+_MAX_CLOUDS_IN_PAIRS = 8  # above, each cloud is registered with the next ones only
+_NEXT = 3
+_CONTRADICTS = 2.0  # voxels, RMS, that an edge of the graph may be off
+
+
+class PairResult(NamedTuple):
+    """Registration of one pair of a group."""
+
+    source: int
+    target: int
+    registration: Registration
+    residual: float  # RMS distance, in the clouds' units, between this pose and the group's; NaN where there is none
+
+
+class GroupRegistration(NamedTuple):
+    """Poses of several clouds in the frame of the first."""
+
+    poses: tuple[Floats | None, ...]  # [4, 4] each; None where no accepted pair connects a cloud with the first
+    pairs: tuple[PairResult, ...]
+    contradictions: tuple[PairResult, ...]  # accepted pairs that the others do not confirm; they were left out
+
+    @property
+    def success(self) -> bool:
+        """Return whether every cloud has a pose, and no two pairs contradict each other."""
+        return all(pose is not None for pose in self.poses) and not self.contradictions
+
+
+def register_group(
+    clouds: Sequence[Any], settings: Settings | None = None, progress: Progress | None = None
+) -> GroupRegistration:
+    """Register all pairs of up to eight clouds, of more each with the next three, and fit one pose to each cloud.
+
+    Args:
+        clouds: at least two, each as for :func:`fullfield.registration.register`.
+        settings: arguments of each pair's registration.
+        progress: receives the fraction done and the next step.
+
+    Raises:
+        InputError: as :func:`fullfield.registration.register`, or if SciPy is not installed.
+    """
+    _check.require(len(clouds) >= 2, "clouds", "at least 2", len(clouds))
+    points = [finite_points(cloud, f"clouds[{number}]", 1) for number, cloud in enumerate(clouds)]
+    numbers = list(combinations(range(len(clouds)), 2))
+    if len(clouds) > _MAX_CLOUDS_IN_PAIRS:
+        numbers = [(first, second) for first, second in numbers if second - first <= _NEXT]
+    registrations = {}
+    for done, (target, source) in enumerate(numbers):
+        if progress is not None:
+            progress(done / len(numbers), f"registering cloud {source + 1} with cloud {target + 1}")
+        registrations[source, target] = register_clouds(points[source], points[target], settings or Settings())
+    return combine(points, registrations)
+
+
+def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Registration]) -> GroupRegistration:
+    """Fit one pose to each cloud, given the registrations of pairs (source, target).
+
+    While an accepted pair is off, the least certain one among the clearly worst is left out and named.
+    """
+    corners = [_box_corners(cloud) for cloud in points]
+    edges = {pair: one for pair, one in registrations.items() if one.success}
+    dropped = dict[tuple[int, int], Registration]()
+    while True:
+        poses = _solve(corners, edges)
+        off = {pair: _residual(corners, poses, pair, one) / one.voxel for pair, one in edges.items()}
+        worst = max(off.values(), default=0.0)
+        if worst <= _CONTRADICTS:
+            break
+        candidates = [pair for pair, value in off.items() if value >= 0.7 * worst]
+        pair = min(candidates, key=lambda pair: edges[pair].confidence)
+        dropped[pair] = edges.pop(pair)
+    results = {
+        pair: PairResult(*pair, one, _residual(corners, poses, pair, one)) for pair, one in registrations.items()
+    }
+    return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
+
+
+def _box_corners(points: Floats) -> Floats:
+    """Return the corners [8, 3] of the box around most of the points."""
+    low, high = np.quantile(points, (0.05, 0.95), axis=0)
+    grid = np.stack(np.meshgrid(*zip(low, high, strict=True), indexing="ij"), -1)
+    return np.asarray(grid.reshape(8, 3), np.float64)
+
+
+def _residual(
+    corners: Sequence[Floats], poses: Sequence[Floats | None], pair: tuple[int, int], one: Registration
+) -> float:
+    source, target = (poses[number] for number in pair)
+    pose = one.transform if one.success else None
+    if source is None or target is None or pose is None:
+        return float("nan")
+    difference = apply(source, corners[pair[0]]) - apply(target, apply(pose, corners[pair[0]]))
+    return float(np.sqrt((difference**2).sum(1).mean()))
+
+
+def _solve(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registration]) -> list[Floats | None]:
+    """Return the poses that fit the edges best, in the frame of the first cloud; None where none leads to it."""
+    poses: list[Floats | None] = [np.eye(4), *[None] * (len(corners) - 1)]
+    for _ in corners:  # the most certain edges first, as a spanning tree
+        for (source, target), one in sorted(edges.items(), key=lambda edge: -edge[1].confidence):
+            first, second = poses[source], poses[target]
+            if first is None and second is not None and one.transform is not None:
+                poses[source] = second @ one.transform
+                break
+            if second is None and first is not None and one.transform is not None:
+                poses[target] = first @ np.linalg.inv(one.transform)
+                break
+    free = [number for number, pose in enumerate(poses) if number and pose is not None]
+    used = [
+        (pair, one.transform, one.voxel)
+        for pair, one in edges.items()
+        if poses[pair[0]] is not None and one.transform is not None
+    ]
+    if len(used) <= len(free):
+        return poses  # a tree: every edge is met
+    try:
+        from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InputError(f"several clouds need SciPy ({error}); pip install 'fullfield[register]'") from None
+    known = {number: pose for number, pose in enumerate(poses) if pose is not None}
+    centers = {number: apply(known[number], corners[number]).mean(0) for number in free}
+    sizes = {number: max(float(np.linalg.norm(np.ptp(corners[number], axis=0))), 1e-12) for number in free}
+
+    def place(parameters: Floats) -> dict[int, Floats]:
+        placed = dict(known)
+        for number, (turn, shift) in zip(free, parameters.reshape(-1, 2, 3), strict=True):
+            change = np.eye(4)
+            change[:3, :3] = rotation_about(turn)
+            change[:3, 3] = centers[number] - change[:3, :3] @ centers[number] + shift * sizes[number]
+            placed[number] = change @ known[number]
+        return placed
+
+    def residuals(parameters: Floats) -> Floats:
+        placed, rows = place(parameters), []
+        for (source, target), transform, voxel in used:
+            goal = apply(placed[target] @ transform, corners[source])
+            rows.append((apply(placed[source], corners[source]) - goal).ravel() / voxel)
+        return np.concatenate(rows)
+
+    solution = least_squares(residuals, np.zeros(6 * len(free)), loss="soft_l1", x_scale="jac")
+    placed = place(solution.x)
+    return [placed.get(number) for number in range(len(poses))]
