@@ -24,6 +24,7 @@ from fullfield.registration.verdict import (
     LEARNED_LIMITS,
     MAX_CONTRADICTION,
     REACH,
+    WRONG,
     Evidence,
     Limits,
     Objection,
@@ -135,7 +136,7 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
         evidence = pair.weigh([pose])[0][0]
     contradiction = compare(pose, pair.source, pair.target).contradiction
     confidence = estimate_confidence(evidence, contradiction)
-    confidence = max(confidence, 0.5) if objection is None else min(confidence, BELOW_HALF)
+    confidence = max(confidence, 0.5) if objection is None else min(confidence, objection.max_confidence)
     scaled = _scale_shift(pose, edge)
     result = Registration(
         transform=scaled if objection is None else None,
@@ -235,7 +236,9 @@ def _judge(
         return Objection(complaint), pose
     equal = tuple(rival.transform for rival in rivals if rival.is_equal)
     if equal:
-        return Objection("two poses fit equally well: the scene repeats itself", alternatives=equal), pose
+        reason = "two poses fit equally well: the scene repeats itself"
+        chance = min(1 / (1 + len(equal)), BELOW_HALF)
+        return Objection(reason, max_confidence=chance, alternatives=equal), pose
     return None, pose
 
 
@@ -247,7 +250,8 @@ def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
             return free._replace(is_certain=False)
     ends = pair.ends
     complaint = explain_matches(pose, ends[:, 0], ends[:, 1], REACH)
-    return Objection(complaint or evidence.complaint or "", is_certain=False)
+    chance = BELOW_HALF if complaint is None else WRONG
+    return Objection(complaint or evidence.complaint or "", is_certain=False, max_confidence=chance)
 
 
 def _find_deformation(pair: _Pair, pose: Floats) -> str | None:

@@ -20,7 +20,7 @@ TOUCH = 1.0
 _FEWEST, _FEWEST_SHARE = 6, 0.02
 _LEAST_OVERLAP = 0.08
 _UPRIGHT = 0.9
-BELOW_HALF = 0.499
+BELOW_HALF, WRONG = 0.499, 0.05  # largest confidence of a refused pose, and of one that is refused for good
 _MIN_SIGN, _MAX_SIGN = 0.05, 20.0  # ratios to the limits beyond which nothing changes
 _WEIGHTS = np.array([0.19, 1.71, -1.67, 1.20])
 _MAX_CONFIDENCE = 0.99
@@ -102,6 +102,7 @@ class Objection(NamedTuple):
 
     reason: str
     is_certain: bool = True  # whether another voxel size would not change it
+    max_confidence: float = WRONG
     free_directions: tuple[FreeDirection, ...] = ()
     alternatives: tuple[Floats, ...] = ()  # [4, 4], poses that fit as well
 
