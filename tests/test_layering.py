@@ -40,7 +40,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"registration"},
     ),
     "sequences": ({"estimators", "models", "ops", "io", "viz", "_check", "_ledger", *THIRD}, {"ray"}),
-    "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors", "scipy"}),
+    "registration": (
+        {"models", "ops", "io", "_kernels", "_check", "numba", *THIRD},
+        {"small_gicp", "safetensors", "scipy"},
+    ),
     "training": (
         {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", "_ledger", *THIRD},
         {"safetensors", "matplotlib", "PIL"},
