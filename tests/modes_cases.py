@@ -441,7 +441,7 @@ def _() -> Any:
 @case(
     "training.flow.augment",
     "training.flow.collate_flow",
-    "training.flow.counted_pixels",
+    "training.flow.loss_mask",
     "training.flow.cut_window",
     "training.flow.mean_error",
     "training.flow.sequence_loss",
@@ -455,7 +455,7 @@ def _() -> Any:
     batch = learning.collate_flow([learning.cut_window(sample, (32, 40), (seed,)) for seed in range(2)])
     changes = learning.Augmentation((24, 32), (0.9, 1.3), colour=0.4, eraser=1.0)
     changed = learning.augment(learning.FlowBatch(*(part.to(DEVICE) for part in batch)), changes, (0, 1))
-    counted = learning.counted_pixels(changed)
+    counted = learning.loss_mask(changed)
     first = noise(2, 2, 24, 32)
     info = noise(2, 4, 24, 32, seed=1)
     return [

@@ -345,14 +345,14 @@ def _report(
         "output": args.output,
         "weights": weights,
         "recipe": {**_recipe(args), "training": training},
-        "done": trained.done,
+        "done": trained.completed,
         "history": [row._asdict() for row in trained.history],
         "validation": None if validation is None else validation.errors,
         "device": args.device,
         "seconds": watch.seconds(),
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
-    left = "" if trained.done >= 1 else f"; {1 - trained.done:.0%} of the training is left"
+    left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
     told = (
         f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"

@@ -91,7 +91,7 @@ class FlowNetwork(nn.Module):
                     setattr(module, behind, nn.Identity())
         self.to(memory_format=self.cpu_format)  # type: ignore[call-overload]
 
-    def convolutions_before_norms(self) -> list[tuple[str, str]]:
+    def find_normed_convolutions(self) -> list[tuple[str, str]]:
         """Return the names of convolutions whose biases a batch norm in training mode cancels, and of these norms."""
         names = []
         for prefix, module in self.named_modules():
@@ -105,7 +105,7 @@ class FlowNetwork(nn.Module):
     def fold_biases(self, names: Sequence[tuple[str, str]]) -> None:
         """Move biases into the means of the norms behind them, and add none in training mode.
 
-        The network's results stay the same, but for rounding. ``names`` are from :meth:`convolutions_before_norms`.
+        The network's results stay the same, but for rounding. ``names`` are from :meth:`find_normed_convolutions`.
         """
         for name, behind in names:
             layer: Any = self.get_submodule(name)

@@ -88,14 +88,14 @@ class TrainingFolder:
         and ``notes`` are further values for :class:`Restored`, as JSON can hold them.
         """
         state, step = self.folder / STATE, int(history[-1][0])
-        parts: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
-        parts |= _moments(modules["model"], optimizer)
-        for name, part in parts.items():
-            write_tensors(state / f"{step}.{name}.safetensors", part)
+        states: dict[str, dict[str, Tensor]] = {name: tensors(module) for name, module in modules.items()}
+        states |= _moments(modules["model"], optimizer)
+        for name, state_dict in states.items():
+            write_tensors(state / f"{step}.{name}.safetensors", state_dict)
         rows = [[None if value != value else value for value in row] for row in history]
         write_notes(state / POINTER, {"step": step, **(notes or {}), "history": rows})
         self.write_history(history)
-        current = {f"{step}.{name}.safetensors" for name in parts} | {POINTER}
+        current = {f"{step}.{name}.safetensors" for name in states} | {POINTER}
         for path in state.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)
@@ -157,17 +157,17 @@ def restore(
         step, history = 0, []
     if not history:
         raise InputError(f"{pointer}: expected the state of a run, cannot be read")
-    held: dict[str, Mapping[str, Tensor]] = {}
-    left_out = {part: unbounded_buffers(module) for part, module in modules.items()}
-    files = {part: state / f"{step}.{part}.safetensors" for part in (*modules, *_MOMENTS)}
-    for part, path in files.items():
+    stored: dict[str, Mapping[str, Tensor]] = {}
+    left_out = {name: unbounded_buffers(module) for name, module in modules.items()}
+    files = {name: state / f"{step}.{name}.safetensors" for name in (*modules, *_MOMENTS)}
+    for name, path in files.items():
         if not path.is_file():
             raise InputError(f"{path}: is named by {POINTER}, but is not there")
-        held[part] = read_safetensors(path)
-        check_finite(_without(held[part], left_out.get(part, ())), str(path))
-    for part, module in modules.items():
-        fit(module, held[part], str(files[part]), "this run")
-    _restore_moments(modules["model"], optimizer, held, files)
+        stored[name] = read_safetensors(path)
+        check_finite(_without(stored[name], left_out.get(name, ())), str(path))
+    for name, module in modules.items():
+        fit(module, stored[name], str(files[name]), "this run")
+    _restore_moments(modules["model"], optimizer, stored, files)
     return Restored(history, notes)
 
 
@@ -210,9 +210,9 @@ def all_not_finite(named: Mapping[str, Tensor]) -> list[str]:
     for name, value in floating.items():  # Adam counts its steps on the CPU
         devices.setdefault(value.device, {})[name] = value.isfinite().all()
     damaged = set()
-    for found in devices.values():
-        finite = torch.stack(list(found.values())).tolist()  # waits once
-        damaged |= {name for name, whole in zip(found, finite, strict=True) if not whole}
+    for tensors_ in devices.values():
+        finite = torch.stack(list(tensors_.values())).tolist()  # waits once
+        damaged |= {name for name, is_finite in zip(tensors_, finite, strict=True) if not is_finite}
     return [name for name in floating if name in damaged]
 
 
@@ -240,33 +240,33 @@ def check_finite(named: Mapping[str, Tensor], file: str) -> None:
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
     """Return Adam's moments by part; the counts of steps, one number each, are with the first moments."""
-    found: dict[str, dict[str, Tensor]] = {part: {} for part in _MOMENTS}
+    moments: dict[str, dict[str, Tensor]] = {kind: {} for kind in _MOMENTS}
     for name, parameter in model.named_parameters():
-        held = optimizer.state.get(parameter, {})
-        for part in ("step", *_MOMENTS):
-            if part in held:
-                found["exp_avg" if part == "step" else part][f"{part}.{name}"] = held[part]
-    return found
+        state = optimizer.state.get(parameter, {})
+        for kind in ("step", *_MOMENTS):
+            if kind in state:
+                moments["exp_avg" if kind == "step" else kind][f"{kind}.{name}"] = state[kind]
+    return moments
 
 
 def _restore_moments(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    held: Mapping[str, Mapping[str, Tensor]],
+    stored: Mapping[str, Mapping[str, Tensor]],
     files: Mapping[str, Path],
 ) -> None:
     """Load the moments that :func:`_moments` returned; a parameter that never had a gradient has none."""
-    stored = held["exp_avg"] | held["exp_avg_sq"]  # type: ignore[operator]  # dictionaries
+    moments = stored["exp_avg"] | stored["exp_avg_sq"]  # type: ignore[operator]  # dictionaries
     for key, parameter in model.named_parameters():
-        own = {part: stored[f"{part}.{key}"] for part in ("step", *_MOMENTS) if f"{part}.{key}" in stored}
+        own = {kind: moments[f"{kind}.{key}"] for kind in ("step", *_MOMENTS) if f"{kind}.{key}" in moments}
         if not own:
             continue
-        sizes = {part: value.numel() for part, value in own.items()}
+        sizes = {kind: value.numel() for kind, value in own.items()}
         if sizes != {"step": 1, "exp_avg": parameter.numel(), "exp_avg_sq": parameter.numel()}:
             raise InputError(f"{files['exp_avg']}: expected the optimizer's moments of {key}, found others or none")
-        place = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
+        device = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
         optimizer.state[parameter] = {
             # The fused optimizer takes memory in its order: the moments' strides have to be the parameter's.
-            part: value.to(place).reshape(()) if part == "step" else torch.empty_like(parameter.detach()).copy_(value)
-            for part, value in own.items()
+            kind: value.to(device).reshape(()) if kind == "step" else torch.empty_like(parameter.detach()).copy_(value)
+            for kind, value in own.items()
         }

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.training.flow import FlowBatch, counted_pixels, laplace_mixture_loss, mean_error, sequence_loss
+from fullfield.training.flow import FlowBatch, laplace_mixture_loss, loss_mask, mean_error, sequence_loss
 from refusals import refuses
 
 SHAPE = (2, 5, 6)
@@ -113,9 +113,9 @@ def test_pixels_that_count() -> None:
     occluded = torch.tensor([[[False, False, False, False, True]]])
     frames = torch.zeros(1, 3, 1, 5)
     batch = FlowBatch(frames, frames, flow, valid, occluded)
-    assert counted_pixels(batch).tolist() == [[[True, True, False, False, True]]]
-    assert counted_pixels(batch, max_flow=50.0).tolist() == [[[True, False, False, False, True]]]
-    assert counted_pixels(batch, occluded=False).tolist() == [[[True, True, False, False, False]]]
+    assert loss_mask(batch).tolist() == [[[True, True, False, False, True]]]
+    assert loss_mask(batch, max_flow=50.0).tolist() == [[[True, False, False, False, True]]]
+    assert loss_mask(batch, occluded=False).tolist() == [[[True, True, False, False, False]]]
 
 
 def test_losses_compile_as_one_graph() -> None:

@@ -329,7 +329,7 @@ def test_every_kind_of_run_goes_on_where_it_was(
         trained(tmp_path / "stopped", network(kind, **more), source=until(5), training=training)
     assert trained(tmp_path / "stopped", resumed, training=training) == weights
     paused = FlowRun(every=2, read=1, pause=1e-6)
-    while train_flow(tmp_path / "paused", network(kind, **more), Scenes(), training, run=paused).done < 1:
+    while train_flow(tmp_path / "paused", network(kind, **more), Scenes(), training, run=paused).completed < 1:
         pass
     assert (tmp_path / "paused" / WEIGHTS).read_bytes() == weights
     found = load_file(tmp_path / "whole" / WEIGHTS)
@@ -339,15 +339,15 @@ def test_every_kind_of_run_goes_on_where_it_was(
         assert found["mask"].tolist() == [0.0, float("-inf")]
     if kind is Updated:
         assert set(whole.seen) == {1, 2, 3}
-        assert whole.seen == [training.updates_of(step) for step in range(8)]
+        assert whole.seen == [training.draw_updates(step) for step in range(8)]
         assert resumed.seen == whole.seen[4:]
 
 
 def test_updates_are_drawn_by_seed_and_evenly() -> None:
     training = TRAINING.replace(updates=(1, 3))
-    drawn, other = ([each.updates_of(step) for step in range(8)] for each in (training, training.replace(seed=4)))
+    drawn, other = ([each.draw_updates(step) for step in range(8)] for each in (training, training.replace(seed=4)))
     assert drawn != other
-    drawn = [FlowTraining(updates=(4, 12)).updates_of(step) for step in range(2000)]
+    drawn = [FlowTraining(updates=(4, 12)).draw_updates(step) for step in range(2000)]
     assert set(drawn) == set(range(4, 13))
     assert min(drawn.count(number) for number in range(4, 13)) > 150
 
@@ -462,7 +462,7 @@ def test_training_ends_with_its_time(tmp_path: Path) -> None:
         tmp_path, network(), Scenes(), training, run=FlowRun(every=10**6, read=5), progress=lambda d, _: seen.append(d)
     )
     assert time.perf_counter() - begin < 20
-    assert found.done == 1.0
+    assert found.completed == 1.0
     assert seen == sorted(seen)
     assert found.history[-1].seconds == pytest.approx(0.6, rel=0.5)
     assert found.history[-1].rate < 0.2 * training.learning_rate
@@ -489,7 +489,7 @@ def restored(folder: Path, stepper: Stepper) -> dict[str, Any]:
 def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = FlowRun(every=100, read=2, pause=1e-6)
     found = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
-    assert found.done < 1
+    assert found.completed < 1
     assert found.history[-1].step in (2, 3)
     reached = found.history[-1].step
     source = Scenes()
@@ -617,7 +617,7 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     training = TRAINING.replace(updates=(1, 4), compile="default")
     stepper = Stepper(network(Many).train(), training)
     steps(stepper, scenes, 24)
-    assert {training.updates_of(step) for step in range(24)} == {1, 2, 3, 4}
+    assert {training.draw_updates(step) for step in range(24)} == {1, 2, 3, 4}
     assert len(compiled) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first == "fullfield: compiling the network (torch.compile, default); this may take a minute, or longer ..."
@@ -633,14 +633,14 @@ def small_network() -> SEARAFT:
     """A SEA-RAFT whose convolutions in front of norms have biases."""
     torch.manual_seed(2)
     model = SEARAFT(SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 8, 16), channels=8)).train()
-    for name, _ in model.convolutions_before_norms():
+    for name, _ in model.find_normed_convolutions():
         torch.nn.init.normal_(model.get_parameter(f"{name}.bias"))
     return model
 
 
 def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
     model, batch = small_network(), scenes.batch(0, 2)
-    names = [f"{name}.bias" for name, _ in model.convolutions_before_norms()]
+    names = [f"{name}.bias" for name, _ in model.find_normed_convolutions()]
     assert "fnet.conv1.bias" in names
     assert "cnet.layer2.0.downsample.0.bias" in names
     before = model.eval()(batch.frame1, batch.frame2)
@@ -657,7 +657,7 @@ def test_biases_before_norms_are_folded_into_them(scenes: Scenes) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
     frozen = small_network()
     loop.freeze_norms(frozen)
-    assert frozen.convolutions_before_norms() == []
+    assert frozen.find_normed_convolutions() == []
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # while PyTorch traces
@@ -843,4 +843,5 @@ def test_schedules() -> None:
     assert rates[100] == pytest.approx(0.01)
     assert stable.replace(decay=0.0).rate(1.0) == 1.0
     timed = FlowTraining(steps=1000, seconds=50.0)
-    assert [timed.done(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [0.0, 0.1, 0.5, 1.0]
+    places = ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))
+    assert [timed.completed_fraction(*place) for place in places] == [0.0, 0.1, 0.5, 1.0]

@@ -219,7 +219,7 @@ class SEARAFT(FlowNetwork):
         self.config = SEARAFTConfig.medium() if config is None else config
         _check.require(isinstance(self.config, SEARAFTConfig), "config", "a SEARAFTConfig", config)
         self.correlation = correlation
-        self._compiled_begin: Callable[..., Any] | None = None
+        self._compiled_start: Callable[..., Any] | None = None
         self._compiled_update: Callable[..., Any] | None = None
         width = self.config.channels
         self.cnet = Encoder(self.config, 6)
@@ -306,7 +306,7 @@ class SEARAFT(FlowNetwork):
         """
         count, padding, start = self._checked(frame1, frame2, self._number(updates), initial_flow, fewest=0)
         prepared = self.prepare(frame1, padding), self.prepare(frame2, padding)
-        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_begin or self._begin)(*prepared)
+        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._begin)(*prepared)
         if start is not None:
             flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
         predictions = [(field, mask)]
@@ -319,13 +319,13 @@ class SEARAFT(FlowNetwork):
             predictions.append((field, mask))
         return padding, predictions
 
-    def compile_parts(self, mode: str | None) -> None:
+    def compile_stages(self, mode: str | None) -> None:
         """Compile what :meth:`coarse_predictions` does before the updates, and an update, which serves any number.
 
         Args:
             mode: mode of ``torch.compile``; None returns to code that is not compiled.
         """
-        self._compiled_begin = None if mode is None else torch.compile(self._begin, mode=mode)
+        self._compiled_start = None if mode is None else torch.compile(self._begin, mode=mode)
         self._compiled_update = None if mode is None else torch.compile(self._predict, mode=mode)
 
     def _begin(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fullfield.training.flow.loop import FlowRun as FlowRun
     from fullfield.training.flow.loop import TrainedFlow as TrainedFlow
     from fullfield.training.flow.loop import train_flow as train_flow
-    from fullfield.training.flow.loss import counted_pixels as counted_pixels
     from fullfield.training.flow.loss import laplace_mixture_loss as laplace_mixture_loss
+    from fullfield.training.flow.loss import loss_mask as loss_mask
     from fullfield.training.flow.loss import mean_error as mean_error
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
     from fullfield.training.flow.pairs import PairGenerator as PairGenerator
@@ -40,7 +40,7 @@ __all__, __getattr__, __dir__ = lazy(
         "config": "FlowTraining SceneStyle",
         "curves": "plot_history",
         "loop": "FlowRun TrainedFlow train_flow",
-        "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
+        "loss": "loss_mask laplace_mixture_loss mean_error sequence_loss",
         "pairs": "PairGenerator",
         "stepping": "AveragedWeights Stepper",
         "validation": "FlowValidation",

@@ -84,7 +84,7 @@ class FlowTraining(Config):
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
 
-    def updates_of(self, step: int) -> int | None:
+    def draw_updates(self, step: int) -> int | None:
         """Return the number of updates of step ``step``; None where the network decides."""
         if not isinstance(self.updates, tuple):
             return self.updates
@@ -92,21 +92,21 @@ class FlowTraining(Config):
         drawn = hashlib.sha256(f"updates {self.seed} {step}".encode()).digest()[:8]
         return low + int.from_bytes(drawn, "big") % (high - low + 1)
 
-    def done(self, step: float, seconds: float) -> float:
+    def completed_fraction(self, step: float, seconds: float) -> float:
         """Return the share of the training, 0 to 1, that is done after ``step`` steps and ``seconds``."""
         by_time = 0.0 if self.seconds is None else seconds / self.seconds
         return min(1.0, max(step / self.steps, by_time))
 
-    def rate(self, done: float) -> float:
+    def rate(self, completed: float) -> float:
         """Return the learning rate after this share of the training."""
-        if done < self.warmup:
-            return self.learning_rate * (_START + (1 - _START) * done / self.warmup)
+        if completed < self.warmup:
+            return self.learning_rate * (_START + (1 - _START) * completed / self.warmup)
         if self.schedule == "one-cycle":
-            fall = (done - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
+            fall = (completed - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
             return self.learning_rate * (1 - (1 - self.last) * min(1.0, fall))
-        if self.decay == 0 or done <= 1 - self.decay:
+        if self.decay == 0 or completed <= 1 - self.decay:
             return self.learning_rate
-        left = max(0.0, (1 - done) / self.decay)
+        left = max(0.0, (1 - completed) / self.decay)
         return self.learning_rate * (self.last + (1 - self.last) * (1 - math.sqrt(1 - left)))
 
 

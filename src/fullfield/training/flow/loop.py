@@ -60,10 +60,10 @@ class Ahead:
             self.make(step)
         batch = self._waiting.pop(step)
         if self._stream is not None:
-            here = torch.cuda.current_stream(self._device)
-            here.wait_stream(self._stream)
-            for part in batch:
-                part.record_stream(here)
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            for tensor in batch:
+                tensor.record_stream(current)
         return batch
 
     def _make(self, step: int) -> FlowBatch:
@@ -111,7 +111,7 @@ class TrainedFlow(NamedTuple):
 
     model: nn.Module  # a copy of the network with the averaged weights, in evaluation mode
     history: list[FlowRow]
-    done: float  # share of the training: 1, unless it was paused
+    completed: float  # fraction of the training: 1, unless it was paused
 
 
 def train_flow(
@@ -148,7 +148,7 @@ def train_flow(
     first = next(model.parameters(), None)
     if first is None:
         raise InputError("model: expected parameters to train, got none")
-    with ranks(first.device) as team, _torch_for_training(first.device, training.seed + team.rank):
+    with ranks(first.device) as team, _seed_and_tune(first.device, training.seed + team.rank):
         if training.batch % team.count:
             raise InputError(f"batch: expected a multiple of {team.count} processes, got {training.batch}")
         model.train()
@@ -176,14 +176,14 @@ class _Clock:
     """Clock of a training: read at intervals and extrapolated in between, so that all processes agree."""
 
     def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
-        self._before, self._begin = before, time.perf_counter()
+        self._before, self._start = before, time.perf_counter()
         self._team, self._device = team, device
         self._mark = step, before
         self.pace = 0.0  # seconds a step; 0 until it is known
         self._settled = step + _SETTLED
 
     @property
-    def here(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since this process began."""
         return self._mark[1] - self._before
 
@@ -193,7 +193,7 @@ class _Clock:
 
     def read(self, step: int, *, worked: bool = True) -> float:
         """Read the clock; ``worked``: only steps ran since the last reading."""
-        seconds = self._team.number(self._before + time.perf_counter() - self._begin, self._device)
+        seconds = self._team.number(self._before + time.perf_counter() - self._start, self._device)
         if worked and self._mark[0] >= self._settled and step > self._mark[0]:
             self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
         self._mark = step, seconds
@@ -255,38 +255,39 @@ class _Loop:
         after = None if run.after is None else Path(run.after)
         if after is not None and not (has_state(folder) or has_state(after)):
             raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(after)}")
-        self.kept = TrainingFolder(folder, recipe, FlowRow) if self.team.first else None
+        self.run_folder = TrainingFolder(folder, recipe, FlowRow) if self.team.first else None
         self.team.wait()
         self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
         # Every process raises for weights, which all of them share; buffers are each process's own, and the first's
         # are stored.
         self.check = StateCheck(self._modules(), stepper.optimizer, buffers=self.team.first)
-        found = self._restored(folder)
-        if found is not None:
-            self.history, notes = found
+        restored = self._restored(folder)
+        if restored is not None:
+            self.history, notes = restored
             self.batches, self.best = notes.batches, notes.best
             stepper.scaling = notes.scaling.to(stepper.device)
             if self.team.first:
                 torch.set_rng_state(notes.rng)
         elif after is not None and (before := self._restored(after)) is not None:
             self.batches = -(-before[1].pairs // self.training.batch)
-        self.noted = self.history[-1].seconds if self.history else 0.0  # of training, when the last row was done with
+        # Seconds of training when the last row was written.
+        self.checkpoint_seconds = self.history[-1].seconds if self.history else 0.0
         if run.curves:
             figure_class()
         self.board = Board(folder) if run.tensorboard and self.team.first else None
         self.readings: list[Reading] = []
         self.rows = 0
-        if self.kept is not None and self.history:  # files may be missing, or the curves are requested only now
-            self.kept.write_history(self.history)
-            self._publish(self.kept.folder)
+        if self.run_folder is not None and self.history:  # files may be missing, or the curves are requested only now
+            self.run_folder.write_history(self.history)
+            self._publish(self.run_folder.folder)
 
     def _restored(self, folder: Path) -> tuple[list[FlowRow], _Notes] | None:
         """Load the state of a run into the stepper, all but the loss's scale."""
-        found = restore(folder, self._modules(), self.stepper.optimizer, FlowRow)
-        if found is None:
+        restored = restore(folder, self._modules(), self.stepper.optimizer, FlowRow)
+        if restored is None:
             return None
         self.stepper.fold_biases()
-        return found.history, _Notes.read(found.notes, folder)
+        return restored.history, _Notes.read(restored.notes, folder)
 
     def _modules(self) -> dict[str, nn.Module]:
         return {"model": self.stepper.model, "average": self.stepper.average.model}
@@ -299,46 +300,46 @@ class _Loop:
 
     def train(self) -> TrainedFlow:
         training, run = self.training, self.run
-        begin = step = self.history[-1].step if self.history else 0
+        first_step = step = self.history[-1].step if self.history else 0
         clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
-        done, paused = training.done(step, clock.at(step)), False
-        while done < 1.0 and not paused:
-            rate = training.rate(done)
+        completed, paused = training.completed_fraction(step, clock.at(step)), False
+        while completed < 1.0 and not paused:
+            rate = training.rate(completed)
             batch = self.ahead.take(self.batches + step)
-            self.stepper.step(batch, self.batches + step, rate=rate, occluded=done >= training.visible)
+            self.stepper.step(batch, self.batches + step, rate=rate, occluded=completed >= training.visible)
             step += 1
-            done = training.done(step, clock.at(step))
-            if done < 1.0:
+            completed = training.completed_fraction(step, clock.at(step))
+            if completed < 1.0:
                 self.ahead.make(self.batches + step)
-            noted = step % run.every == 0 or done >= 1.0
-            if not (noted or step % run.read == 0 or step == begin + _SETTLED):
+            is_due = step % run.every == 0 or completed >= 1.0
+            if not (is_due or step % run.read == 0 or step == first_step + _SETTLED):
                 continue
             reading = self.stepper.read()
             self.readings.append(reading)
             check_finite(reading, step, training)
             seconds = clock.read(step)
-            done = training.done(step, seconds)
-            paused = run.pause is not None and clock.here >= run.pause
+            completed = training.completed_fraction(step, seconds)
+            paused = run.pause is not None and clock.elapsed >= run.pause
             # Steps in float16 may overflow until the loss's scale has settled.
-            noted = noted or paused or done >= 1.0
-            if noted and training.precision != "float16":
+            is_due = is_due or paused or completed >= 1.0
+            if is_due and training.precision != "float16":
                 if all(r.skipped == r.steps for r in self.readings):
                     raise diverged("every step since the last checkpoint", step, training)
                 if reading.skipped == reading.steps and reading.in_a_row >= _ENDED:
                     raise diverged(f"the last {reading.in_a_row} steps", step, training)
-            self._report(done, step, reading, clock)
-            if noted:
-                self._note(step, seconds, rate, last=paused or done >= 1.0)
-                self.noted = clock.read(step, worked=False)
-                done = training.done(step, self.noted)
-        return TrainedFlow(self.stepper.average.model, self.history, done)
+            self._report(completed, step, reading, clock)
+            if is_due:
+                self._write_checkpoint(step, seconds, rate, last=paused or completed >= 1.0)
+                self.checkpoint_seconds = clock.read(step, worked=False)
+                completed = training.completed_fraction(step, self.checkpoint_seconds)
+        return TrainedFlow(self.stepper.average.model, self.history, completed)
 
-    def _note(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
+    def _write_checkpoint(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
         """Check the state, add a row to the history and write a checkpoint."""
         self.check(step)
         before = self.history[-1] if self.history else None
         steps = step - (before.step if before else 0)
-        took = seconds - self.noted
+        took = seconds - self.checkpoint_seconds
         good = [(r.steps - r.skipped, r) for r in self.readings if r.steps > r.skipped]
         total = sum(count for count, _ in good)
         loss, seen, norm = (
@@ -349,23 +350,23 @@ class _Loop:
         self.readings.clear()
         self.rows += 1
         error = math.nan
-        if self.kept is not None and self.validation is not None and (last or self.rows % self.run.validate == 0):
+        if self.run_folder is not None and self.validation is not None and (last or self.rows % self.run.validate == 0):
             error = float(self.validation(self.stepper.average.model))
         speed = steps * self.training.batch / took if took > 0 else math.nan
         self.history.append(FlowRow(step, seconds, loss, seen, norm, rate, skipped, speed, error))
-        if self.kept is None:
+        if self.run_folder is None:
             return
         if error < self.best:
             self.best = error
-            write_tensors(self.kept.folder / BEST, tensors(self.stepper.average.model))
+            write_tensors(self.run_folder.folder / BEST, tensors(self.stepper.average.model))
         pairs = (self.batches + step) * self.training.batch
         notes = _Notes(self.batches, pairs, self.best, self.stepper.scaling, torch.get_rng_state())
-        self.kept.save(self._modules(), self.stepper.optimizer, self.history, notes.as_json())
-        self._publish(self.kept.folder)
+        self.run_folder.save(self._modules(), self.stepper.optimizer, self.history, notes.as_json())
+        self._publish(self.run_folder.folder)
         if self.board is not None:
             self.board.add(self.history[-1])
 
-    def _report(self, done: float, step: int, reading: Reading, clock: _Clock) -> None:
+    def _report(self, completed: float, step: int, reading: Reading, clock: _Clock) -> None:
         if self.progress is None or not self.team.first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
@@ -373,11 +374,11 @@ class _Loop:
             text += f", {self.training.batch / clock.pace:.0f} pairs/s"
         if reading.skipped:
             text += f", {reading.skipped} of {reading.steps} steps skipped"
-        self.progress(done, text)
+        self.progress(completed, text)
 
 
 @contextmanager
-def _torch_for_training(device: torch.device, seed: int) -> Iterator[None]:
+def _seed_and_tune(device: torch.device, seed: int) -> Iterator[None]:
     """Seed random numbers and let cuDNN try its algorithms inside; restore both afterwards."""
     benchmark = torch.backends.cudnn.benchmark
     on_gpu = device.type == "cuda"

@@ -1,6 +1,6 @@
 """Losses of networks that refine a flow, prediction by prediction.
 
-All are means over the pixels that count, see :func:`counted_pixels`, and run under ``torch.compile`` as one graph.
+All are means over the pixels that count, see :func:`loss_mask`, and run under ``torch.compile`` as one graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.convex_loss import convex_mixture_loss, mixture_surprise
 
 
-def counted_pixels(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
+def loss_mask(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
     """Return the pixels that a loss counts: true flow known, finite and shorter than ``max_flow``.
 
     Args:
@@ -24,14 +24,14 @@ def counted_pixels(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool 
         max_flow: length in pixels.
         occluded: whether pixels that are not visible in the second frame count too.
     """
-    counted = batch.valid & (batch.flow.square().sum(1) < max_flow * max_flow)  # False of NaN
-    return counted if occluded else counted & ~batch.occluded
+    valid = batch.valid & (batch.flow.square().sum(1) < max_flow * max_flow)  # False of NaN
+    return valid if occluded else valid & ~batch.occluded
 
 
 def sequence_loss(
     predictions: Sequence[Tensor],  # N × [B, 2, H, W], the flow after each update
     flow: Tensor,  # [B, 2, H, W], the truth
-    counted: Tensor,  # [B, H, W] bool
+    valid: Tensor,  # [B, H, W] bool
     *,
     gamma: float = 0.8,
 ) -> Tensor:  # scalar
@@ -39,7 +39,7 @@ def sequence_loss(
 
     Mean over the pixels that count and both components, sum over the predictions. Source: RAFT, equation 7.
     """
-    truth, inside, pixels = _prepared(predictions, flow, counted, gamma)
+    truth, inside, pixels = _prepared(predictions, flow, valid, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, predicted in zip(_weights(len(predictions), gamma), predictions, strict=True):
         total = total + weight * torch.where(inside, (predicted.float() - truth).abs(), 0.0).sum()
@@ -49,7 +49,7 @@ def sequence_loss(
 def laplace_mixture_loss(
     predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 2, H, W], [B, 4, H, W])
     flow: Tensor,  # [B, 2, H, W], the truth
-    counted: Tensor,  # [B, H, W] bool
+    valid: Tensor,  # [B, H, W] bool
     *,
     gamma: float = 0.85,
     log_scale_min: float = 0.0,
@@ -62,7 +62,7 @@ def laplace_mixture_loss(
     the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
-    truth, inside, pixels = _prepared([flow for flow, _ in predictions], flow, counted, gamma)
+    truth, inside, pixels = _prepared([flow for flow, _ in predictions], flow, valid, gamma)
     _check.number(log_scale_min, "log_scale_min", high=0)
     _check.number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
@@ -78,7 +78,7 @@ def coarse_mixture_loss(
     predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 6, h, w], [B, 9·8·8, h, w])
     padding: Sequence[int],  # left, right, top, bottom: pixels that the network added
     flow: Tensor,  # [B, 2, H, W], the truth
-    counted: Tensor,  # [B, H, W] bool
+    valid: Tensor,  # [B, H, W] bool
     *,
     gamma: float = 0.85,
     limits: tuple[float, float] = (0.0, 10.0),
@@ -91,13 +91,13 @@ def coarse_mixture_loss(
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
     _check.number(gamma, "gamma", above=0.0, high=1.0)
     low, high = limits
-    pixels = counted.sum().clamp(min=1)
+    pixels = valid.sum().clamp(min=1)
     if any(padding):
-        flow, counted = functional.pad(flow, tuple(padding)), functional.pad(counted, tuple(padding))
+        flow, valid = functional.pad(flow, tuple(padding)), functional.pad(valid, tuple(padding))
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     error = total
     for weight, (field, mask) in zip(_weights(len(predictions), gamma), predictions, strict=True):
-        loss, error = convex_mixture_loss(field, mask, flow, counted, log_scale_min=low, log_scale_max=high)
+        loss, error = convex_mixture_loss(field, mask, flow, valid, log_scale_min=low, log_scale_max=high)
         total = total + weight * loss
     return total / (2 * pixels), error / pixels
 
@@ -105,11 +105,11 @@ def coarse_mixture_loss(
 def mean_error(
     predicted: Tensor,  # [B, 2, H, W]
     flow: Tensor,  # [B, 2, H, W], the truth
-    counted: Tensor,  # [B, H, W] bool
+    valid: Tensor,  # [B, H, W] bool
 ) -> Tensor:  # scalar, pixels
     """Return the mean end-point error over the pixels that count."""
-    error = torch.where(counted, (predicted.float() - flow).square().sum(1), 0.0).sqrt().sum()
-    return error / counted.sum().clamp(min=1)
+    error = torch.where(valid, (predicted.float() - flow).square().sum(1), 0.0).sqrt().sum()
+    return error / valid.sum().clamp(min=1)
 
 
 def _weights(count: int, gamma: float) -> list[float]:
@@ -117,7 +117,7 @@ def _weights(count: int, gamma: float) -> list[float]:
 
 
 def _prepared(
-    predictions: Sequence[Tensor], flow: Tensor, counted: Tensor, gamma: float
+    predictions: Sequence[Tensor], flow: Tensor, valid: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the truth with unknown pixels at 0, the mask that counts [B, 1, H, W], and its sum."""
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
@@ -125,6 +125,6 @@ def _prepared(
     batch, _, height, width = _check.tensor(flow, "flow", ("B", 2, "H", "W")).shape
     for predicted in predictions:
         _check.tensor(predicted, "predictions", (batch, 2, height, width), device=flow.device)
-    _check.tensor(counted, "counted", (batch, height, width), dtypes=[torch.bool], device=flow.device)
-    inside = counted[:, None]
-    return torch.where(inside, flow, 0.0), inside, counted.sum().clamp(min=1)
+    _check.tensor(valid, "valid", (batch, height, width), dtypes=[torch.bool], device=flow.device)
+    inside = valid[:, None]
+    return torch.where(inside, flow, 0.0), inside, valid.sum().clamp(min=1)

@@ -41,15 +41,15 @@ class Ranks:
             distributed.all_reduce(value)
         return value
 
-    def mean_of(self, values: Sequence[Tensor]) -> None:
+    def average_tensors(self, values: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over all processes; one message for all of them."""
         if self.count == 1:
             return
         joined = torch.cat([value.reshape(-1) for value in values])
         distributed.all_reduce(joined)
         joined /= self.count
-        parts = torch.split(joined, [value.numel() for value in values])
-        torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(parts, values, strict=True)])
+        pieces = torch.split(joined, [value.numel() for value in values])
+        torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(pieces, values, strict=True)])
 
     def same(self, values: Sequence[Tensor]) -> None:
         """Replace each tensor by the first process's."""
@@ -87,7 +87,7 @@ _failed = False  # whether a group of GPUs was left open after an error
 
 
 @functools.cache
-def _meeting_place(_address: str | None, _port: str | None) -> Store:
+def _rendezvous_store(_address: str | None, _port: str | None) -> Store:
     """Return the store where the processes find each other.
 
     It stays open to the end: if it were closed and opened again, a process that is early would reach the old store and
@@ -121,7 +121,7 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    store = _meeting_place(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    store = _rendezvous_store(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     distributed.init_process_group(
         "nccl" if on_gpu else "gloo",
         timeout=_PATIENCE,

@@ -22,14 +22,14 @@ from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.loss import (
     coarse_mixture_loss,
-    counted_pixels,
     laplace_mixture_loss,
+    loss_mask,
     mean_error,
     sequence_loss,
 )
 from fullfield.training.flow.ranks import Ranks
 
-_FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
+_FIRST_SCALE, _MAX_SCALE = 2.0**14, 2.0**24
 _UNRECORDED = 4  # steps before a graph is recorded: they compile and choose algorithms
 _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,7 +47,7 @@ class AveragedWeights:
 
     Floating buffers, such as a batch norm's statistics, are averaged as well; others are copied, and so is what holds
     infinity from the start, such as a mask. All of it takes a few kernels a step. The copy ``model`` is in evaluation
-    mode. A step keeps the share ``keep`` of the average; less during the first steps, (1 + n) / (10 + n) of step n.
+    mode. A step keeps the fraction ``keep`` of the average; less during the first steps, (1 + n) / (10 + n) of step n.
     """
 
     def __init__(self, model: nn.Module, keep: float = 0.999) -> None:
@@ -74,7 +74,7 @@ class AveragedWeights:
 
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [part.detach() for part in (*model.parameters(), *model.buffers())]
+    return [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
 
 
 class Objective(nn.Module):
@@ -96,7 +96,7 @@ class Objective(nn.Module):
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         # An attribute, not an argument: torch.compile takes numbers of a module as constants.
-        self.updates = training.updates_of(0)
+        self.updates = training.draw_updates(0)
         if self.updates is not None:
             called: Any = network.predictions if plain else network.predictions_with_info
             taken = inspect.signature(called).parameters
@@ -111,33 +111,33 @@ class Objective(nn.Module):
             self._limits = getattr(config, "log_scale_min", 0.0), highest if lower is None else lower
 
     @property
-    def by_parts(self) -> bool:
+    def has_stages(self) -> bool:
         """Return whether the network can compile parts of its predictions, which serve any number of updates."""
         coarse = self._limits is not None and callable(getattr(self.network, "coarse_predictions", None))
-        return coarse and callable(getattr(self.network, "compile_parts", None))
+        return coarse and callable(getattr(self.network, "compile_stages", None))
 
     @property
     def loss(self) -> str:
         """Return the name of the loss."""
         return "sequence" if self._limits is None else "mixture"
 
-    def forward(self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and the mean end-point error of the last prediction."""
         network: Any = self.network
         updates: dict[str, Any] = {} if self.updates is None else {"updates": self.updates}
         if self._limits is None:
             predictions = network.predictions(frame1, frame2, **updates)
-            loss = sequence_loss(predictions, flow, counted, gamma=self._gamma)
+            loss = sequence_loss(predictions, flow, valid, gamma=self._gamma)
             last = predictions[-1]
         elif callable(getattr(network, "coarse_predictions", None)):
             padding, coarse = network.coarse_predictions(frame1, frame2, **updates)
-            return coarse_mixture_loss(coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits)
+            return coarse_mixture_loss(coarse, padding, flow, valid, gamma=self._gamma, limits=self._limits)
         else:
             pairs = network.predictions_with_info(frame1, frame2, **updates)
             low, high = self._limits
-            loss = laplace_mixture_loss(pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
+            loss = laplace_mixture_loss(pairs, flow, valid, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]
-        return loss, mean_error(last.detach(), flow, counted)
+        return loss, mean_error(last.detach(), flow, valid)
 
 
 class Reading(NamedTuple):
@@ -163,7 +163,7 @@ class Stepper:
         self.model = model
         self.training = training
         self.ranks = ranks or Ranks()
-        names: Callable[[], list[tuple[str, str]]] = getattr(model, "convolutions_before_norms", list)
+        names: Callable[[], list[tuple[str, str]]] = getattr(model, "find_normed_convolutions", list)
         self._normed = names()
         biases = [model.get_parameter(f"{name}.bias") for name, _ in self._normed]
         self._untrained = [bias for bias in biases if bias.requires_grad]
@@ -174,7 +174,7 @@ class Stepper:
         self.device = self._parameters[0].device
         if training.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.ranks.same([part.detach() for part in (*model.parameters(), *model.buffers())])
+        self.ranks.same([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
         self.average = AveragedWeights(model, training.average)
         self.fold_biases()
         self.optimizer = torch.optim.AdamW(
@@ -185,12 +185,12 @@ class Stepper:
         self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         self._compiled = training.compile is None
-        self._by_parts = training.compile is not None and objective.by_parts
+        self._has_stages = training.compile is not None and objective.has_stages
         if training.compile is None:
             pass
-        elif self._by_parts:
+        elif self._has_stages:
             network: Any = model
-            network.compile_parts(training.compile)
+            network.compile_stages(training.compile)
         elif isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
             for part in model.children():
                 part.compile(mode=training.compile)
@@ -204,7 +204,7 @@ class Stepper:
         self.scaling[0] = _FIRST_SCALE if training.precision == "float16" else 1.0
         # Loss, error, norm, skipped, now in a row, most in a row.
         self._totals = torch.zeros(6, dtype=torch.float32, device=self.device)
-        self._whole = torch.ones((), dtype=torch.float32, device=self.device)
+        self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
 
     def fold_biases(self) -> None:
@@ -216,28 +216,28 @@ class Stepper:
         """Let all parameters of the model require their gradients again, and use no compiled code."""
         for bias in self._untrained:
             bias.requires_grad_(True)
-        if self._by_parts:
+        if self._has_stages:
             network: Any = self.model
-            network.compile_parts(None)
+            network.compile_stages(None)
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
         """Make step ``number``, counted from 0 over the runs that this one continues from, on this process's pairs."""
-        self._uncompiled.updates = self.training.updates_of(number)
-        counted = counted_pixels(batch, max_flow=self.training.max_flow, occluded=occluded)
+        self._uncompiled.updates = self.training.draw_updates(number)
+        valid = loss_mask(batch, max_flow=self.training.max_flow, occluded=occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
             frame1, frame2 = (f.contiguous(memory_format=torch.channels_last) for f in (frame1, frame2))
         before = torch.cat([b.detach().reshape(-1) for b in self._buffers]) if self._buffers else None
-        share = self._whole
+        weight = self._one
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
-            pixels = counted.sum().clamp(min=1).float()
-            share = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
-        loss, error = self._backward(frame1, frame2, batch.flow, counted, share)
+            pixels = valid.sum().clamp(min=1).float()
+            weight = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
+        loss, error = self._backward(frame1, frame2, batch.flow, valid, weight)
         for parameter in self._parameters if self.ranks.count > 1 else ():
             if parameter.grad is None:  # this process's pairs did not reach it
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        self.ranks.mean_of([*gradients, loss, error])
+        self.ranks.average_tensors([*gradients, loss, error])
         self._update(gradients, loss, error, number, rate, before)
 
     def _backward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,16 +252,16 @@ class Stepper:
         return self._recorded(self._uncompiled.updates, inputs)
 
     def _gradients(
-        self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor, share: Tensor
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, valid: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
         with self._announced():
             with autocast:
-                loss, error = self._objective(frame1, frame2, flow, counted)
-            loss = loss.float() * share
+                loss, error = self._objective(frame1, frame2, flow, valid)
+            loss = loss.float() * weight
             (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), error.float().detach() * share
+        return loss.detach(), error.float().detach() * weight
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
@@ -292,12 +292,12 @@ class Stepper:
         optimizer.step()
         if before is not None:
             after = torch.cat([b.reshape(-1) for b in self._buffers])
-            parts = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
-            torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(parts, self._buffers, strict=True)])
+            pieces = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
+            torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(pieces, self._buffers, strict=True)])
         self.average.update(number)
         if self.training.precision == "float16":
             since = torch.where(bad, 0.0, self.scaling[1] + 1)
-            grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MOST_SCALE)
+            grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MAX_SCALE)
             self.scaling.copy_(torch.stack([torch.where(bad, scale / 2, grown), since % _GROWTH]))
         row = (self._totals[4] + 1) * bad
         sums = torch.where(bad, 0.0, torch.stack([loss, error, norm]))
@@ -341,15 +341,15 @@ class _Recorder:
         inputs: Sequence[Tensor],
     ) -> None:
         self._work, self._parameters = work, list(parameters)
-        self._inputs = [torch.empty_like(part) for part in inputs]
+        self._inputs = [torch.empty_like(tensor) for tensor in inputs]
         self._memory = torch.cuda.graph_pool_handle()
         self._recordings: dict[int | None, _Recording] = {}
 
     def __call__(self, updates: int | None, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Run the step with that number of updates and set the parameters' gradients; return loss and error."""
-        for own, given in zip(self._inputs, inputs, strict=True):
-            if own.shape != given.shape:
-                shapes = tuple(own.shape), tuple(given.shape)
+        for own, value in zip(self._inputs, inputs, strict=True):
+            if own.shape != value.shape:
+                shapes = tuple(own.shape), tuple(value.shape)
                 raise InputError(f"graph: expected batches of one shape, got {shapes[1]} after {shapes[0]}")
         torch._foreach_copy_(self._inputs, list(inputs), non_blocking=True)
         recording = self._recordings.get(updates)
@@ -374,9 +374,9 @@ class _Recorder:
         return _Recording(graph, loss, error, [parameter.grad for parameter in self._parameters])
 
 
-def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
-    """Raise DivergedError if ``most`` steps in a row, until ``step``, were not finite."""
-    if reading.in_a_row >= most:
+def check_finite(reading: Reading, step: int, training: FlowTraining, max_in_a_row: int = 20) -> None:
+    """Raise DivergedError if ``max_in_a_row`` steps in a row, until ``step``, were not finite."""
+    if reading.in_a_row >= max_in_a_row:
         raise diverged(f"{reading.in_a_row} steps in a row", step, training)
 
 

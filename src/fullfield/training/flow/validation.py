@@ -51,27 +51,27 @@ class FlowValidation:
             metrics = FlowMetrics(averaging="per_image")
             pairs = self._read(data) if isinstance(data, FlowDataset) else self._generated(data)
             for frame1, frame2, flow, valid in pairs:
-                found = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
-                for predicted, truth, known in zip(found.float(), flow, valid, strict=True):
-                    metrics.update(predicted, truth.to(device), known.to(device))
+                predictions = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
+                for predicted, truth, valid_pixels in zip(predictions.float(), flow, valid, strict=True):
+                    metrics.update(predicted, truth.to(device), valid_pixels.to(device))
             self.errors[name] = metrics.compute()["epe"]
         return sum(self.errors.values()) / len(self.errors)
 
     def _read(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        known = _scored(data)
-        number = min(self._pairs, len(known))
-        chosen = [known[place * len(known) // number] for place in range(number)]
+        scored = _scored(data)
+        number = min(self._pairs, len(scored))
+        selected = [scored[index * len(scored) // number] for index in range(number)]
         with ThreadPoolExecutor(_READERS, thread_name_prefix="fullfield-validate") as pool:
             for first in range(0, number, _READERS):  # no more in memory than that
-                for sample in pool.map(data.__getitem__, chosen[first : first + _READERS]):
+                for sample in pool.map(data.__getitem__, selected[first : first + _READERS]):
                     if sample.flow is None or sample.valid is None:
                         raise InputError(f"{sample.name}: has no true flow to validate with")
                     yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
 
     def _generated(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        whole = self._pairs // _TOGETHER
-        requests = [(index, _TOGETHER) for index in range(whole)]
-        requests += [(number, 1) for number in range(whole * _TOGETHER, self._pairs)]
+        batches = self._pairs // _TOGETHER
+        requests = [(index, _TOGETHER) for index in range(batches)]
+        requests += [(number, 1) for number in range(batches * _TOGETHER, self._pairs)]
         for index, count in requests:
             batch = source.batch(index, count)
             yield batch.frame1, batch.frame2, batch.flow, batch.valid

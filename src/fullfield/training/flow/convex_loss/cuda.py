@@ -14,7 +14,7 @@ from fullfield.ops._launching import CODES, structures
 
 LIBRARIES = Libraries("kernels of the training loss")
 FACTOR, VALUES = 8, 6
-_CELLS, _THREADS, _KEPT = 4, 256, 64
+_CELLS, _THREADS, _PARTIAL_SUMS = 4, 256, 64
 _SOURCE = Path(__file__).with_name("loss.cu")
 _POINTERS = ("field", "mask", "truth", "counted", "grad_mask", "partial", "grad_field", "sums")
 _Params = structures(_SOURCE)["LossParams"]
@@ -47,11 +47,11 @@ def loss(
     if grad_mask.stride() != mask.stride():
         mask = mask.contiguous()
         grad_mask = torch.empty_like(mask)
-    partial = field.new_empty((cells, _KEPT))
+    partial = field.new_empty((cells, _PARTIAL_SUMS))
     sums = field.new_empty((blocks, 2))
-    held = (field.contiguous(), mask, truth.contiguous(), counted.contiguous(), grad_mask, partial, grad_field, sums)
+    tensors = (field.contiguous(), mask, truth.contiguous(), counted.contiguous(), grad_mask, partial, grad_field, sums)
     p = _Params()
-    for name, tensor in zip(_POINTERS, held, strict=True):
+    for name, tensor in zip(_POINTERS, tensors, strict=True):
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
     p.batch, p.height, p.width, p.low, p.high = batch, height, width, low, high

@@ -17,7 +17,7 @@ def convex_mixture_loss(
     field: Tensor,  # [B, 6, h, w]
     mask: Tensor,  # [B, 9·factor², h, w], before its softmax
     truth: Tensor,  # [B, 2, factor·h, factor·w] float32
-    counted: Tensor,  # [B, factor·h, factor·w] bool
+    valid: Tensor,  # [B, factor·h, factor·w] bool
     *,
     factor: int = 8,
     log_scale_min: float = 0.0,
@@ -37,18 +37,18 @@ def convex_mixture_loss(
     _check.tensor(mask, "mask", (batch, 9 * factor * factor, height, width), device=field.device)
     fine = (factor * height, factor * width)
     _check.tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
-    _check.tensor(counted, "counted", (batch, *fine), dtypes=[torch.bool], device=field.device)
+    _check.tensor(valid, "valid", (batch, *fine), dtypes=[torch.bool], device=field.device)
     if not field.numel() or not usable("convex_mixture_loss", "cuda", cuda.supports(field, mask, factor)):
-        return reference.loss(field, mask, truth, counted, factor, log_scale_min, log_scale_max)
-    sums: Tensor = _loss(field, mask, truth, counted, float(log_scale_min), float(log_scale_max))[0]
+        return reference.loss(field, mask, truth, valid, factor, log_scale_min, log_scale_max)
+    sums: Tensor = _loss(field, mask, truth, valid, float(log_scale_min), float(log_scale_max))[0]
     return sums[0], sums[1].detach()
 
 
 @torch.library.custom_op("fullfield::convex_mixture_loss", mutates_args=())
 def _loss(
-    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float
+    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return cuda.loss(field, mask, truth, counted, low, high)
+    return cuda.loss(field, mask, truth, valid, low, high)
 
 
 @_loss.register_fake
@@ -62,11 +62,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    of_field, of_mask = ctx.saved_tensors
+    grad_field, grad_mask = ctx.saved_tensors
     with torch.no_grad():
-        found = of_field * grad[0], of_mask * grad[0].to(of_mask.dtype)
+        grads = grad_field * grad[0], grad_mask * grad[0].to(grad_mask.dtype)
     # What the forward returned leads to field and mask.
-    return *once_only("convex_mixture_loss", found, (grad, of_field, of_mask)), None, None, None, None
+    return *once_only("convex_mixture_loss", grads, (grad, grad_field, grad_mask)), None, None, None, None
 
 
 _loss.register_autograd(_gradients, setup_context=_keep)

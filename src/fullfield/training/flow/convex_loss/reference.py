@@ -27,12 +27,12 @@ def mixture_surprise(
 
 
 def loss(
-    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, factor: int, log_scale_min: float, log_scale_max: float
+    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of :func:`fullfield.training.flow.convex_loss.convex_mixture_loss`."""
     fine = convex_upsample(field, mask, factor)
-    inside = counted[:, None]
-    known = torch.where(inside, truth, 0.0)
-    surprise = mixture_surprise(fine[:, :2], fine[:, 2:], known, log_scale_min, log_scale_max)
-    away = torch.where(inside, fine[:, :2].detach() - known, 0.0)
-    return torch.where(inside, surprise, 0.0).sum(), away.norm(dim=1).sum()
+    inside = valid[:, None]
+    truth_inside = torch.where(inside, truth, 0.0)
+    surprise = mixture_surprise(fine[:, :2], fine[:, 2:], truth_inside, log_scale_min, log_scale_max)
+    offset = torch.where(inside, fine[:, :2].detach() - truth_inside, 0.0)
+    return torch.where(inside, surprise, 0.0).sum(), offset.norm(dim=1).sum()
