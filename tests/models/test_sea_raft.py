@@ -17,7 +17,7 @@ from fullfield.models import framing
 from fullfield.models.framing import padding_for, still_moves
 from fullfield.models.prepared import PreparedSizes
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig, expected_log_scale
-from fullfield.models.sea_raft.model import DepthwiseConvolution
+from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
 from fullfield.models.weights import NETWORKS
 
 
@@ -228,3 +228,23 @@ def test_depthwise_convolution_has_the_gradients_of_its_formula() -> None:
     assert torch.autograd.gradcheck(DepthwiseConvolution.apply, (x, weight))
     own = DepthwiseConvolution.apply(x, weight)  # type: ignore[no-untyped-call]
     assert torch.equal(own, functional.conv2d(x, weight, padding=3, groups=3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_depthwise_convolution_on_a_gpu_equals_pytorchs(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(5)
+    x, grad = (torch.randn(2, 128, 19, 30, generator=draw).cuda().to(dtype) for _ in range(2))
+    weight = torch.randn(128, 1, 7, 7, generator=draw).cuda().to(dtype)
+    results = []
+    for convolve in (
+        DepthwiseConvolution.apply,
+        lambda x, weight: functional.conv2d(x.double(), weight.double(), padding=3, groups=128),
+    ):
+        inputs = [part.contiguous(memory_format=torch.channels_last).requires_grad_() for part in (x, weight)]
+        out = convolve(*inputs)
+        results.append([out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))])
+    for own, exact in zip(*results, strict=True):
+        allowed = 1e-5 if dtype == torch.float32 else 1e-2
+        assert float((own.double() - exact).norm() / exact.norm()) < allowed

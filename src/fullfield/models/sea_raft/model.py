@@ -14,6 +14,7 @@ from fullfield.models import framing
 from fullfield.models.network import Encoded, FlowNetwork, NormedConvolution
 from fullfield.models.raft.model import MotionEncoder, ResidualBlock, two_convolutions
 from fullfield.models.sea_raft.config import BACKBONES, SEARAFTConfig
+from fullfield.models.sea_raft.depthwise import DepthwiseConvolution
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
@@ -125,31 +126,6 @@ class ConvNeXtBlock(nn.Module):
         wide = functional.gelu(functional.linear(normed, layers.wide, layers.wide_bias))
         out = functional.linear(cells, layers.final, layers.bias) + functional.linear(wide, layers.narrow)
         return out.permute(0, 3, 1, 2)
-
-
-class DepthwiseConvolution(torch.autograd.Function):
-    """Depthwise convolution whose gradient by its input is a convolution too.
-
-    cuDNN's own gradient takes more than twice as long on an H200.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """Convolve [B, C, H, W] with [C, 1, side, side], of odd side, padded with zeros to the same size."""
-        ctx.save_for_backward(x, weight)
-        return functional.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of both."""
-        x, weight = ctx.saved_tensors
-        margin = weight.shape[-1] // 2
-        of_x = functional.conv2d(grad, weight.flip(2, 3), padding=margin, groups=len(weight))
-        none, one, pads = [0, 0], [1, 1], [margin, margin]
-        of_weight = torch.ops.aten.convolution_backward(
-            grad, x, weight, None, one, pads, one, False, none, len(weight), [False, True, False]
-        )[1]
-        return of_x, of_weight
 
 
 def _filtered(conv: nn.Conv2d, x: Tensor) -> Tensor:

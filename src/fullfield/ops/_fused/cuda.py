@@ -44,7 +44,7 @@ def passes_source(dtype: torch.dtype) -> Source:
 
 @functools.cache
 def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
-    """Return the source of ``depthwise_norm`` for a multiple of 64 channels, at most 2048."""
+    """Return the source of both depthwise kernels for a multiple of 64 channels, at most 2048."""
     return _source("depthwise.cu", IN=CODES[dtype], CHANNELS=channels)
 
 
@@ -267,6 +267,28 @@ def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out:
     params.height, params.width, params.epsilon = height, width, epsilon
     kernels = _kernels(depthwise_source(x.dtype, channels), x)
     kernels.launch("depthwise_norm", batch * height, channels // 2, params, rows=-(-width // 8))
+
+
+def depthwise_why_not(x: Tensor, weight: Tensor) -> str | None:
+    """Return None if :func:`depthwise` serves a tensor [B, C, H, W] and filters [C, 1, side, side], else the reason."""
+    channels, _, *sides = weight.shape
+    if sides != [7, 7] or channels % 64 or channels > 2048:
+        return f"needs filters of 7x7 for a multiple of 64 channels, 2048 at most, got {channels} of {sides}"
+    if x.dtype not in CODES:
+        return f"needs float32, float16 or bfloat16, got {x.dtype}"
+    return _launching.why_not(x.device)
+
+
+def depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Convolve ``x`` [B, H, W, C] depthwise with ``weight`` [49, C], float32, to ``out``, which is not ``x``."""
+    _whole(x, weight, out)
+    batch, height, width, channels = x.shape
+    params = _DECLARED["DepthwiseParams"]()
+    params.x, params.weight, params.out = (t.data_ptr() for t in (x, weight, out))
+    params.height, params.width = height, width
+    if x.numel():
+        kernels = _kernels(depthwise_source(x.dtype, channels), x)
+        kernels.launch("depthwise", batch * height, channels // 2, params, rows=-(-width // 8))
 
 
 def convex_strip(

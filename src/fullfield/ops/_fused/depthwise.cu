@@ -1,4 +1,4 @@
-// Depthwise 7×7 convolution and layer norm over the channels, in one pass. Built behind common.cuh.
+// Depthwise 7×7 convolution: with a bias and layer norm over the channels, or alone. Built behind common.cuh.
 //
 // Macros: CHANNELS, a multiple of 64, at most 2048.
 //
@@ -12,8 +12,8 @@
 struct DepthwiseParams {
     const Value *x;          // [B, h, w, CHANNELS]
     const float *weight;     // [49, CHANNELS]
-    const float *bias;       // [CHANNELS]
-    Value *out;              // [B, h, w, CHANNELS]: mean 0, variance 1
+    const float *bias;       // [CHANNELS]; of depthwise_norm
+    Value *out;              // [B, h, w, CHANNELS]; of depthwise_norm with mean 0, variance 1
     int height, width;
     float epsilon;
 };
@@ -69,6 +69,29 @@ static __device__ __forceinline__ void convolve(const Value *x, int y0, int x0, 
     }
 }
 
+// Write two channels of a pixel.
+static __device__ __forceinline__ void store_pair(Value *to, float first, float second) {
+#if IN == 0
+    *(float2 *)to = make_float2(first, second);
+#else
+    *(u32 *)to = rounded_pair(first, second);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise(const DepthwiseParams p) {
+    const int c = 2 * threadIdx.x, x0 = blockIdx.y * STRIP, item = blockIdx.x / p.height, y0 = blockIdx.x % p.height;
+    const Value *x = p.x + (i64)item * p.height * p.width * CHANNELS + c;
+    float2 total[STRIP];
+#pragma unroll
+    for (int i = 0; i < STRIP; i++) total[i] = make_float2(0.f, 0.f);
+    if (x0 >= 3 && x0 + STRIP + 3 <= p.width) convolve<true>(x, y0, x0, p, total);
+    else convolve<false>(x, y0, x0, p, total);
+    Value *out = p.out + (((i64)item * p.height + y0) * p.width + x0) * CHANNELS + c;
+#pragma unroll
+    for (int i = 0; i < STRIP; i++)
+        if (x0 + i < p.width) store_pair(out + i * CHANNELS, total[i].x, total[i].y);
+}
+
 extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_norm(const DepthwiseParams p) {
     __shared__ float partial[WARPS][2 * STRIP];
     __shared__ float2 norms[STRIP];
@@ -116,12 +139,6 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
     for (int i = 0; i < STRIP; i++) {
         if (x0 + i >= p.width) continue;
         const float2 n = norms[i], t = total[i];
-        Value *to = out + ((i64)y0 * p.width + x0 + i) * CHANNELS;
-        const float first = (t.x - n.x) * n.y, second = (t.y - n.x) * n.y;
-#if IN == 0
-        *(float2 *)to = make_float2(first, second);
-#else
-        *(u32 *)to = rounded_pair(first, second);
-#endif
+        store_pair(out + ((i64)y0 * p.width + x0 + i) * CHANNELS, (t.x - n.x) * n.y, (t.y - n.x) * n.y);
     }
 }

@@ -1,0 +1,30 @@
+"""The depthwise convolution by its kernel, run on the CPU by ``emulator``, against PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from emulator import Emulator
+from torch.nn import functional
+
+from fullfield.ops._fused import cuda
+
+ALLOWED = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("size", [(9, 17), (3, 8), (1, 1), (8, 14)], ids=str)
+def test_depthwise_kernel_equals_the_convolution(
+    emulate: Callable[..., Emulator], dtype: torch.dtype, size: tuple[int, int]
+) -> None:
+    emulate(cuda, serve=True)
+    draw = torch.Generator().manual_seed(6)
+    x = torch.randn(2, 64, *size, generator=draw).to(dtype).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(64, 1, 7, 7, generator=draw).to(dtype)
+    out = torch.full((2, *size, 64), float("nan"), dtype=dtype)
+    cuda.depthwise(x.permute(0, 2, 3, 1), weight.float().flatten(1).t().contiguous(), out)
+    exact = functional.conv2d(x.double(), weight.double(), padding=3, groups=64)
+    error = (out.permute(0, 3, 1, 2).double() - exact).abs().max()
+    assert float(error) <= ALLOWED[dtype] * float(exact.abs().max())
