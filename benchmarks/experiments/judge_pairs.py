@@ -282,7 +282,7 @@ def main(arguments: list[str] | None = None) -> None:
         stepper.step(pairs.take(step), step, rate=rate, occluded=done >= training.visible)
         step += 1
         pairs.make(step)
-        share = training.done(step, seconds)
+        share = training.completed_fraction(step, seconds)
         scored = share >= (due[0] if due else 1.0)
         if scored or step % _READ == 0:
             reading = stepper.read()  # waits for the device, so that the clock is right
@@ -290,7 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
             seconds = time.perf_counter() - begin
             if step % (4 * _READ) == 0:
                 print(f"step {step} of {training.steps}, {seconds:.0f} s, {reading}", file=sys.stderr, flush=True)
-        done = training.done(step, seconds)
+        done = training.completed_fraction(step, seconds)
         if scored or done >= 1.0:
             due = [share for share in due if share > done]
             scores.add(step, seconds, rate, stepper)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fullfield.training import DescriptorTraining, batches
-from fullfield.training.flow.batch import Announced
+from fullfield.training.flow.batch import PrefetchedBatches
 from fullfield.training.workers import end_with_the_parent
 
 SCRIPT = """
@@ -64,5 +64,5 @@ def test_all_workers_end_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     batches._begin(DescriptorTraining(), (), "sockets")
     assert seen == ["sockets"]
-    loader = Announced(os.path.join, 1, pin=False)._loader(iter(()))
+    loader = PrefetchedBatches(os.path.join, 1, pin=False)._loader(iter(()))
     assert loader.worker_init_fn.func is end_with_the_parent  # type: ignore[union-attr]

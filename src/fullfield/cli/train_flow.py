@@ -263,7 +263,9 @@ def _source(args: argparse.Namespace, device: torch.device, generators: _Generat
             seed += 1
         else:
             dataset = _opened(name, folder, "--data")
-            source = DatasetPairs(dataset, window, least=args.size, seed=args.seed, device=device, workers=args.workers)
+            source = DatasetPairs(
+                dataset, window, min_size=args.size, seed=args.seed, device=device, workers=args.workers
+            )
             if args.augment != "none":
                 source = Augmented(source, augmentation, args.seed)
         parts.append((source, weight))

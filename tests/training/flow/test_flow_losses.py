@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_named() -> None:
     for call, message in (
         (lambda: sequence_loss([], flow, counted), "predictions: expected one at least"),
         (lambda: sequence_loss([flow[:, :, :2]], flow, counted), "predictions: expected shape"),
-        (lambda: sequence_loss(predictions, flow, counted.float()), "counted: expected dtype bool"),
+        (lambda: sequence_loss(predictions, flow, counted.float()), "valid: expected dtype bool"),
         (lambda: sequence_loss(predictions, flow, counted, gamma=0.0), "gamma: expected a number > 0"),
         (lambda: laplace_mixture_loss([(flow, flow)], flow, counted), "predictions: expected shape"),
         (lambda: laplace_mixture_loss(pairs, flow, counted, log_scale_min=1.0), "log_scale_min: expected"),

@@ -122,19 +122,21 @@ def test_windows_shrink_to_small_frames(dataset: Pairs) -> None:
     assert padded.frame1.shape[-2:] == (60, 64)
     assert not padded.valid.all()
     for least, size in (((24, 32), (40, 48)), ((48, 32), (48, 48))):
-        batch = DatasetPairs(dataset, (60, 64), least=least).batch(0, 4)
+        batch = DatasetPairs(dataset, (60, 64), min_size=least).batch(0, 4)
         assert batch.frame1.shape[-2:] == size
         assert batch.valid[:, :HEIGHT].all()
         assert not batch.valid[:, HEIGHT:].any()
-    source = Augmented(DatasetPairs(dataset, (60, 64), least=(36, 40)), Augmentation.usual((36, 40)))
+    source = Augmented(DatasetPairs(dataset, (60, 64), min_size=(36, 40)), Augmentation.usual((36, 40)))
     assert all(source.batch(index, 4).valid.all() for index in range(10))
-    refuses("least: expected an integer >= 8 and <= 24, got int 25", DatasetPairs, dataset, (24, 32), least=(25, 32))
+    refuses(
+        "min_size: expected an integer >= 8 and <= 24, got int 25", DatasetPairs, dataset, (24, 32), min_size=(25, 32)
+    )
 
 
 def test_frames_of_several_sizes_have_windows_of_the_smallest(tmp_path: Path) -> None:
     lines = [stored_scene(tmp_path, seed, size) for seed, size in enumerate(((40, 48), (30, 80)))]
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
-    batch = DatasetPairs(Pairs(tmp_path), (64, 64), least=(16, 16)).batch(0, 2)
+    batch = DatasetPairs(Pairs(tmp_path), (64, 64), min_size=(16, 16)).batch(0, 2)
     assert batch.frame1.shape[-2:] == (30, 48)
     assert batch.valid.all()
 

@@ -439,7 +439,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others(
     monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
-    monkeypatch.setattr(ranks_module, "_meeting_place", lambda *_: torch.distributed.HashStore())
+    monkeypatch.setattr(ranks_module, "_rendezvous_store", lambda *_: torch.distributed.HashStore())
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     for name in calls:
         monkeypatch.setattr(torch.distributed, name, lambda *_, name=name, **__: calls.update({name: calls[name] + 1}))

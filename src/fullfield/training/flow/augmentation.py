@@ -135,13 +135,13 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     mirror_x = 1 - 2 * (draw[5] < augmentation.flip).float()
     mirror_y = 1 - 2 * (draw[6] < augmentation.flip_vertical).float()
 
-    def places(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
+    def positions(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
         """Return the positions of the new pixels in the old frames [B, length]."""
         new = torch.arange(length, device=scale.device, dtype=torch.float32) + 0.5
         turned = torch.where(mirror[:, None] > 0, new, length - new)
         return turned / scale[:, None] + first[:, None] - 0.5
 
-    x, y = places(columns, across, left, mirror_x), places(rows, down, top, mirror_y)
+    x, y = positions(columns, across, left, mirror_x), positions(rows, down, top, mirror_y)
     grid = torch.stack(
         (
             ((2 * x + 1) / width - 1)[:, None, :].expand(count, rows, columns),
@@ -154,16 +154,16 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
         return functional.grid_sample(field, grid.to(field.dtype), mode, padding_mode="border", align_corners=False)
 
     frames = sample(torch.cat((batch.frame1, batch.frame2), 1), "bilinear")
-    known = batch.valid[:, None]
-    flow = torch.where(known, batch.flow, 0.0)
-    exact = sample(torch.cat((flow, known.float(), batch.occluded[:, None].float()), 1), "nearest")
-    blended = sample(torch.cat((flow, flow.square(), known.float()), 1), "bilinear")
+    valid_pixels = batch.valid[:, None]
+    flow = torch.where(valid_pixels, batch.flow, 0.0)
+    exact = sample(torch.cat((flow, valid_pixels.float(), batch.occluded[:, None].float()), 1), "nearest")
+    blended = sample(torch.cat((flow, flow.square(), valid_pixels.float()), 1), "bilinear")
     squares = blended[:, 2:4]
     spread = squares - blended[:, :2].square()
     inner = (spread < _SMOOTH + _ROUNDING * squares).all(1, keepdim=True) & (blended[:, 4:] > 1 - 1e-4)
-    moved = torch.where(inner, blended[:, :2], exact[:, :2])
+    warped = torch.where(inner, blended[:, :2], exact[:, :2])
     factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
-    flow, valid = moved * factor, exact[:, 2] > 0.5
+    flow, valid = warped * factor, exact[:, 2] > 0.5
     _, _, inside = targets(flow)
     return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
@@ -206,18 +206,18 @@ def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> 
     y = torch.arange(height, device=device, dtype=torch.float32)[None, :, None]
     x = torch.arange(width, device=device, dtype=torch.float32)[None, None, :]
     low, high = (height * side for side in augmentation.box)
-    chosen = draw[0]  # under half the share: two boxes, under the share: one
+    box_draw = draw[0]  # under half the share: two boxes, under the share: one
     inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
     hidden = inside
-    there_x, there_y, _ = targets(batch.flow)
+    target_x, target_y, _ = targets(batch.flow)
     for index in range(_BOXES):
-        centre_x, centre_y, wide, tall = draw[1 + 4 * index : 5 + 4 * index]
+        centre_x, centre_y, box_width, box_height = draw[1 + 4 * index : 5 + 4 * index]
         left, top = (centre_x * width)[:, None, None], (centre_y * height)[:, None, None]
-        half_x = (low + (high - low) * wide)[:, None, None] / 2
-        half_y = (low + (high - low) * tall)[:, None, None] / 2
-        used = (chosen < augmentation.eraser / (1 + index))[:, None, None]
+        half_x = (low + (high - low) * box_width)[:, None, None] / 2
+        half_y = (low + (high - low) * box_height)[:, None, None] / 2
+        used = (box_draw < augmentation.eraser / (1 + index))[:, None, None]
         inside = inside | (used & ((x - left).abs() < half_x) & ((y - top).abs() < half_y))
-        hidden = hidden | (used & ((there_x - left).abs() < half_x) & ((there_y - top).abs() < half_y))
+        hidden = hidden | (used & ((target_x - left).abs() < half_x) & ((target_y - top).abs() < half_y))
     mean = batch.frame2.mean((2, 3), keepdim=True)
     frame2 = torch.where(inside[:, None], mean, batch.frame2)
     return batch._replace(frame2=frame2, occluded=batch.occluded | hidden)

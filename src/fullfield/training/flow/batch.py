@@ -40,7 +40,7 @@ class FlowBatch(NamedTuple):
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> FlowBatch:
         """Return the batch on a device."""
-        return FlowBatch(*(part.to(device, non_blocking=non_blocking) for part in self))
+        return FlowBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
 class PairSource(Protocol):
@@ -65,12 +65,12 @@ def check_batch(batch: FlowBatch) -> FlowBatch:
     frame = _check.tensor(batch.frame1, "source: frame1", ("B", 3, "H", "W"))
     _check.require(frame.is_floating_point(), "source: frame1", "a floating dtype", frame)
     count, _, height, width = frame.shape
-    place = frame.device
-    _check.tensor(batch.frame2, "source: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=place)
-    _check.tensor(batch.flow, "source: flow", (count, 2, height, width), dtypes=[torch.float32], device=place)
-    for part in ("valid", "occluded"):
-        value = getattr(batch, part)
-        _check.tensor(value, f"source: {part}", (count, height, width), dtypes=[torch.bool], device=place)
+    device = frame.device
+    _check.tensor(batch.frame2, "source: frame2", (count, 3, height, width), dtypes=[frame.dtype], device=device)
+    _check.tensor(batch.flow, "source: flow", (count, 2, height, width), dtypes=[torch.float32], device=device)
+    for name in ("valid", "occluded"):
+        value = getattr(batch, name)
+        _check.tensor(value, f"source: {name}", (count, height, width), dtypes=[torch.bool], device=device)
     return batch
 
 
@@ -78,7 +78,7 @@ def join(batches: list[FlowBatch]) -> FlowBatch:
     """Join batches of one size."""
     if len(batches) == 1:
         return batches[0]
-    return FlowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+    return FlowBatch(*(torch.cat(tensors) for tensors in zip(*batches, strict=True)))
 
 
 def announce(source: PairSource, index: int, stride: int, counts: Counts) -> None:
@@ -91,8 +91,8 @@ def announce(source: PairSource, index: int, stride: int, counts: Counts) -> Non
         ahead(index, stride, counts)
 
 
-class Announced(Generic[T]):
-    """Results of ``make(index, count)``, made ahead by worker processes once :meth:`begin` has announced them.
+class PrefetchedBatches(Generic[T]):
+    """Results of ``make(index, count)``, made ahead by worker processes once :meth:`start` has announced them.
 
     ``make`` must be picklable. Without workers this process makes everything on request.
     """
@@ -104,7 +104,7 @@ class Announced(Generic[T]):
         self._next: _Request | None = None
         self._following: Iterator[_Request] = iter(())
 
-    def begin(self, index: int, stride: int, counts: Counts) -> None:
+    def start(self, index: int, stride: int, counts: Counts) -> None:
         """Start to make batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
 
         def requests() -> Iterator[_Request]:
@@ -118,9 +118,9 @@ class Announced(Generic[T]):
     def take(self, index: int, count: int) -> T:
         """Return the batch; one that was not announced is made now."""
         if self._coming is not None and self._next == (index, count):
-            made = next(self._coming)
+            batch = next(self._coming)
             self._next = next(self._following)
-            return made
+            return batch
         return self._make(index, count)
 
     def _loader(self, requests: Iterator[_Request]) -> DataLoader[T]:
@@ -160,9 +160,9 @@ def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
     pairs = [_pair(sample) if isinstance(sample, FlowSample) else sample for sample in samples]
     sizes = {tuple(pair.frame1.shape[-2:]) for pair in pairs}
     if len(sizes) > 1:
-        found = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
-        raise InputError(f"samples: expected one size, got {found}; cut windows from them (cut_window)")
-    return FlowBatch(*(torch.stack(parts) for parts in zip(*pairs, strict=True)))
+        listed = ", ".join(f"{width}×{height}" for height, width in sorted(sizes))
+        raise InputError(f"samples: expected one size, got {listed}; cut windows from them (cut_window)")
+    return FlowBatch(*(torch.stack(tensors) for tensors in zip(*pairs, strict=True)))
 
 
 def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = (0,)) -> FlowBatch:
@@ -178,17 +178,21 @@ def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBat
     height, width = pair.frame1.shape[-2:]
     below, right = max(0, size[0] - height), max(0, size[1] - width)
     draw = np.random.default_rng(tuple(seed))
-    top, left = (int(draw.integers(0, max(0, have - want) + 1)) for have, want in ((height, size[0]), (width, size[1])))
+    top, left = (
+        int(draw.integers(0, max(0, length - side) + 1)) for length, side in ((height, size[0]), (width, size[1]))
+    )
 
-    def window(part: Tensor, repeat: bool) -> Tensor:
-        part = part[..., top : top + size[0], left : left + size[1]]
+    def window(tensor: Tensor, repeat: bool) -> Tensor:
+        tensor = tensor[..., top : top + size[0], left : left + size[1]]
         if not (below or right):
-            return part.clone()
+            return tensor.clone()
         if repeat:
-            return functional.pad(part[None], (0, right, 0, below), mode="replicate")[0]
-        return functional.pad(part, (0, right, 0, below))
+            return functional.pad(tensor[None], (0, right, 0, below), mode="replicate")[0]
+        return functional.pad(tensor, (0, right, 0, below))
 
-    cut = FlowBatch(*(window(part, name.startswith("frame")) for name, part in zip(pair._fields, pair, strict=True)))
+    cut = FlowBatch(
+        *(window(tensor, name.startswith("frame")) for name, tensor in zip(pair._fields, pair, strict=True))
+    )
     _, _, inside = targets(cut.flow[None])
     return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
@@ -200,8 +204,8 @@ def _pair(sample: FlowSample) -> FlowBatch:
     flow = sample.flow.float()
     if flow.ndim == 4:
         flow = flow.mean(0)
-    known = flow.isfinite().all(0)
-    valid = known if sample.valid is None else known & sample.valid
+    finite = flow.isfinite().all(0)
+    valid = finite if sample.valid is None else finite & sample.valid
     occluded = torch.zeros_like(valid) if sample.occluded is None else sample.occluded
     return FlowBatch(sample.frame1, sample.frame2, torch.where(valid, flow, 0.0), valid, occluded)
 
@@ -214,7 +218,7 @@ class DatasetPairs:
     Args:
         dataset: any of :mod:`fullfield.datasets`.
         size: (height, width) of the windows, pixels.
-        least: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so that
+        min_size: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so that
             nothing has to be added; by default ``size``: smaller frames are repeated outwards.
         seed: of the draws.
         device: device of the batches.
@@ -226,25 +230,25 @@ class DatasetPairs:
         dataset: FlowDataset,
         size: tuple[int, int],
         *,
-        least: tuple[int, int] | None = None,
+        min_size: tuple[int, int] | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         workers: int = 0,
     ) -> None:
-        least = size if least is None else least
-        for side, small in zip(size, least, strict=True):
+        min_size = size if min_size is None else min_size
+        for side, small in zip(size, min_size, strict=True):
             _check.number(side, "size", integer=True, low=8)
-            _check.number(small, "least", integer=True, low=8, high=side)
+            _check.number(small, "min_size", integer=True, low=8, high=side)
         self.device = _check.device(device)
-        known = [index for index, record in enumerate(dataset.records) if record.flow is not None]
-        if not known:
+        with_truth = [index for index, record in enumerate(dataset.records) if record.flow is not None]
+        if not with_truth:
             raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")
-        windows = _Windows(dataset, known, size, least, seed)
-        self._windows = Announced(windows, workers, pin=self.device.type == "cuda")
+        windows = _Windows(dataset, with_truth, size, min_size, seed)
+        self._windows = PrefetchedBatches(windows, workers, pin=self.device.type == "cuda")
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Begin to read the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
-        self._windows.begin(index, stride, counts)
+        self._windows.start(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` windows; those that :meth:`ahead` did not announce are read now."""
@@ -256,16 +260,17 @@ class _Windows:
     """Windows of some pairs of a data set, by a batch's index and count."""
 
     dataset: FlowDataset
-    known: list[int]
+    with_truth: list[int]
     size: tuple[int, int]
-    least: tuple[int, int]
+    min_size: tuple[int, int]
     seed: int
 
     def __call__(self, index: int, count: int) -> FlowBatch:
         draw = np.random.default_rng((self.seed, index, count))
-        chosen = draw.choice(len(self.known), count, replace=count > len(self.known)).tolist()
+        selected = draw.choice(len(self.with_truth), count, replace=count > len(self.with_truth)).tolist()
         windows = [
-            self._window(self.dataset[self.known[pair]], (self.seed, index, slot)) for slot, pair in enumerate(chosen)
+            self._window(self.dataset[self.with_truth[pair]], (self.seed, index, slot))
+            for slot, pair in enumerate(selected)
         ]
         sizes = {tuple(window.frame1.shape[1:]) for window in windows}
         if len(sizes) > 1:
@@ -277,7 +282,7 @@ class _Windows:
 
     def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
         """Cut a window as large as the limits and the frames allow."""
-        sides = zip(self.size, self.least, sample.frame1.shape[1:], strict=True)
+        sides = zip(self.size, self.min_size, sample.frame1.shape[1:], strict=True)
         height, width = (min(side, max(small, have)) for side, small, have in sides)
         return cut_window(sample, (height, width), seed)
 
@@ -305,28 +310,28 @@ class Mixture:
         """Return how many pairs of each source are in a batch."""
         # By the golden ratio, evenly spread over the batches, so that rare sources have their share too.
         first = (index * 0.6180339887498949) % 1.0
-        places = (np.arange(count) + first) / count
-        of = np.minimum(np.searchsorted(self._bounds, places, side="right"), len(self._sources) - 1)
-        return [int(found) for found in np.bincount(of, minlength=len(self._sources))]
+        positions = (np.arange(count) + first) / count
+        sources = np.minimum(np.searchsorted(self._bounds, positions, side="right"), len(self._sources) - 1)
+        return [int(number) for number in np.bincount(sources, minlength=len(self._sources))]
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Announce to the sources that can read ahead which batches will be requested."""
-        for place, source in enumerate(self._sources):
-            announce(source, index, stride, partial(self._count_of, place, counts))
+        for number, source in enumerate(self._sources):
+            announce(source, index, stride, partial(self._announced_count, number, counts))
 
-    def _count_of(self, place: int, counts: Counts, index: int) -> int:
+    def _announced_count(self, number: int, counts: Counts, index: int) -> int:
         count = counts(index)
-        return self._requested(place, count, self.counts(index, count)[place])
+        return self._requested(number, count, self.counts(index, count)[number])
 
-    def _requested(self, place: int, count: int, some: int) -> int:
+    def _requested(self, number: int, count: int, some: int) -> int:
         """Return how many pairs to request of a source when a batch of ``count`` has ``some`` of it."""
-        return max(some, math.ceil(self._shares[place] * count - 1e-6)) if some else 0
+        return max(some, math.ceil(self._shares[number] * count - 1e-6)) if some else 0
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return ``count`` pairs, source by source."""
-        parts = []
-        for place, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
+        batches = []
+        for number, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
             if some:
-                whole = source.batch(index, self._requested(place, count, some))
-                parts.append(FlowBatch(*(part[:some] for part in whole)))
-        return join(parts)
+                batch = source.batch(index, self._requested(number, count, some))
+                batches.append(FlowBatch(*(tensor[:some] for tensor in batch)))
+        return join(batches)

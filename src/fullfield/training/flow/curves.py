@@ -42,17 +42,19 @@ def figure_class() -> type[Figure]:
 
 def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
     """Write the curves of a run as a picture: loss, end-point errors in training and validation, learning rate."""
-    figure_of = figure_class()
+    make_figure = figure_class()
     if not history:
         raise InputError("history: expected one row at least, got none")
-    figure = figure_of(figsize=(12, 3.6), layout="constrained")
+    figure = make_figure(figsize=(12, 3.6), layout="constrained")
     titles = {"loss": "loss", "error": "mean end-point error, pixels", "rate": "learning rate"}
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         axes.plot([row.step for row in history], [getattr(row, name) for row in history], label="training")
         if name == "error":
-            known = [row for row in history if not math.isnan(row.validation)]
-            if known:
-                axes.plot([row.step for row in known], [row.validation for row in known], "o-", label="validation")
+            validated = [row for row in history if not math.isnan(row.validation)]
+            if validated:
+                axes.plot(
+                    [row.step for row in validated], [row.validation for row in validated], "o-", label="validation"
+                )
             axes.set_ylim(bottom=0)
             axes.legend()
         axes.set(title=title, xlabel="step")

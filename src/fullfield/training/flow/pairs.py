@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.flow.batch import Announced, Counts, FlowBatch
+from fullfield.training.flow.batch import Counts, FlowBatch, PrefetchedBatches
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.meshes import MeshTable
@@ -84,11 +84,11 @@ class PairGenerator:
             raise InputError("pictures: expected an atlas with meshes for this style, got one without")
         table = store.table if self.style.meshes and store is not None else None
         drawn = _Drawn(self.size, seed, self.atlas.count, len(self.atlas.shapes), table, self.style, compressed)
-        self._drawn = Announced(drawn, workers, pin=self.device.type == "cuda")
+        self._drawn = PrefetchedBatches(drawn, workers, pin=self.device.type == "cuda")
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Start to draw scenes ahead: of batches ``index``, ``index + stride`` ..., of ``counts(index)`` pairs each."""
-        self._drawn.begin(index, stride, counts)
+        self._drawn.start(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """Return the pairs ``index * count`` to ``(index + 1) * count - 1``."""
