@@ -586,8 +586,11 @@ def test_a_finished_run_gives_again_what_was_lost(tmp_path: Path) -> None:
 
 
 def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
-    scenes: Scenes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def messages() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "fullfield"]
+
     class Part(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -619,12 +622,12 @@ def test_with_a_range_of_updates_the_parts_of_a_network_are_compiled_once(
     steps(stepper, scenes, 24)
     assert {training.draw_updates(step) for step in range(24)} == {1, 2, 3, 4}
     assert len(compiled) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "fullfield: compiling the network (torch.compile, default); this may take a minute, or longer ..."
-    assert re.fullmatch(r"fullfield: compiled in \d+\.\d s", second)
+    first, second = messages()
+    assert first == "compiling the network (torch.compile, default); this may take a minute, or longer ..."
+    assert re.fullmatch(r"compiled in \d+\.\d s", second)
     plain = Stepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 24)
-    assert capsys.readouterr().err == ""
+    assert len(messages()) == 2
     assert torch.allclose(stepper.model.part.inner.weight, plain.model.part.inner.weight, atol=1e-5)  # type: ignore[union-attr,arg-type]
     reset()
 

@@ -218,8 +218,8 @@ class DatasetPairs:
     Args:
         dataset: any of :mod:`fullfield.datasets`.
         size: (height, width) of the windows, pixels.
-        min_size: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so that
-            nothing has to be added; by default ``size``: smaller frames are repeated outwards.
+        min_size: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so
+            that nothing has to be added; by default ``size``: smaller frames are repeated outwards.
         seed: of the draws.
         device: device of the batches.
         workers: processes that read; 0: this one does.
