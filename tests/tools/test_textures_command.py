@@ -75,7 +75,10 @@ def test_mistakes(scene: Path, capsys: pytest.CaptureFixture[str], words: str, m
 
 def test_a_verb_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "no verb given; one of render, textures, meshes (see python -m tools --help)" in capsys.readouterr().err
+    assert (
+        "no verb given; one of render, textures, meshes, training (see python -m tools --help)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("verb", ["render", "textures"])

@@ -34,9 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--licence", metavar="NAME", required=True, help="CC0-1.0, public-domain, CC-BY or MIT")
     source.add_argument("--statement", metavar="FILE", required=True, help="file of the package with the licence")
     source.add_argument("--skip", metavar="PATTERN", default=r"(?!)", help="leave out the paths that match")
-    parser.add_argument("--most-triangles", type=argtypes.count, default=1500, help="largest number of a mesh")
+    parser.add_argument("--max-triangles", type=argtypes.count, default=1500, help="largest number of a mesh")
     parser.add_argument(
-        "--most-meshes", type=argtypes.count, default=1 << 20, help="number from which only animated meshes are added"
+        "--max-meshes", type=argtypes.count, default=1 << 20, help="number from which only animated meshes are added"
     )
     report.add_report_options(parser, progress=True)
 
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
             Path(args.output),
             Path(args.pack),
             origin,
-            most_triangles=args.most_triangles,
-            most_files=args.most_meshes,
+            max_triangles=args.max_triangles,
+            max_files=args.max_meshes,
             skip=args.skip,
             progress=progress,
         )

@@ -60,7 +60,7 @@ class Model:
         """Return the vertices [V, 3] at a time of a clip; None: as the file places them."""
         try:
             transforms = self._world(None if clip is None else self._animated(clip, seconds))
-            return np.concatenate([piece.place(transforms) for piece in self._pieces])
+            return np.concatenate([piece.transform_vertices(transforms) for piece in self._pieces])
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UnreadableModelError(f"damaged ({type(error).__name__}: {error})") from error
 
@@ -155,14 +155,14 @@ class Model:
             high = int(np.clip(np.searchsorted(times, seconds), 1, max(len(times) - 1, 1)))
             low = high - 1
             high = min(high, len(times) - 1)
-            share = 0.0
+            fraction = 0.0
             if times[high] > times[low]:
-                share = float(np.clip((seconds - times[low]) / (times[high] - times[low]), 0, 1))
-            share = float(share >= 1) if kind == "STEP" else share
+                fraction = float(np.clip((seconds - times[low]) / (times[high] - times[low]), 0, 1))
+            fraction = float(fraction >= 1) if kind == "STEP" else fraction
             one, two = keys[low], keys[high]
             if target["path"] == "rotation" and one @ two < 0:
                 two = -two
-            values[target["node"], target["path"]] = one + share * (two - one)
+            values[target["node"], target["path"]] = one + fraction * (two - one)
         return values
 
     def _world(self, animated: dict[tuple[int, str], Floats] | None) -> Floats:
@@ -197,7 +197,7 @@ class _Piece(NamedTuple):
     node: int
     skin: _Skin | None
 
-    def place(self, world: Floats) -> Floats:
+    def transform_vertices(self, world: Floats) -> Floats:
         """Return the vertices in the scene."""
         points = np.concatenate([self.points, np.ones((len(self.points), 1))], 1)
         if self.skin is None:
@@ -205,8 +205,8 @@ class _Piece(NamedTuple):
             return moved
         joints = (world[self.skin.joints] @ self.skin.inverse)[:, :3]
         blended = (self.skin.weights[..., None, None] * joints[self.skin.which]).sum(1)
-        placed: Floats = (blended @ points[..., None])[..., 0]
-        return placed
+        points_in_scene: Floats = (blended @ points[..., None])[..., 0]
+        return points_in_scene
 
 
 def _transform(node: dict[str, Any], number: int, animated: dict[tuple[int, str], Floats]) -> Floats:
@@ -225,10 +225,10 @@ def _transform(node: dict[str, Any], number: int, animated: dict[tuple[int, str]
             [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
         ]
     )
-    whole = np.eye(4)
-    whole[:3, :3] = turned * part("scale", (1, 1, 1))
-    whole[:3, 3] = part("translation", (0, 0, 0))
-    return whole
+    matrix = np.eye(4)
+    matrix[:3, :3] = turned * part("scale", (1, 1, 1))
+    matrix[:3, 3] = part("translation", (0, 0, 0))
+    return matrix
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[bytes]]:

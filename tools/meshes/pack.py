@@ -20,7 +20,7 @@ from tools.meshes.reduce import Mesh, reduce_model
 from tools.textures.sources import Terms, usable
 
 SUFFIXES = (".glb", ".gltf")
-MOST_VERTICES = 1 << 16
+MAX_VERTICES = 1 << 16
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -67,8 +67,8 @@ def add_meshes(
     pack: Path,
     origin: Origin,
     *,
-    most_triangles: int = 1500,
-    most_files: int = 1 << 20,
+    max_triangles: int = 1500,
+    max_files: int = 1 << 20,
     skip: str = r"(?!)",
     progress: Callable[[float, str], None] | None = None,
 ) -> MeshPack:
@@ -100,16 +100,16 @@ def add_meshes(
             continue
         try:
             model = Model(path)
-            if len(entries) >= most_files and not model.clips:
+            if len(entries) >= max_files and not model.clips:
                 left_out.append(f"{name}: beyond the limit")
                 continue
-            mesh = reduce_model(model, most_triangles)
+            mesh = reduce_model(model, max_triangles)
         except UnreadableModelError as error:
             left_out.append(f"{name}: {error}")
             continue
         packed = _packed(mesh)
         key = hashlib.sha256(packed).digest()
-        if key in seen or mesh.clips[0].shape[1] > MOST_VERTICES:
+        if key in seen or mesh.clips[0].shape[1] > MAX_VERTICES:
             left_out.append(f"{name}: {'equals another one' if key in seen else 'is too large'}")
             continue
         seen.add(key)
@@ -128,7 +128,7 @@ def add_meshes(
 def _packed(mesh: Mesh) -> bytes:
     """Return the bytes of a mesh: poses as float16, triangles as uint16, parts as uint8."""
     poses = b"".join(clip.astype("<f2").tobytes() for clip in mesh.clips)
-    return poses + mesh.triangles.astype("<u2").tobytes() + mesh.parts.astype(np.uint8).tobytes()
+    return poses + mesh.triangles.astype("<u2").tobytes() + mesh.materials.astype(np.uint8).tobytes()
 
 
 def _write(output: Path, pack: Path, manifest: dict[str, Any], entries: list[dict[str, Any]], data: bytes) -> None:

@@ -15,10 +15,10 @@ from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered import INFINITE, MESH, SQUARE, LayeredScenes, PictureAtlas, render_pairs
 from fullfield.training.flow.layered.meshes import (
     DEFORMATION,
+    MATERIALS,
     MESH_COLOURS,
-    PARTS,
+    MeshPlacement,
     MeshStore,
-    PlacedMeshes,
     SceneTriangles,
     build_store,
     build_triangles,
@@ -49,18 +49,18 @@ def atlas(meshes: MeshStore | None, device: str = "cpu") -> PictureAtlas:
     return PictureAtlas(pictures.to(device), torch.zeros(0, 8, 8, dtype=torch.uint8, device=device), store)
 
 
-def placed(poses: Floats, store: MeshStore, layers: list[int]) -> PlacedMeshes:
+def placement(poses: Floats, store: MeshStore, layers: list[int]) -> MeshPlacement:
     """Place mesh n of the store by poses [I, 2, 3, 4] in scene 0, without deformation or light from a lamp."""
     count = len(poses)
     table = store.table
-    colours = torch.zeros(count, PARTS, MESH_COLOURS)
+    colours = torch.zeros(count, MATERIALS, MESH_COLOURS)
     colours[..., 1:4] = colours[..., 7:10] = 1
     light = torch.zeros(count, 2, 4)
     light[..., 0] = 1
     texture = torch.zeros(count, 3, 4)
     texture[:, [0, 1, 2], [0, 1, 2]] = 16
     rows = torch.from_numpy(table.first_rows[:count])[:, None, None].expand(count, 2, 2).contiguous()
-    return PlacedMeshes(
+    return MeshPlacement(
         scene=torch.zeros(count, dtype=torch.int64),
         layer=torch.tensor(layers),
         vertex_counts=torch.from_numpy(table.vertex_counts[:count]),
@@ -74,7 +74,7 @@ def placed(poses: Floats, store: MeshStore, layers: list[int]) -> PlacedMeshes:
         texture=texture,
         light=light,
         flat=torch.zeros(count),
-        pictures=torch.zeros(count, PARTS, dtype=torch.int32),
+        pictures=torch.zeros(count, MATERIALS, dtype=torch.int32),
         colours=colours,
     )
 
@@ -115,7 +115,7 @@ def scene(poses: Floats, store: MeshStore, *, exposures: int = 1) -> LayeredScen
         torch.zeros(1, 3),
         torch.tensor([[1.0, 0.0]]),
         torch.zeros(1, dtype=torch.int32),
-        placed(poses, store, [1, 1]),
+        placement(poses, store, [1, 1]),
     )
 
 
@@ -135,7 +135,7 @@ def mesh_of(store: MeshStore, index: int) -> tuple[list[NDArray[np.float32]], ND
     row, vertices, _, first, count = (int(column[index]) for column in store.table)
     points = store.vertices[row : row + vertices].float().numpy()[None]
     part = slice(first, first + count)
-    return [points], store.triangles[part].long().numpy(), store.parts[part].numpy()
+    return [points], store.triangles[part].long().numpy(), store.materials[part].numpy()
 
 
 class RayCaster:
@@ -245,7 +245,7 @@ def test_vertices_between_two_poses_are_placed_twisted_and_projected() -> None:
     poses = generator.standard_normal((2, 3, 3)).astype(np.float32)
     store = build_store([([poses], np.array([[0, 1, 2]]), np.array([3], np.uint8))])
     places = np.array([[pose((0.1, 0.2, 0.3), 0.5, (0.1, 0.2, 5.0)), pose((0.4, 0.0, 0.1), 0.6, (0.3, 0.0, 4.0))]])
-    meshes = placed(places, store, [0])
+    meshes = placement(places, store, [0])
     meshes.rows[0, :] = torch.tensor([0, 3])
     meshes.blend[0] = torch.tensor([0.25, 0.75])
     meshes.deformation[0, 1, -1] = 0.4
@@ -263,7 +263,7 @@ def test_vertices_between_two_poses_are_placed_twisted_and_projected() -> None:
 
 def test_autocast_does_not_round_vertices() -> None:
     poses, store = two_meshes()
-    meshes = placed(poses, store, [0, 0])
+    meshes = placement(poses, store, [0, 0])
     exact = build_triangles(meshes, store, meshes.totals)
     with torch.autocast("cpu", torch.bfloat16):
         same = build_triangles(meshes, store, meshes.totals)
@@ -274,7 +274,7 @@ def test_autocast_does_not_round_vertices() -> None:
 def triangle(points: list[list[float]], lamp: list[float], flat: float) -> SceneTriangles:
     """Return two triangles at an edge, 4 before the camera, under a lamp."""
     store = build_store([([np.array([points], np.float32)], np.array([[0, 1, 2], [2, 1, 3]]), np.zeros(2, np.uint8))])
-    meshes = placed(np.array([[pose((0, 0, 0), 1.0, (0, 0, 4))] * 2]), store, [0])
+    meshes = placement(np.array([[pose((0, 0, 0), 1.0, (0, 0, 4))] * 2]), store, [0])
     meshes.light[..., 0], meshes.light[..., 1:] = 0.2, torch.tensor(lamp)
     return build_triangles(meshes._replace(flat=torch.tensor([flat])), store, meshes.totals)
 
@@ -295,12 +295,12 @@ def test_procedural_meshes_are_closed_and_fit_the_unit_sphere() -> None:
     store, more = procedural_meshes(6), procedural_meshes(7)
     assert torch.equal(store.vertices, more.vertices[: len(store.vertices)])
     for index in range(6):
-        (points,), faces, parts = mesh_of(store, index)
+        (points,), faces, materials = mesh_of(store, index)
         assert 0.99 < float(np.linalg.norm(points, axis=-1).max()) < 1.001
         edges = np.sort(np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]), 1)
         counts = np.unique(edges, axis=0, return_counts=True)[1]
         assert (counts == 2).mean() > 0.95  # all but the rings at the ends
-        assert parts.max() < PARTS
+        assert materials.max() < MATERIALS
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.layered.meshes import (
+    MATERIALS,
     MESH_COLOURS,
-    PARTS,
     WAVES,
+    MeshPlacement,
     MeshTable,
-    PlacedMeshes,
 )
 from fullfield.training.flow.scene_draw import Floats, motion_lengths, multiplied, rotation
 from fullfield.training.flow.scene_geometry import SceneGeometry
@@ -26,7 +26,7 @@ MESHES = 6
 _STREAM = 6  # of a scene's random numbers
 _UNIFORM, _NORMAL = 96, 32
 _NEAREST = 0.25  # depth that every vertex must have
-_REACH = 1.3  # of a deformed mesh beyond its sphere
+_DEFORMED_RADIUS = 1.3  # of a deformed mesh beyond its sphere
 _TIMES = np.array([-0.45, 0.0, 1.0, 1.45])  # first and last instants of exposures, and both frames
 
 
@@ -36,16 +36,16 @@ class DrawnMeshes(NamedTuple):
     on: NDArray[np.bool_]  # [B, N]
     group: NDArray[np.int64]  # [B, N]: the mesh whose layer this one is in; they are ordered by depth in a layer
     depth: Floats  # [B, N]: of the layer
-    values: dict[str, NDArray[np.generic]]  # fields of PlacedMeshes, [B, N, ...]
+    values: dict[str, NDArray[np.generic]]  # fields of MeshPlacement, [B, N, ...]
 
-    def place(self, layers: NDArray[np.int64]) -> PlacedMeshes | None:
-        """Return the meshes that are on; ``layers`` [B, N] are the indices of their layers. None without any."""
+    def to_placement(self, layers: NDArray[np.int64]) -> MeshPlacement | None:
+        """Return the placement of the meshes that are on, None without any; ``layers`` [B, N] index their layers."""
         if not self.on.any():
             return None
-        fields = {name: torch.from_numpy(np.ascontiguousarray(part[self.on])) for name, part in self.values.items()}
+        fields = {name: torch.from_numpy(np.ascontiguousarray(values[self.on])) for name, values in self.values.items()}
         scene = torch.from_numpy(np.nonzero(self.on)[0])
         layer = torch.from_numpy(np.take_along_axis(layers, self.group, 1)[self.on].astype(np.int64))
-        return PlacedMeshes(scene=scene, layer=layer, **fields)
+        return MeshPlacement(scene=scene, layer=layer, **fields)
 
 
 def draw_meshes(
@@ -70,8 +70,8 @@ def draw_meshes(
     centre = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
     pose = _draw_poses(draw, geometry, centre, radius, unit, style)
     seen = pose[:, :, [0]] + _TIMES[:, None, None] * (pose[:, :, [1]] - pose[:, :, [0]])  # [B, N, 4, 3, 4]
-    reach = _REACH * np.linalg.norm(seen[..., 2, :3], axis=-1)
-    on &= (seen[..., 2, 3] - reach > _NEAREST).all(-1)
+    extent = _DEFORMED_RADIUS * np.linalg.norm(seen[..., 2, :3], axis=-1)
+    on &= (seen[..., 2, 3] - extent > _NEAREST).all(-1)
 
     which = _draw_entries(draw, table)
     values: dict[str, NDArray[np.generic]] = {"pose": pose.astype(np.float32)}
@@ -89,7 +89,7 @@ def draw_meshes(
     values["light"] = _draw_light(draw)
     values["flat"] = (draw.uniform() < 0.4).astype(np.float32)
     values["pictures"], values["colours"] = _draw_paint(draw, pictures, style)
-    group, depth = _group(on, np.linalg.norm(centre, axis=-1), _REACH * radius)
+    group, depth = _group(on, np.linalg.norm(centre, axis=-1), _DEFORMED_RADIUS * radius)
     return DrawnMeshes(on, group, depth, values)
 
 
@@ -129,10 +129,12 @@ def _draw_poses(
     first = np.where(upright[..., None, None], down @ rotation(axis), rotation(free))
     first = first * (radius[..., None] * np.exp(0.15 * draw.normal()).clip(0.7, 1.3))[..., None, :]
     moves = draw.uniform() < 0.85
-    reach = motion_lengths(draw.uniform(), draw.normal()[..., 0], style.object_motion, unit, style) * moves
+    extent = motion_lengths(draw.uniform(), draw.normal()[..., 0], style.object_motion, unit, style) * moves
     heading = draw.uniform(0, 2 * np.pi)
     nearer = np.clip(0.08 * draw.normal()[..., 0], -0.3, 0.3) * moves
-    shift = np.stack([reach * np.cos(heading) / focal, reach * np.sin(heading) / focal, nearer], -1) * depth[..., None]
+    shift = (
+        np.stack([extent * np.cos(heading) / focal, extent * np.sin(heading) / focal, nearer], -1) * depth[..., None]
+    )
     turn = 0.12 * draw.normal() * np.where(draw.uniform() < 0.2, 3, 1)[..., None] * moves[..., None]
     camera = np.swapaxes(rotation(geometry.camera_turn), -1, -2)[:, None]
     swell = np.exp(0.03 * draw.normal())[..., None, :]
@@ -202,30 +204,30 @@ def _draw_light(draw: _MeshDraw) -> NDArray[np.float32]:
 
 
 def _draw_paint(draw: _MeshDraw, pictures: int, style: SceneStyle) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return pictures [B, N, PARTS] and colours [B, N, PARTS, MESH_COLOURS]."""
+    """Return pictures [B, N, MATERIALS] and colours [B, N, MATERIALS, MESH_COLOURS]."""
     first = draw.uniform(0, pictures)
-    chosen = np.repeat(first[..., None], PARTS, -1)
-    colours = np.zeros((*first.shape, PARTS, MESH_COLOURS))
+    picture_ids = np.repeat(first[..., None], MATERIALS, -1)
+    colours = np.zeros((*first.shape, MATERIALS, MESH_COLOURS))
     smooth = np.where(draw.uniform() < style.smooth, draw.uniform(1.0, 4.5), 0.0)
     contrast = np.where(draw.uniform() < style.plain, draw.uniform(0.02, 0.4), draw.uniform(0.6, 1.3))
     middle = draw.uniform(0.2, 0.8)
     gain = 1 + np.clip(0.08 * draw.normal()[..., 0], -0.3, 0.3) * (draw.scene() < 0.3)
-    alike = draw.uniform() < 0.4
+    same_look = draw.uniform() < 0.4
     tint = np.ones((*first.shape, 3))
-    for part in range(PARTS):
+    for material in range(MATERIALS):
         other = draw.uniform(0, pictures)
-        own = ~alike if part else np.zeros_like(alike)
-        chosen[..., part] = np.where(own & (draw.uniform() < 0.6), other, chosen[..., part])
+        own = ~same_look if material else np.zeros_like(same_look)
+        picture_ids[..., material] = np.where(own & (draw.uniform() < 0.6), other, picture_ids[..., material])
         drawn = np.stack([draw.uniform(0.75, 1.25) for _ in range(3)], -1)
         shade = draw.uniform(0.6, 1.4)[..., None]
-        tint = np.where(own[..., None], drawn * shade, tint) if part else drawn
+        tint = np.where(own[..., None], drawn * shade, tint) if material else drawn
         factor = contrast[..., None] * tint
         offset = middle[..., None] * tint - 0.5 * factor
         for frame, light in enumerate((np.ones_like(gain), gain)):
-            colours[..., part, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
-            colours[..., part, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
-        colours[..., part, 0] = smooth
-    return np.floor(chosen).astype(np.int32), colours.astype(np.float32)
+            colours[..., material, 1 + 6 * frame : 4 + 6 * frame] = factor * light[..., None]
+            colours[..., material, 4 + 6 * frame : 7 + 6 * frame] = offset * light[..., None]
+        colours[..., material, 0] = smooth
+    return np.floor(picture_ids).astype(np.int32), colours.astype(np.float32)
 
 
 def _group(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArray[np.int64], Floats]:

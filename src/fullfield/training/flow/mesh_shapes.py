@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.layered.meshes import PARTS, MeshStore, build_store
+from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_store
 from fullfield.training.flow.procedural import Stream
 from fullfield.training.flow.scene_draw import Floats
 
@@ -22,10 +22,10 @@ def procedural_meshes(count: int = 48, seed: int = 0) -> MeshStore:
         points, faces = _SHAPES[index % len(_SHAPES)](stream)
         points = points - (points.max(0) + points.min(0)) / 2
         points = points / np.linalg.norm(points, axis=1).max()
-        parts = np.floor(np.arange(len(faces)) * PARTS / len(faces)).astype(np.uint8)
+        materials = np.floor(np.arange(len(faces)) * MATERIALS / len(faces)).astype(np.uint8)
         if stream.between(0, 1) < 0.6:
-            parts[:] = 0
-        meshes.append(([points[None].astype(np.float32)], faces, parts))
+            materials[:] = 0
+        meshes.append(([points[None].astype(np.float32)], faces, materials))
     return build_store(meshes)
 
 

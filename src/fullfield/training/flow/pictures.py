@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, number
-from fullfield.training.flow.layered.meshes import PARTS, MeshStore, build_store
+from fullfield.training.flow.layered.meshes import MATERIALS, MeshStore, build_store
 from fullfield.training.flow.mesh_shapes import procedural_meshes
 from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, procedural_shapes, procedural_textures
 
@@ -64,7 +64,7 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
     where = Path(path)
     squares: list[Pixels] = []
     names: list[str] = []
-    with _whole(where), zipfile.ZipFile(where) as file:
+    with _report_damage(where), zipfile.ZipFile(where) as file:
         entries = _manifest(where, file)
         for entry in entries["pictures"]:
             picture = _decoded(file.read(entry["file"]))
@@ -102,11 +102,12 @@ def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFil
     for entry in entries:
         vertices, triangles = entry["vertices"], entry["triangles"]
         clips = [take("<f2", poses, vertices, 3).astype(np.float32) for poses in entry["poses"]]
-        corners, parts = take("<u2", triangles, 3).astype(np.int64), take("u1", triangles)
-        fits = corners.max() < vertices and parts.max() < PARTS and all(np.isfinite(clip).all() for clip in clips)
+        corners, materials = take("<u2", triangles, 3).astype(np.int64), take("u1", triangles)
+        fits = corners.max() < vertices and materials.max() < MATERIALS
+        fits &= all(np.isfinite(clip).all() for clip in clips)
         if not fits:
             raise InputError(f"{path}: {entry['path']}: expected triangles between finite vertices, got others")
-        meshes.append((clips, corners, parts))
+        meshes.append((clips, corners, materials))
     if at != len(data):
         raise InputError(f"{path}: expected {at} bytes of meshes, got {len(data)}")
     return build_store(meshes).join(procedural_meshes())
@@ -129,7 +130,7 @@ def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shap
 
 def licence_list(path: str | Path) -> dict[str, Any]:
     """Return the pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence."""
-    with _whole(Path(path)), zipfile.ZipFile(path) as file:
+    with _report_damage(Path(path)), zipfile.ZipFile(path) as file:
         return _manifest(Path(path), file)
 
 
@@ -168,7 +169,7 @@ def licence_text(manifest: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def _report_damage(path: Path) -> Iterator[None]:
     """Inside, what a damaged pack raises becomes one line; that a file cannot be opened stays."""
     try:
         yield
@@ -216,9 +217,9 @@ def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
     return masks * 17
 
 
-def _mirrored(length: int, wanted: int) -> NDArray[np.int64]:
-    """Return ``wanted`` indices that run 0 … length-1 … 0 … again."""
-    period = np.arange(wanted) % (2 * length)
+def _mirrored(length: int, count: int) -> NDArray[np.int64]:
+    """Return ``count`` indices that run 0 … length-1 … 0 … again."""
+    period = np.arange(count) % (2 * length)
     return np.minimum(period, 2 * length - 1 - period)
 
 

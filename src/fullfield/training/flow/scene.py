@@ -71,10 +71,12 @@ def draw_scenes(
     unit = math.sqrt(height * width / (368 * 496))
     bodies = SceneGeometry(draw, extra, len(numbers), height, width, unit, style)
     cut = SceneDraw(seed, numbers, 7, solids=False) if style.photographs else None
-    whole = np.zeros(len(numbers), bool)
+    has_photograph = np.zeros(len(numbers), bool)
     if cut is not None:
-        whole = (cut.scene() < style.photographs) & ((bodies.kind == OPEN) | (bodies.kind == FLAT)) & ~bodies.alike
-        bodies.face_camera(whole)
+        has_photograph = (
+            (cut.scene() < style.photographs) & ((bodies.kind == OPEN) | (bodies.kind == FLAT)) & ~bodies.alike
+        )
+        bodies.face_camera(has_photograph)
     solids = None
     if solid:
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
@@ -83,7 +85,7 @@ def draw_scenes(
     if solid or style.smooth:
         _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
     if cut is not None:
-        _cut_photographs(cut, whole, bodies, paint, ids, unit)
+        _cut_photographs(cut, has_photograph, bodies, paint, ids, unit)
     exposures, instants, times = _exposed(draw, len(numbers), style)
     background = bodies.background(draw)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
@@ -281,7 +283,7 @@ def _ordered(
         values[-1][:, LAYERS:, 1] = MESH
     counts = on.sum(1)
     order = np.argsort(np.where(on, depth, np.inf), axis=1, kind="stable")
-    placed = None if meshes is None else meshes.place(np.argsort(order, axis=1)[:, LAYERS:])
+    placement = None if meshes is None else meshes.to_placement(np.argsort(order, axis=1)[:, LAYERS:])
     order = order[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]
     to_card, centres, to_frame, paint, chosen = (part[scenes, order] for part in values)
@@ -292,9 +294,9 @@ def _ordered(
     which, there = (torch.from_numpy(value.astype(np.int32)) for value in (chosen, counts))
     of_exposures = exposures, torch.from_numpy(instants)
     of_frames = background, sensor, torch.from_numpy(seeds)
-    return LayeredScenes(cards_, middles, frames, colours, which, there, *of_exposures, *of_frames, placed)
+    return LayeredScenes(cards_, middles, frames, colours, which, there, *of_exposures, *of_frames, placement)
 
 
-def _lengthened(values: NDArray[Any], more: int) -> NDArray[Any]:
-    """Return values [B, L, ...] with zeros for some more layers."""
-    return np.concatenate([values, np.zeros((len(values), more, *values.shape[2:]), values.dtype)], 1)
+def _append_layers(values: NDArray[Any], count: int) -> NDArray[Any]:
+    """Append zeros for ``count`` layers to values [B, L, ...]."""
+    return np.concatenate([values, np.zeros((len(values), count, *values.shape[2:]), values.dtype)], 1)

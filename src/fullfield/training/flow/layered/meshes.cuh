@@ -1,7 +1,7 @@
 // Meshes of layered scenes, as in raster.py: a key for each sample and triangle, the least of which is visible, and what is
 // computed of a triangle once it is known.
 
-constexpr float NEAREST_SURFACE = 1e-2f, SAME_SURFACE = 1e-3f, NEAR_EDGE = 2e-2f;
+constexpr float NEAREST_SURFACE = 1e-2f, DEPTH_TOLERANCE = 1e-3f, EDGE_TOLERANCE = 2e-2f;
 constexpr int INDEX_BITS = 26, LAYER_SHIFT = INDEX_BITS + 31, MESH_COLOURS = 13, NO_LAYER = 63;
 constexpr u64 EMPTY = 0x7fffffffffffffffull;
 
@@ -10,8 +10,8 @@ struct Hit {
     bool front, covers;                          // the plane is in front of the camera; and the ray meets the triangle
 };
 
-static __device__ __forceinline__ int layer_of(u64 key) { return (int)(key >> LAYER_SHIFT); }
-static __device__ __forceinline__ int triangle_of(u64 key) { return (int)(key & ((1u << INDEX_BITS) - 1)); }
+static __device__ __forceinline__ int unpack_layer(u64 key) { return (int)(key >> LAYER_SHIFT); }
+static __device__ __forceinline__ int unpack_triangle(u64 key) { return (int)(key & ((1u << INDEX_BITS) - 1)); }
 
 static __device__ __forceinline__ i64 key_at(const LayeredParams &p, int b, int frame, int moment, int x, int y) {
     return ((((i64)b * 2 + frame) * (1 + p.exposures) + moment) * p.height + y) * p.width + x;
@@ -135,17 +135,17 @@ static __device__ bool meshes_hide(const LayeredParams &p, int b, float x, float
     for (int corner = 0; corner < 4; ++corner) {
         const int column = min(left + (corner & 1), p.width - 1), row = min(top + (corner >> 1), p.height - 1);
         const u64 key = p.keys[key_at(p, b, 1, 0, column, row)];
-        if (layer_of(key) > layer) continue;
-        if (triangle_of(key) == triangle_of(before) && before != EMPTY && corner != nearest) continue;
+        if (unpack_layer(key) > layer) continue;
+        if (unpack_triangle(key) == unpack_triangle(before) && before != EMPTY && corner != nearest) continue;
         before = key;
         float corners[9];
-        read_corners(p, triangle_of(key), 1.f, corners);
+        read_corners(p, unpack_triangle(key), 1.f, corners);
         Hit hit;
         intersect<false>(corners, x, y, hit);
-        const bool nearer = layer_of(key) < layer;
-        if (hit.covers && (nearer || hit.depth < depth * (1.f - SAME_SURFACE))) return true;
+        const bool nearer = unpack_layer(key) < layer;
+        if (hit.covers && (nearer || hit.depth < depth * (1.f - DEPTH_TOLERANCE))) return true;
         met |= hit.covers;
-        if (corner == nearest) beside = nearer || (hit.front && hit.depth < depth * (1.f - NEAR_EDGE));
+        if (corner == nearest) beside = nearer || (hit.front && hit.depth < depth * (1.f - EDGE_TOLERANCE));
     }
     return beside && !met;
 }

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fullfield import _check
 
-PARTS = 4
-"""Looks of a mesh: a triangle's part selects its picture and colours."""
+MATERIALS = 4
+"""Materials of a mesh: that of a triangle selects its picture and colours."""
 MESH_COLOURS = 13
 """Levels of blur of the texture; factors and offsets of the three colours in the first frame, and in the second."""
 WAVES = 2
@@ -36,7 +36,7 @@ class MeshStore(NamedTuple):
 
     vertices: Tensor  # [R, 3] float16: mesh after mesh, pose after pose
     triangles: Tensor  # [T, 3] int32: vertices of a pose
-    parts: Tensor  # [T] uint8, below PARTS
+    materials: Tensor  # [T] uint8, below MATERIALS
     table: MeshTable
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class MeshStore(NamedTuple):
         device = self.vertices.device
         _check.tensor(self.vertices, "vertices", ("R", 3), dtypes=(torch.float16,))
         _check.tensor(self.triangles, "triangles", ("T", 3), dtypes=(torch.int32,), device=device)
-        _check.tensor(self.parts, "parts", (len(self.triangles),), dtypes=(torch.uint8,), device=device)
+        _check.tensor(self.materials, "materials", (len(self.triangles),), dtypes=(torch.uint8,), device=device)
         rows = self.table.first_rows + self.table.vertex_counts * self.table.pose_counts
         ends = self.table.first_triangles + self.table.triangle_counts
         fits = len(rows) > 0 and rows.max() <= len(self.vertices) and ends.max() <= len(self.triangles)
@@ -52,7 +52,7 @@ class MeshStore(NamedTuple):
 
     def to(self, device: torch.device | str) -> MeshStore:
         """Return the store on a device."""
-        return MeshStore(self.vertices.to(device), self.triangles.to(device), self.parts.to(device), self.table)
+        return MeshStore(self.vertices.to(device), self.triangles.to(device), self.materials.to(device), self.table)
 
     def join(self, other: MeshStore) -> MeshStore:
         """Return a store of both, this one's meshes first."""
@@ -60,29 +60,31 @@ class MeshStore(NamedTuple):
         shifted = other.table._replace(
             first_rows=other.table.first_rows + rows, first_triangles=other.table.first_triangles + triangles
         )
-        table = MeshTable(*(np.concatenate(parts) for parts in zip(self.table, shifted, strict=True)))
-        vertices, faces, parts = (torch.cat(both) for both in zip(self[:3], other[:3], strict=True))
-        return MeshStore(vertices, faces, parts, table)
+        table = MeshTable(*(np.concatenate(columns) for columns in zip(self.table, shifted, strict=True)))
+        vertices, faces, materials = (torch.cat(both) for both in zip(self[:3], other[:3], strict=True))
+        return MeshStore(vertices, faces, materials, table)
 
 
 def build_store(meshes: list[tuple[list[NDArray[np.float32]], NDArray[np.int64], NDArray[np.uint8]]]) -> MeshStore:
-    """Return a store of meshes, each given as clips [P, V, 3], triangles [T, 3] and parts [T]."""
-    vertices, triangles, parts, rows = [], [], [], []
+    """Return a store of meshes, each given as clips [P, V, 3], triangles [T, 3] and materials [T]."""
+    vertices, triangles, materials, rows = [], [], [], []
     row = triangle = 0
-    for clips, corners, own in meshes:
+    for clips, corners, material in meshes:
         for poses in clips:
             rows.append((row, poses.shape[1], len(poses), triangle, len(corners)))
             vertices.append(poses.reshape(-1, 3).astype(np.float16))
             row += len(vertices[-1])
         triangles.append(corners.astype(np.int32))
-        parts.append(own.astype(np.uint8))
+        materials.append(material.astype(np.uint8))
         triangle += len(corners)
     columns = np.array(rows, np.int64).reshape(-1, 5).T
-    points, faces, looks = (torch.from_numpy(np.concatenate(arrays)) for arrays in (vertices, triangles, parts))
-    return MeshStore(points, faces, looks, MeshTable(*np.ascontiguousarray(columns)))
+    points, faces, per_triangle = (
+        torch.from_numpy(np.concatenate(arrays)) for arrays in (vertices, triangles, materials)
+    )
+    return MeshStore(points, faces, per_triangle, MeshTable(*np.ascontiguousarray(columns)))
 
 
-class PlacedMeshes(NamedTuple):
+class MeshPlacement(NamedTuple):
     """Meshes of B scenes in both frames: I instances, in the order of their scenes.
 
     A vertex lies between two poses of the store, is displaced by waves and turned by the twist, all in the mesh's own
@@ -102,8 +104,8 @@ class PlacedMeshes(NamedTuple):
     texture: Tensor  # [I, 3, 4] float32: to texels
     light: Tensor  # [I, 2, 4] float32: ambient light, and the direction towards the lamp times its strength
     flat: Tensor  # [I] float32: 1 where facets have one normal, 0 where normals are interpolated
-    pictures: Tensor  # [I, PARTS] int32
-    colours: Tensor  # [I, PARTS, MESH_COLOURS] float32
+    pictures: Tensor  # [I, MATERIALS] int32
+    colours: Tensor  # [I, MATERIALS, MESH_COLOURS] float32
 
     @property
     def totals(self) -> tuple[int, int]:
@@ -123,36 +125,36 @@ class SceneTriangles(NamedTuple):
     colours: Tensor  # [N, MESH_COLOURS] float32
 
 
-def build_triangles(placed: PlacedMeshes, store: MeshStore, totals: tuple[int, int]) -> SceneTriangles:
+def build_triangles(placement: MeshPlacement, store: MeshStore, totals: tuple[int, int]) -> SceneTriangles:
     """Return the triangles of placed meshes, on the device of both; ``totals`` are the placement's."""
     device = store.vertices.device
-    vertices, first_vertices = _spread(placed.vertex_counts, totals[0])
+    vertices, first_vertices = _spread(placement.vertex_counts, totals[0])
     local = torch.arange(totals[0], device=device) - first_vertices[vertices]
-    low, high = (store.vertices[(placed.rows[vertices, :, end] + local[:, None])].float() for end in (0, 1))
-    own = torch.lerp(low, high, placed.blend[vertices][..., None])  # [V, 2, 3]
-    shape = _deform(own, placed.deformation[vertices])
-    pose = placed.pose[vertices]
+    low, high = (store.vertices[(placement.rows[vertices, :, end] + local[:, None])].float() for end in (0, 1))
+    own = torch.lerp(low, high, placement.blend[vertices][..., None])  # [V, 2, 3]
+    shape = _deform(own, placement.deformation[vertices])
+    pose = placement.pose[vertices]
     seen = _map_points(pose, shape)  # camera coordinates
-    focal, middle = placed.camera[vertices, None, :1], placed.camera[vertices, None, 1:]
+    focal, middle = placement.camera[vertices, None, :1], placement.camera[vertices, None, 1:]
     points = torch.cat((focal * seen[..., :2] + middle * seen[..., 2:], seen[..., 2:]), -1)
-    rest = store.vertices[placed.rows[vertices, 0, 0] + local].float()
-    texels = _map_points(placed.texture[vertices], rest)
+    rest = store.vertices[placement.rows[vertices, 0, 0] + local].float()
+    texels = _map_points(placement.texture[vertices], rest)
 
-    triangles, first_triangles = _spread(placed.triangle_counts, totals[1])
+    triangles, first_triangles = _spread(placement.triangle_counts, totals[1])
     local = torch.arange(totals[1], device=device) - first_triangles[triangles]
-    source = placed.first_triangles[triangles] + local
+    source = placement.first_triangles[triangles] + local
     corners = store.triangles[source].long() + first_vertices[triangles][:, None]
-    light = _light(seen, corners, placed.light[triangles], placed.flat[triangles])
-    rows = PARTS * triangles + store.parts[source]
-    owners = torch.stack((placed.scene[triangles], placed.layer[triangles], rows), 1)
+    light = _light(seen, corners, placement.light[triangles], placement.flat[triangles])
+    rows = MATERIALS * triangles + store.materials[source]
+    owners = torch.stack((placement.scene[triangles], placement.layer[triangles], rows), 1)
     return SceneTriangles(
         points.contiguous(),
         texels.contiguous(),
         corners.int(),
         light.contiguous(),
         owners.int(),
-        placed.pictures.reshape(-1),
-        placed.colours.reshape(-1, MESH_COLOURS),
+        placement.pictures.reshape(-1),
+        placement.colours.reshape(-1, MESH_COLOURS),
     )
 
 

@@ -13,15 +13,15 @@ from fullfield.training.flow.layered.scene import PictureAtlas
 
 NEAREST_SURFACE = 1e-2
 """Depth under which no surface is visible."""
-SAME_SURFACE = 1e-3
+DEPTH_TOLERANCE = 1e-3
 """Share of its depth by which a surface must lie before another one to hide it."""
-NEAR_EDGE = 2e-2
+EDGE_TOLERANCE = 2e-2
 """The same where the triangle that is seen there is only known from a pixel beside it."""
 _INDEX_BITS, _DEPTH_BITS = 26, 31
 LAYER_SHIFT = _INDEX_BITS + _DEPTH_BITS
 EMPTY = (1 << 63) - 1
 """Key of a sample that shows no mesh. Keys order by layer (6 bits), depth (31) and triangle of the batch (26)."""
-MOST_TRIANGLES = 1 << _INDEX_BITS
+MAX_TRIANGLES = 1 << _INDEX_BITS
 
 
 class Hits(NamedTuple):
@@ -90,23 +90,23 @@ def rasterize(
     rank = torch.arange(len(sample), device=device) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     across = columns[sample]
     column, row = left[sample] + rank % across, top[sample] + rank // across
-    of_scene = scene[sample]
-    hits = intersect(points[sample], column + offset_x[of_scene], row + offset_y[of_scene])
+    scene_of_sample = scene[sample]
+    hits = intersect(points[sample], column + offset_x[scene_of_sample], row + offset_y[scene_of_sample])
     depth = hits.depth.clamp(min=0).float().view(torch.int32).long()
     key = (layer[sample] << LAYER_SHIFT) | (depth << _INDEX_BITS) | sample
-    place = (of_scene * height + row) * width + column
-    keys.scatter_reduce_(0, place[hits.covers], key[hits.covers], "amin")
+    slot = (scene_of_sample * height + row) * width + column
+    keys.scatter_reduce_(0, slot[hits.covers], key[hits.covers], "amin")
     return keys.view(len(times), height, width)
 
 
-def layer_of(keys: Tensor) -> Tensor:
+def unpack_layer(keys: Tensor) -> Tensor:
     """Return the layer of each key; one after all others where no mesh is seen."""
     return keys >> LAYER_SHIFT
 
 
-def triangle_of(keys: Tensor) -> Tensor:
+def unpack_triangle(keys: Tensor) -> Tensor:
     """Return the triangle of each key; one without a meaning where no mesh is seen."""
-    return keys & (MOST_TRIANGLES - 1)
+    return keys & (MAX_TRIANGLES - 1)
 
 
 def shade(
@@ -116,8 +116,8 @@ def shade(
     hits = intersect(corners_at(triangles, index, time), x, y)
     texels = triangles.texels[triangles.corners[index].long()]  # [N, 3, 3]
     facing = torch.linalg.cross(texels[:, 1] - texels[:, 0], texels[:, 2] - texels[:, 0]).abs().argmax(1)
-    chosen = (facing[:, None] + torch.tensor([1, 2], device=index.device)) % 3
-    planar = texels.gather(2, chosen[:, None].expand(-1, 3, -1))  # [N, 3, 2]
+    axes = (facing[:, None] + torch.tensor([1, 2], device=index.device)) % 3
+    planar = texels.gather(2, axes[:, None].expand(-1, 3, -1))  # [N, 3, 2]
     u, v = (hits.weights[..., None] * planar).sum(1).unbind(1)
     steps = [(part[..., None] * planar).sum(1).square().sum(1) for part in (hits.right, hits.down)]
     row = triangles.owners[index, 2].long()
@@ -141,16 +141,18 @@ def hides(
     hidden, met = (torch.zeros(len(x), dtype=torch.bool, device=x.device) for _ in range(2))
     left, top = x.floor().long(), y.floor().long()
     nearest_right, nearest_down = (x - left >= 0.5).long(), (y - top >= 0.5).long()
-    beside = torch.zeros_like(hidden)
+    hidden_nearby = torch.zeros_like(hidden)
     one = torch.ones_like(x)
     for down in (0, 1):
         for right in (0, 1):
             key = keys[scene, (top + down).clamp(max=height - 1), (left + right).clamp(max=width - 1)]
-            before = (layer_of(key) <= layer).nonzero()[:, 0]
-            hits = intersect(corners_at(triangles, triangle_of(key[before]), one[before]), x[before], y[before])
-            nearer = layer_of(key[before]) < layer[before]
-            hidden[before] |= hits.covers & (nearer | (hits.depth < depth[before] * (1 - SAME_SURFACE)))
+            before = (unpack_layer(key) <= layer).nonzero()[:, 0]
+            hits = intersect(corners_at(triangles, unpack_triangle(key[before]), one[before]), x[before], y[before])
+            nearer = unpack_layer(key[before]) < layer[before]
+            hidden[before] |= hits.covers & (nearer | (hits.depth < depth[before] * (1 - DEPTH_TOLERANCE)))
             met[before] |= hits.covers
             is_nearest = (nearest_right[before] == right) & (nearest_down[before] == down)
-            beside[before] |= is_nearest & (nearer | (hits.front & (hits.depth < depth[before] * (1 - NEAR_EDGE))))
-    return hidden | (beside & ~met)
+            hidden_nearby[before] |= is_nearest & (
+                nearer | (hits.front & (hits.depth < depth[before] * (1 - EDGE_TOLERANCE)))
+            )
+    return hidden | (hidden_nearby & ~met)

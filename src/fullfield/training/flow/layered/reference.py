@@ -41,7 +41,7 @@ def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
 _Vector: TypeAlias = tuple[Tensor, ...]  # of three
 
 
-class _Place(NamedTuple):
+class _SurfacePoint(NamedTuple):
     """Points of a layer that pixels show: [B, H, W] each."""
 
     at: _Vector  # (a, b, 0) of a card, s of an ellipsoid
@@ -68,15 +68,15 @@ def _per_pixel(values: Tensor) -> Tensor:
 
 def _waved(paint: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
     """Move pixels [B, H, W] by a card's waves; ``share`` [B]."""
-    moved_x, moved_y = x, y
+    target_x, target_y = x, y
     for wave in (0, 5):
         ax, ay, kx, ky, phase = (_per_pixel(paint[:, wave + part]) for part in range(5))
         sine = torch.sin(kx * x + ky * y + phase) * _per_pixel(share)
-        moved_x, moved_y = moved_x + ax * sine, moved_y + ay * sine
-    return moved_x, moved_y
+        target_x, target_y = target_x + ax * sine, target_y + ay * sine
+    return target_x, target_y
 
 
-def _place(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> _Place:
+def _intersect_layer(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     """Intersect the rays of pixels with a layer: matrix [B, 3, 3], centre [B, 3], shape [B]."""
     card = _on_card(matrix, x, y)
     if not bool((shape == ELLIPSOID).any()):
@@ -84,13 +84,13 @@ def _place(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) 
     solid = _on_ellipsoid(matrix, centre, x, y)
     is_solid = _per_pixel(shape == ELLIPSOID)
 
-    def chosen(one: Any, other: Any) -> Any:
-        return torch.where(is_solid, one, other) if isinstance(one, Tensor) else tuple(map(chosen, one, other))
+    def select(one: Any, other: Any) -> Any:
+        return torch.where(is_solid, one, other) if isinstance(one, Tensor) else tuple(map(select, one, other))
 
-    return _Place(*map(chosen, solid, card))
+    return _SurfacePoint(*map(select, solid, card))
 
 
-def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
+def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     m = [_per_pixel(matrix[:, row, column]) for row in range(3) for column in range(3)]
     w = m[6] * x + m[7] * y + m[8]
     front = w > NEAREST
@@ -100,7 +100,7 @@ def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
     zero = torch.zeros_like(a)
     right = (m[0] - a * m[6]) / safe, (m[3] - b * m[6]) / safe, zero
     down = (m[1] - a * m[7]) / safe, (m[4] - b * m[7]) / safe, zero
-    return _Place((a, b, zero), safe, front, right, down, zero)
+    return _SurfacePoint((a, b, zero), safe, front, right, down, zero)
 
 
 def _dot(one: Sequence[Tensor], two: Sequence[Tensor]) -> Tensor:
@@ -113,16 +113,16 @@ def _direction(matrix: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     return [row[0] * x + row[1] * y + row[2] for row in m]
 
 
-def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Place:
+def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _SurfacePoint:
     across, below = ([_per_pixel(matrix[:, row, column]) for row in range(3)] for column in (0, 1))
     v = [_per_pixel(centre[:, row]) for row in range(3)]
     u = _direction(matrix, x, y)
     uu, uv, outside = _dot(u, u), _dot(u, v), _dot(v, v) - 1
-    found = uv * uv - uu * outside
+    discriminant = uv * uv - uu * outside
     slope_x = 2 * (uv * _dot(across, v) - outside * _dot(across, u))
     slope_y = 2 * (uv * _dot(below, v) - outside * _dot(below, u))
-    inside = found / (slope_x.square() + slope_y.square()).sqrt().clamp(min=1e-20)
-    depth = (uv - found.clamp(min=0).sqrt()) / uu
+    inside = discriminant / (slope_x.square() + slope_y.square()).sqrt().clamp(min=1e-20)
+    depth = (uv - discriminant.clamp(min=0).sqrt()) / uu
     front = (outside > 0) & (uv > 0) & (depth > 0)
     depth = torch.where(front, depth, 1.0)
     s = tuple(depth * ui - vi for ui, vi in zip(u, v, strict=True))
@@ -132,13 +132,13 @@ def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Plac
         slope = _dot(s, column) / towards
         return tuple(depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True))
 
-    return _Place(s, 1 / depth, front, derivative(across), derivative(below), inside)
+    return _SurfacePoint(s, 1 / depth, front, derivative(across), derivative(below), inside)
 
 
-def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
+def _coverage(point: _SurfacePoint, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
     """Return the coverage [B, H, W], 0 ... 1; ``shape`` [B]."""
-    (a, b, _), front = place.at, place.front
-    (ax, bx, _), (ay, by, _) = place.right, place.down
+    (a, b, _), front = point.at, point.front
+    (ax, bx, _), (ay, by, _) = point.right, point.down
     softness = _per_pixel(paint[:, SOFTNESS])
     along, across = (ax * ax + ay * ay).sqrt(), (bx * bx + by * by).sqrt()
     inside = torch.minimum((1 - a.abs()) / along, (1 - b.abs()) / across)
@@ -149,46 +149,46 @@ def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) 
         at = [(value + 1) * (texels / 2) - 0.5 for value in (a, b)]
         low = [value.clamp(-4, texels + 4).floor() for value in at]
         part = [value - floor for value, floor in zip(at, low, strict=True)]
-        found = torch.zeros_like(a)
+        texture_value = torch.zeros_like(a)
         for down in (0, 1):
             for right in (0, 1):
                 column, row = low[0].long() + right, low[1].long() + down
-                there = (column >= 0) & (column < texels) & (row >= 0) & (row < texels)
+                in_silhouette = (column >= 0) & (column < texels) & (row >= 0) & (row < texels)
                 value = atlas.shapes[which, row.clamp(0, texels - 1), column.clamp(0, texels - 1)].float()
                 weight = (part[0] if right else 1 - part[0]) * (part[1] if down else 1 - part[1])
-                found = found + torch.where(there, value * weight, 0.0)
+                texture_value = texture_value + torch.where(in_silhouette, value * weight, 0.0)
         sharper = (1 / (texels / 2 * torch.maximum(along, across) * softness)).clamp(min=1)
-        silhouette = ((found / 255 - 0.5) * sharper + 0.5).clamp(0, 1)
+        silhouette = ((texture_value / 255 - 0.5) * sharper + 0.5).clamp(0, 1)
         silhouette = torch.where((a.abs() < 1) & (b.abs() < 1), silhouette, 0.0)
     else:
         silhouette = square
     kind = _per_pixel(shape)
     covered = torch.where(kind == INFINITE, 1.0, torch.where(kind == SQUARE, square, silhouette))
-    covered = torch.where(kind == ELLIPSOID, (place.inside / softness + 0.5).clamp(0, 1), covered)
+    covered = torch.where(kind == ELLIPSOID, (point.inside / softness + 0.5).clamp(0, 1), covered)
     return torch.where(front, covered, 0.0)
 
 
-def _texture(place: _Place, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
+def _texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
     """Return the colours [B, H, W, 3], 0 ... 255."""
     t = [_per_pixel(paint[:, TEXTURE + part]) for part in range(6)]
     d = [_per_pixel(paint[:, DEPTH_TEXTURE + part]) for part in range(2)]
 
-    def texels_of(point: _Vector) -> tuple[Tensor, Tensor]:
+    def map_to_texels(point: _Vector) -> tuple[Tensor, Tensor]:
         a, b, c = point
         return t[0] * a + t[1] * b + d[0] * c, t[3] * a + t[4] * b + d[1] * c
 
-    u, v = (part + offset for part, offset in zip(texels_of(place.at), (t[2], t[5]), strict=True))
-    steps = [x.square() + y.square() for x, y in (texels_of(place.right), texels_of(place.down))]
+    u, v = (part + offset for part, offset in zip(map_to_texels(point.at), (t[2], t[5]), strict=True))
+    steps = [x.square() + y.square() for x, y in (map_to_texels(point.right), map_to_texels(point.down))]
     texels = torch.maximum(*steps).clamp(min=1e-16)
     level = 0.5 * texels.log2() + _per_pixel(paint[:, BIAS])
     return sample_pictures(atlas, _per_pixel(picture), u, v, level)
 
 
-def _at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _Place:
+def _at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _SurfacePoint:
     """Return the points that pixels show at a moment (frame, instant, layer)."""
     frame, instant, layer = moment
     centre = scenes.centres[:, frame, instant, layer]
-    return _place(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
+    return _intersect_layer(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
 
 
 def _active(scenes: LayeredScenes, layer: int) -> Tensor:
@@ -209,18 +209,18 @@ class _MeshSamples(NamedTuple):
         """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
         share, right, down = exposure.unbind(1)
         keys = raster.rasterize(triangles, (x.shape[0], x.shape[1]), 1 - share, right, down)
-        layer = raster.layer_of(keys)
+        layer = raster.unpack_layer(keys)
         seen = keys != raster.EMPTY
         at = seen.nonzero()[:, 0]
         at_x, at_y = ((pixel + _per_pixel(offset))[seen] for pixel, offset in ((x, right), (y, down)))
-        index = raster.triangle_of(keys[seen])
+        index = raster.unpack_triangle(keys[seen])
         return cls(layer, seen, raster.shade(triangles, atlas, index, (1 - share)[at], at_x, at_y, frame))
 
     def add(self, layer: int, clear: Tensor, total: Tensor) -> None:
         """Add what samples show of a layer to ``total`` [B, H, W, 3]; nothing is visible behind it."""
-        here = self.layer == layer
-        total[here] += clear[here][:, None] * self.colours[here[self.seen]]
-        clear[here] = 0
+        is_mesh = self.layer == layer
+        total[is_mesh] += clear[is_mesh][:, None] * self.colours[is_mesh[self.seen]]
+        clear[is_mesh] = 0
 
 
 def _picture(
@@ -243,18 +243,18 @@ def _picture(
             if meshes is not None:
                 meshes.add(layer, clear, seen)
             moment = frame, 1 + exposure, layer
-            place = _at(scenes, moment, *_waved(paint, at_x, at_y, share))
-            alpha = _coverage(place, paint, ids[:, 1], atlas)
+            point = _at(scenes, moment, *_waved(paint, at_x, at_y, share))
+            alpha = _coverage(point, paint, ids[:, 1], atlas)
             alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
                 continue
             window = _window(alpha)
-            place, alpha = _cut(place, window), alpha[window]
+            point, alpha = _cut(point, window), alpha[window]
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
-            texture = _texture(place, paint, ids[:, 0], atlas) / 255
+            texture = _texture(point, paint, ids[:, 0], atlas) / 255
             light = [_per_pixel(paint[:, LIGHT + 3 * frame + part]) for part in range(3)]
-            lit = (1 + _dot(light, place.at)).clamp(min=0)[..., None]
+            lit = (1 + _dot(light, point.at)).clamp(min=0)[..., None]
             colour = (lit * (texture * factor + offset)).clamp(0, 1)
             seen[window] += (clear[window] * alpha)[..., None] * colour
             clear[window] *= 1 - alpha
@@ -271,10 +271,10 @@ def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
     return slice(None), rows, columns
 
 
-def _cut(place: _Place, window: tuple[slice, slice, slice]) -> _Place:
+def _cut(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
     """Return the points of a rectangle, as far as textures and light need them."""
-    at, right, down = (tuple(part[window] for part in whole) for whole in (place.at, place.right, place.down))
-    return place._replace(at=at, right=right, down=down)
+    at, right, down = (tuple(part[window] for part in whole) for whole in (point.at, point.right, point.down))
+    return point._replace(at=at, right=right, down=down)
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
@@ -302,59 +302,63 @@ def _truth(
     batch, layers = len(scenes.counts), scenes.to_card.shape[3]
     shape = (batch, *x.shape)
     owner = torch.full(shape, layers, device=x.device)
-    moved_x, moved_y = (torch.zeros(shape, dtype=torch.float32, device=x.device) for _ in range(2))
+    target_x, target_y = (torch.zeros(shape, dtype=torch.float32, device=x.device) for _ in range(2))
     valid, turned = (torch.zeros(shape, dtype=torch.bool, device=x.device) for _ in range(2))
     whole = torch.ones(batch, dtype=torch.float32, device=x.device)
     surface_depth = torch.zeros(shape, dtype=torch.float32, device=x.device)
     keys = None if triangles is None else raster.rasterize(triangles, (x.shape[0], x.shape[1]), *([0 * whole] * 3))
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        place = _at(scenes, (0, 0, layer), *_waved(paint, x, y, whole))
-        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
+        point = _at(scenes, (0, 0, layer), *_waved(paint, x, y, whole))
+        covers = (_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         covers &= owner == layers
         is_solid = _per_pixel(scenes.ids[:, layer, 1] == ELLIPSOID)
-        a, b, c = place.at
-        point = a, b, torch.where(is_solid, c, 1.0), is_solid.float()
+        a, b, c = point.at
+        own = a, b, torch.where(is_solid, c, 1.0), is_solid.float()
         rows = [[_per_pixel(scenes.to_frame[:, layer, row, column]) for column in range(4)] for row in range(3)]
-        to_x, to_y, depth = (r[0] * point[0] + r[1] * point[1] + r[2] * point[2] + r[3] * point[3] for r in rows)
+        to_x, to_y, depth = (r[0] * own[0] + r[1] * own[1] + r[2] * own[2] + r[3] * own[3] for r in rows)
         if triangles is not None and keys is not None:
-            here = (raster.layer_of(keys) == layer) & (owner == layers)
-            covers |= here
-            to_x[here], to_y[here], depth[here] = _carried(triangles, keys[here], *_pixels(here, x, y))
-        there = covers & (depth > NEAREST)
-        surface_depth = torch.where(there, depth, surface_depth)
-        depth = torch.where(there, depth, 1.0)
-        moved_x, moved_y = torch.where(there, to_x / depth, moved_x), torch.where(there, to_y / depth, moved_y)
-        u = _direction(scenes.to_card[:, 1, 0, layer], moved_x, moved_y)
-        turned |= there & is_solid & (_dot([a, b, c], u) >= 0)
-        valid |= there
+            is_mesh = (raster.unpack_layer(keys) == layer) & (owner == layers)
+            covers |= is_mesh
+            second = _move_to_second_frame(triangles, keys[is_mesh], *_pixels(is_mesh, x, y))
+            to_x[is_mesh], to_y[is_mesh], depth[is_mesh] = second
+        is_visible = covers & (depth > NEAREST)
+        surface_depth = torch.where(is_visible, depth, surface_depth)
+        depth = torch.where(is_visible, depth, 1.0)
+        target_x, target_y = (
+            torch.where(is_visible, to_x / depth, target_x),
+            torch.where(is_visible, to_y / depth, target_y),
+        )
+        u = _direction(scenes.to_card[:, 1, 0, layer], target_x, target_y)
+        turned |= is_visible & is_solid & (_dot([a, b, c], u) >= 0)
+        valid |= is_visible
         owner = torch.where(covers, layer, owner)
     height, width = x.shape
-    inside = (moved_x >= 0) & (moved_x <= width - 1) & (moved_y >= 0) & (moved_y <= height - 1)
+    inside = (target_x >= 0) & (target_x <= width - 1) & (target_y >= 0) & (target_y <= height - 1)
     occluded = ~(valid & inside) | turned
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        place = _at(scenes, (1, 0, layer), moved_x, moved_y)
-        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
+        point = _at(scenes, (1, 0, layer), target_x, target_y)
+        covers = (_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         occluded |= covers & (owner > layer)
     if triangles is not None:
         keys = raster.rasterize(triangles, (height, width), whole, 0 * whole, 0 * whole)
         seen = valid & inside
         scene = seen.nonzero()[:, 0]
-        surfaces = (values[seen] for values in (moved_x, moved_y, owner, surface_depth))
+        surfaces = (values[seen] for values in (target_x, target_y, owner, surface_depth))
         occluded[seen] |= raster.hides(triangles, keys, scene, *surfaces)
-    flow = torch.stack((moved_x - x, moved_y - y), 1)
+    flow = torch.stack((target_x - x, target_y - y), 1)
     return torch.where(valid[:, None], flow, 0.0), valid, occluded
 
 
-def _pixels(chosen: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates [N] of the chosen pixels [B, H, W]."""
-    return x.expand(chosen.shape)[chosen], y.expand(chosen.shape)[chosen]
+def _pixels(mask: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates [N] of the pixels of a mask [B, H, W]."""
+    return x.expand(mask.shape)[mask], y.expand(mask.shape)[mask]
 
 
-def _carried(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def _move_to_second_frame(triangles: SceneTriangles, keys: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Return (x z, y z, z) in the second frame of what samples [N] show of meshes in the first."""
-    index = raster.triangle_of(keys)
+    index = raster.unpack_triangle(keys)
     first, second = (raster.corners_at(triangles, index, torch.full_like(x, time)) for time in (0.0, 1.0))
     weights = raster.intersect(first, x, y).weights
     return (weights[..., None] * second).sum(1).unbind(1)

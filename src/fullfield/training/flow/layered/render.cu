@@ -1,6 +1,6 @@
 // Both frames of a pair, flow, validity and occlusion, as in reference.py. A thread renders one pixel.
 
-constexpr int TILE = 16, MOST_INSTANTS = 64;
+constexpr int TILE = 16, MAX_INSTANTS = 64;
 
 // Return whether a card may cover samples of a tile, whose corners are given with the reach of waves and soft edges.
 static __device__ bool card_reaches(const float *m, float left, float top, float right, float bottom, bool bounded) {
@@ -67,7 +67,7 @@ static __device__ void seen_at(
     const float *matrices = p.to_card + 9 * instant, *centres = p.centres + 3 * instant;
     const float x = column + e[1], y = row + e[2];
     const u64 key = p.keys ? p.keys[key_at(p, b, frame, 1 + exposure, column, row)] : EMPTY;
-    const int mesh_layer = layer_of(key);
+    const int mesh_layer = unpack_layer(key);
     float clear = 1.f;
     for (; layers && clear > CLEAR; layers &= layers - 1) {
         const int layer = __ffsll((i64)layers) - 1;
@@ -91,7 +91,7 @@ static __device__ void seen_at(
     }
     if (!(clear > CLEAR)) return;
     float colour[3] = {p.background[3 * b], p.background[3 * b + 1], p.background[3 * b + 2]};
-    if (mesh_layer < NO_LAYER) shade(p, triangle_of(key), frame, 1.f - e[0], x, y, colour);
+    if (mesh_layer < NO_LAYER) shade(p, unpack_triangle(key), frame, 1.f - e[0], x, y, colour);
 #pragma unroll
     for (int i = 0; i < 3; ++i) sum[i] += clear * colour[i];
 }
@@ -123,12 +123,12 @@ static __device__ __forceinline__ unsigned hashed(unsigned word) {
 
 // A block renders a tile of a frame. First its threads find the layers that may be visible there at each instant.
 extern "C" __global__ void __launch_bounds__(256, 2) render_frames(const __grid_constant__ LayeredParams p) {
-    __shared__ u32 reaching[MOST_INSTANTS][2];
+    __shared__ u32 reaching[MAX_INSTANTS][2];
     const int columns = (p.width + TILE - 1) / TILE, rows = (p.height + TILE - 1) / TILE;
     const int image = blockIdx.x / (columns * rows), frame = image >= p.batch, b = image - frame * p.batch;
     const int tile = blockIdx.x - image * columns * rows, tile_y = tile / columns;
     const int top = TILE * tile_y, left = TILE * (tile - columns * tile_y), count = p.counts[b];
-    for (int at = threadIdx.x; at < 2 * MOST_INSTANTS; at += 256) reaching[at >> 1][at & 1] = 0;
+    for (int at = threadIdx.x; at < 2 * MAX_INSTANTS; at += 256) reaching[at >> 1][at & 1] = 0;
     __syncthreads();
     for (int at = threadIdx.x; at < p.instants[b] * count; at += 256) {
         const int exposure = at / count, layer = at - exposure * count;
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) render_truth(const __grid_c
     const int y = (int)(pixel / p.width), x = (int)(pixel - (i64)y * p.width), count = p.counts[b];
     const u64 key = p.keys ? p.keys[key_at(p, b, 0, 0, x, y)] : EMPTY;
     Place place;
-    const int owner = owner_at(p, b, 0, (float)x, (float)y, count, layer_of(key), place);
+    const int owner = owner_at(p, b, 0, (float)x, (float)y, count, unpack_layer(key), place);
     float to_x = 0.f, to_y = 0.f;
     bool valid = false, occluded = true;
     if (owner < count) {
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) render_truth(const __grid_c
         const bool round = shape == ELLIPSOID;
         float depth, there[3];
         if (shape == MESH) {
-            carry(p, triangle_of(key), (float)x, (float)y, there);
+            carry(p, unpack_triangle(key), (float)x, (float)y, there);
         } else {
             const float third = round ? place.c : 1.f, fourth = round ? 1.f : 0.f;
 #pragma unroll

@@ -24,20 +24,20 @@ def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: T
     scale = torch.exp2(-level.float())
     columns: list[Tensor] = []
     rows: list[Tensor] = []
-    parts: list[Tensor] = []
-    for values, found in ((u, columns), (v, rows)):
+    fractions: list[Tensor] = []
+    for values, indices in ((u, columns), (v, rows)):
         at = values * scale - 0.5
         period = 2 * side.float()
         at = at - period * (at / period).floor()
         low = at.floor()
-        parts.append(at - low)
+        fractions.append(at - low)
         for step in (0, 1):
             index = (low.long() + step).remainder(2 * side)
-            found.append(torch.where(index < side, index, 2 * side - 1 - index))
+            indices.append(torch.where(index < side, index, 2 * side - 1 - index))
     total = torch.zeros((), dtype=torch.float32, device=u.device)
     for down in (0, 1):
         for right in (0, 1):
             index = bases[level] + (which * side + rows[down]) * side + columns[right]
-            weight = (parts[0] if right else 1 - parts[0]) * (parts[1] if down else 1 - parts[1])
+            weight = (fractions[0] if right else 1 - fractions[0]) * (fractions[1] if down else 1 - fractions[1])
             total = total + atlas.texels[index.clamp(max=len(atlas.texels) - 1)][..., :3].float() * weight[..., None]
     return total

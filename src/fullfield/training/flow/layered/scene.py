@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.training.flow.layered.meshes import DEFORMATION, MESH_COLOURS, PARTS, MeshStore, PlacedMeshes
+from fullfield.training.flow.layered.meshes import DEFORMATION, MATERIALS, MESH_COLOURS, MeshPlacement, MeshStore
 
 _SMALLEST = 4  # texels across, of the last level
 _TOGETHER = 64  # pictures that are halved at a time
 
 # Shapes besides the silhouettes of an atlas: an unbounded plane, the square from -1 to 1, an ellipsoid, and meshes.
 INFINITE, SQUARE, ELLIPSOID, MESH = -1, -2, -3, -4
-MOST_LAYERS, MOST_INSTANTS = 63, 64  # of a scene
+MAX_LAYERS, MAX_INSTANTS = 63, 64  # of a scene
 # Layout of ``LayeredScenes.paint``: where each group of numbers begins, and how many numbers a layer has.
 WAVES, TEXTURE, SOFTNESS, BIAS, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT = 0, 10, 16, 17, 18, 30, 32, 38
 
@@ -62,20 +62,20 @@ class PictureAtlas:
 
     def bases(self) -> list[int]:
         """Return the index of the first texel of every level."""
-        found = [0]
+        bases = [0]
         for level in range(self.levels - 1):
-            found.append(found[-1] + self.count * (self.side >> level) ** 2)
-        return found
+            bases.append(bases[-1] + self.count * (self.side >> level) ** 2)
+        return bases
 
 
 def _halved(texels: Tensor) -> Tensor:
     """Return rounded means of 2×2, a few pictures at a time."""
     height, width = (side // 2 for side in texels.shape[1:3])
-    found = [
+    sums = [
         texels[first : first + _TOGETHER].reshape(-1, height, 2, width, 2, 4).sum((2, 4), dtype=torch.int16)
         for first in range(0, len(texels), _TOGETHER)
     ]
-    return torch.cat([((total + 2) // 4).to(torch.uint8) for total in found])
+    return torch.cat([((total + 2) // 4).to(torch.uint8) for total in sums])
 
 
 class LayeredScenes(NamedTuple):
@@ -112,16 +112,16 @@ class LayeredScenes(NamedTuple):
     background: Tensor  # [B, 3] float32: colour where a pixel shows no layer
     sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
     noise: Tensor  # [B] int32: seed of the noise
-    meshes: PlacedMeshes | None = None
+    meshes: MeshPlacement | None = None
 
     def check(self) -> None:
         """Check that all fields describe the same scenes."""
         _check.tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
         batch, _, matrices, layers = self.to_card.shape[:4]
         device = self.to_card.device
-        exposures = f"1 ... {MOST_INSTANTS} exposures"
-        _check.require(2 <= matrices <= 1 + MOST_INSTANTS, "to_card", exposures, matrices - 1)
-        _check.require(layers <= MOST_LAYERS, "to_card", f"up to {MOST_LAYERS} layers", layers)
+        exposures = f"1 ... {MAX_INSTANTS} exposures"
+        _check.require(2 <= matrices <= 1 + MAX_INSTANTS, "to_card", exposures, matrices - 1)
+        _check.require(layers <= MAX_LAYERS, "to_card", f"up to {MAX_LAYERS} layers", layers)
         shapes: dict[str, tuple[int, ...]] = {
             "centres": (batch, 2, matrices, layers, 3),
             "to_frame": (batch, layers, 3, 4),
@@ -138,22 +138,22 @@ class LayeredScenes(NamedTuple):
             dtype = torch.int32 if name in ("ids", "counts", "instants", "noise") else torch.float32
             _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
         if self.meshes is not None:
-            _check_placed(self.meshes, device)
+            _check_placement(self.meshes, device)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
         """Return the scenes with every tensor changed."""
-        placed = None if self.meshes is None else PlacedMeshes(*(change(part) for part in self.meshes))
+        placement = None if self.meshes is None else MeshPlacement(*(change(part) for part in self.meshes))
         tensors = {name: change(getattr(self, name)) for name in self._fields if name != "meshes"}
-        return LayeredScenes(**tensors, meshes=placed)
+        return LayeredScenes(**tensors, meshes=placement)
 
     def to(self, device: torch.device | str) -> LayeredScenes:
         """Return the scenes on a device."""
         return self.map(lambda part: part.to(device, non_blocking=True))
 
 
-def _check_placed(placed: PlacedMeshes, device: torch.device) -> None:
+def _check_placement(placement: MeshPlacement, device: torch.device) -> None:
     """Check shapes, dtypes and device of placed meshes."""
-    count = len(placed.scene)
+    count = len(placement.scene)
     shapes: dict[str, tuple[int, ...]] = {
         "rows": (count, 2, 2),
         "blend": (count, 2),
@@ -162,14 +162,14 @@ def _check_placed(placed: PlacedMeshes, device: torch.device) -> None:
         "deformation": (count, 2, DEFORMATION),
         "texture": (count, 3, 4),
         "light": (count, 2, 4),
-        "pictures": (count, PARTS),
-        "colours": (count, PARTS, MESH_COLOURS),
+        "pictures": (count, MATERIALS),
+        "colours": (count, MATERIALS, MESH_COLOURS),
     }
-    whole = ("scene", "layer", "vertex_counts", "triangle_counts", "first_triangles", "rows")
-    for name in placed._fields:
-        dtype = torch.int64 if name in whole else torch.int32 if name == "pictures" else torch.float32
+    integers = ("scene", "layer", "vertex_counts", "triangle_counts", "first_triangles", "rows")
+    for name in placement._fields:
+        dtype = torch.int64 if name in integers else torch.int32 if name == "pictures" else torch.float32
         shape = shapes.get(name, (count,))
-        _check.tensor(getattr(placed, name), f"meshes: {name}", shape, dtypes=(dtype,), device=device)
+        _check.tensor(getattr(placement, name), f"meshes: {name}", shape, dtypes=(dtype,), device=device)
 
 
 class RenderedPairs(NamedTuple):
