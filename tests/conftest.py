@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import inspect
 import io
 import os
-import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -66,27 +65,26 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# Folders and files of the tests marked unit, and what such a test does not do: start a process, compile.
-_UNIT = (
-    *(f"tests/{folder}/" for folder in ("datasets", "io", "metrics", "nn", "testing", "viz")),
-    *(f"tests/test_{name}.py" for name in ("api_surface", "complaints", "devices", "layering")),
-)
-_NO_UNIT = re.compile(r"subprocess|torch\.(compile|export)|opcheck")
-
-
-def _is_unit(item: pytest.Item) -> bool:
-    if not item.nodeid.startswith(_UNIT) or any(item.get_closest_marker(name) for name in ("gpu", "alone", "slow")):
-        return False
-    function = item.function  # type: ignore[attr-defined]
-    fixtures: list[str] = item.fixturenames  # type: ignore[attr-defined]
-    return "forked" not in fixtures and not _NO_UNIT.search(inspect.getsource(function))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark it before -m selects."""
-    if _is_unit(item):
-        item.add_marker("unit")
+    """Refuse the mark unit on a test that takes long or needs a GPU."""
+    marks = {mark.name for mark in item.iter_markers()}
+    if "unit" in marks and marks & {"gpu", "alone", "slow", "long"}:
+        raise pytest.UsageError(f"{item.nodeid}: a unit test cannot be {', '.join(sorted(marks - {'unit'}))}")
+
+
+@pytest.fixture(autouse=True)
+def _unit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test that is marked unit start no process and compile no kernel."""
+    if request.node.get_closest_marker("unit") is None:
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a unit test starts no process and compiles nothing; remove the mark")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    monkeypatch.setattr("fullfield._kernels.numba_cache.Kernels.__call__", refuse)
+    monkeypatch.setattr("fullfield._kernels.nvrtc.nvrtc", refuse)
 
 
 @pytest.hookimpl(trylast=True)

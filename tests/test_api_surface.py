@@ -12,6 +12,8 @@ import pytest
 
 import fullfield
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(fullfield.__file__).parents[1]
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from fullfield import _check
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("word", "known", "hint"),

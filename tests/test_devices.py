@@ -16,6 +16,8 @@ from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.registration import register
 from fullfield.sequences import estimate_sequence, warp_image
 
+pytestmark = pytest.mark.unit
+
 
 def there(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(*shape, dtype=dtype, device="meta")

@@ -11,6 +11,8 @@ import pytest
 
 import fullfield
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(fullfield.__file__).parent
 # Outside the wheel; they may import all of fullfield.
 OUTSIDE = [Path(__file__).resolve().parent.parent / name for name in ("benchmarks", "tools")]

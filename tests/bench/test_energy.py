@@ -7,6 +7,8 @@ import torch
 
 from benchmarks import energy
 
+pytestmark = pytest.mark.unit
+
 CUDA = torch.device("cuda", 0)
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks import like_for_like, stored
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     "gpu": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.11.0"}, "commit": "abc", "date": "2026-11-26"

@@ -13,6 +13,8 @@ from benchmarks.paper.matching import Runs, read_runs
 from benchmarks.paper.tables import TABLES, Table
 from benchmarks.paper.writing import markdown
 
+pytestmark = pytest.mark.unit
+
 METRICS = ("px1", "epe", "lm_px1", "lm_epe")
 
 

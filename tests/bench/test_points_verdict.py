@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.cases.points.verdict import judged, line
+
+pytestmark = pytest.mark.unit
 
 Row = dict[str, Any]
 

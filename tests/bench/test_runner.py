@@ -7,6 +7,8 @@ import pytest
 from benchmarks.bench import failed
 from fullfield.cli.main import main as fullfield
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("words", "command"),

@@ -15,6 +15,8 @@ from fullfield.cli.main import build_parser
 from fullfield.estimators import registry
 from fullfield.ops.tvl1.config import PRESETS, TVL1Config
 
+pytestmark = pytest.mark.unit
+
 
 @dataclass(frozen=True)
 class OtherConfig:

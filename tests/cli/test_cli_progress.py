@@ -9,6 +9,8 @@ import pytest
 from fullfield.cli import progress as module
 from fullfield.cli.progress import ProgressBar
 
+pytestmark = pytest.mark.unit
+
 
 class Stream(io.StringIO):
     def __init__(self, live: bool) -> None:

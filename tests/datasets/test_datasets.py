@@ -36,6 +36,8 @@ from fullfield.datasets import (
 from fullfield.io import write_flow, write_image
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 H, W = 6, 8
 
 

@@ -16,6 +16,8 @@ from fullfield.datasets.three_d_match import SCENES
 from fullfield.io import PointCloud, write_point_cloud
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 Floats = NDArray[np.float64]
 
 

@@ -18,6 +18,8 @@ from fullfield.estimators.registry import METHODS, PTLFLOW, Method, canonical
 from fullfield.models.weights import DEFAULTS, NETWORKS
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 
 @dataclass(frozen=True)
 class ShiftConfig(Config):

@@ -24,6 +24,8 @@ from io_files import MIB, ExrPart, refused, save
 from fullfield.io import read_flow, read_frame, read_point_cloud, read_vectors
 from peak_memory import PeakMemory
 
+pytestmark = pytest.mark.unit
+
 
 def test_las_made_by_hand_is_read(tmp_path: Path) -> None:
     pytest.importorskip("laspy")

@@ -20,6 +20,8 @@ from fullfield.io import (
     write_flow,
 )
 
+pytestmark = pytest.mark.unit
+
 
 def flo(magic: float = 202021.25, width: int = 3, height: int = 2, floats: int = 12) -> bytes:
     return struct.pack("<fii", magic, width, height) + bytes(4 * floats)

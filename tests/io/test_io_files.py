@@ -44,6 +44,7 @@ def write(path: Path, side: int = 5) -> None:
 # atomic_path
 
 
+@pytest.mark.unit
 def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
     with atomic_path(target) as temporary:
@@ -56,6 +57,7 @@ def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "a.flo"
@@ -72,6 +74,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.unit
 def test_two_at_once(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
     with atomic_path(target) as first, atomic_path(target) as second:
@@ -81,6 +84,7 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert target.read_bytes() == b"1"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
 def test_the_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
@@ -92,6 +96,7 @@ def test_the_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
         os.umask(before)
 
 
+@pytest.mark.unit
 def test_a_link_is_written_through(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.flo").symlink_to(tmp_path / "real" / "a.flo")
@@ -100,16 +105,19 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "a.flo").stat().st_size == 12 + 2 * 4 * 12
 
 
+@pytest.mark.unit
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_flow("a.flo", torch.zeros(2, 3, 4))
     assert (tmp_path / "a.flo").is_file()
 
 
+@pytest.mark.unit
 def test_a_long_name(tmp_path: Path) -> None:
     write_flow(tmp_path / ("n" * 251 + ".flo"), torch.zeros(2, 3, 4))
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", WRITERS)
 def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"cannot write into this folder: .*nowhere") as error:
@@ -124,6 +132,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
         write(tmp_path / name)
 
 
+@pytest.mark.unit
 def test_a_folder_without_permission(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
@@ -133,6 +142,7 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
         write_flow(folder / "a.flo", torch.zeros(2, 3, 4))
 
 
+@pytest.mark.unit
 def test_a_device_is_not_replaced() -> None:
     if not Path("/dev/null").exists():
         pytest.skip("no /dev/null here")
@@ -206,6 +216,7 @@ def test_a_killed_run_leaves_no_half_file(tmp_path: Path, forked: Callable[..., 
 # write_image
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".tiff"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -221,6 +232,7 @@ def test_integers_are_exact(tmp_path: Path, suffix: str, channels: int, dtype: t
         assert torch.allclose(read_frame(path), expected, atol=1e-7)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 def test_frames_are_rounded_and_clamped(tmp_path: Path, suffix: str) -> None:
     frame = torch.tensor([-1.0, 0.0, 0.1, 0.5, 1.0, 7.0]).expand(3, 2, 6)
@@ -229,6 +241,7 @@ def test_frames_are_rounded_and_clamped(tmp_path: Path, suffix: str) -> None:
     assert torch.allclose(read_frame(tmp_path / f"a{suffix}"), expected.expand(3, 2, 6), atol=1e-7)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("channels", [1, 3])
 def test_exr_gives_the_frame_back(tmp_path: Path, channels: int) -> None:
     frame = torch.from_numpy(samples((channels, 11, 12))) * 4
@@ -240,6 +253,7 @@ def test_exr_gives_the_frame_back(tmp_path: Path, channels: int) -> None:
     assert torch.allclose(read_frame(tmp_path / "b.exr"), frame.clamp(0, 1), atol=1.01 / 255)
 
 
+@pytest.mark.unit
 def test_jpeg(tmp_path: Path) -> None:
     smooth = torch.linspace(0, 1, 64).expand(3, 64, 64)
     for suffix in (".jpg", ".JPEG"):
@@ -252,6 +266,7 @@ def test_jpeg(tmp_path: Path) -> None:
         write_image(tmp_path / "a.jpg", np.zeros((4, 4, 3), np.uint16))
 
 
+@pytest.mark.unit
 def test_where_both_readings_fit(tmp_path: Path) -> None:
     pixels = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
     write_image(tmp_path / "a.png", pixels)
@@ -262,6 +277,7 @@ def test_where_both_readings_fit(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels[:, :, 0])
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "image",
     [
@@ -280,6 +296,7 @@ def test_what_is_no_image(tmp_path: Path, image: object) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.unit
 def test_unknown_image_suffix(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a\.gif: .*\.png, \.jpg.*, got '\.gif'") as error:
         write_image(tmp_path / "a.gif", torch.zeros(3, 4, 4))
@@ -303,6 +320,7 @@ def test_the_package_is_cheap_to_import(forked: Callable[..., str]) -> None:
     assert forked(functions) == "['numpy', 'torch']\n"
 
 
+@pytest.mark.unit
 def test_opened_files_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_image(tmp_path / "a.png", torch.zeros(3, 4, 4))
     write_flow(tmp_path / "a.flo", torch.zeros(2, 4, 4))

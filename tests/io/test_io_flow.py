@@ -33,6 +33,8 @@ from fullfield.io import (
     write_vectors,
 )
 
+pytestmark = pytest.mark.unit
+
 EXACT = (".flo", ".flo5", ".pfm", ".npy", ".exr")
 
 

@@ -14,6 +14,8 @@ from fullfield import InputError
 from fullfield.io import flow_window, read_flow, read_vectors, write_vectors
 from fullfield.io.masks import read_mask_array
 
+pytestmark = pytest.mark.unit
+
 U, V = 5.25, -3.5
 SIZE = (6, 9)
 

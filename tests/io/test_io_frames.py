@@ -21,6 +21,8 @@ from fullfield.io import FRAME_SUFFIXES, FrameWindow, frame_window, read_frame, 
 from fullfield.io.files import check_pixels
 from peak_memory import PeakMemory
 
+pytestmark = pytest.mark.unit
+
 
 def pixels_8(height: int = 13, width: int = 17, channels: int = 3) -> np.ndarray:
     return np.random.default_rng(3).integers(0, 256, (height, width, channels)).astype(np.uint8)

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from fullfield import InputError
 from fullfield.io import PointCloud, as_point_cloud, read_point_cloud, transformed, write_point_cloud
 
+pytestmark = pytest.mark.unit
+
 RNG = np.random.default_rng(0)
 XYZ = RNG.normal(size=(7, 3)).astype(np.float32)
 RGB = RNG.integers(0, 256, (7, 3)).astype(np.uint8)

@@ -17,6 +17,8 @@ from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
 from fullfield.io.transfer import encode_srgb
 from fullfield.io.vectors import vector_lines, vector_lines_there
 
+pytestmark = pytest.mark.unit
+
 pytest.importorskip("OpenImageIO")
 
 WINDOW = FrameWindow((-3, 5, 9, 7), (0, 0, 20, 30), 2.0)

@@ -15,6 +15,8 @@ from fullfield.io import TRANSFERS, read_frame, transfer
 from fullfield.io.names import OCIO_TRANSFERS
 from fullfield.io.transfer import curve, decode_srgb, encode_srgb
 
+pytestmark = pytest.mark.unit
+
 RGB = ("R", "G", "B")
 
 

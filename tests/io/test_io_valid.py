@@ -18,6 +18,8 @@ from fullfield.io import frame_window, read_frame
 from fullfield.io.image import FrameReader
 from fullfield.io.raw import read_raw
 
+pytestmark = pytest.mark.unit
+
 
 def write_parts(path: Path, *names: str, channels: tuple[str, ...] = ("R", "G", "B"), **attributes: object) -> Path:
     """Write parts of these names; part i holds (i + 1) / 16."""

@@ -24,6 +24,8 @@ from fullfield.io.video import CameraSource
 from fullfield.sequences import open_plates
 from peak_memory import PeakMemory
 
+pytestmark = pytest.mark.unit
+
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
 
 

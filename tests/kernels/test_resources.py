@@ -299,6 +299,7 @@ VARIANTS = [
 ]
 
 
+@pytest.mark.unit
 def test_sources_follow_shared_memory_and_hopper() -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS:
         request = request_of(channels, radius, dtype, levels=8)
@@ -354,6 +355,7 @@ def test_wgmma_runs_beside_the_rest(dtype: torch.dtype, channels: tuple[int, int
         assert not said_of(form.source(operands), "sm_90a").waits
 
 
+@pytest.mark.unit
 def test_the_kernels_include_nothing() -> None:
     sources = sorted(Path(fullfield.__file__).parent.rglob("*.cu*"))
     assert len(sources) >= 15

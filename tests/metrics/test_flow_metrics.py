@@ -66,6 +66,7 @@ def records(pred, truth, valid=None, occluded=None):
     return definitions.pixel_list(pred, truth, valid, occluded, distance)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("size", "four"), [((17, 23), False), ((20, 11), True), ((4, 310), False)]
 )  # the last reaches beyond all bands of distance
@@ -94,6 +95,7 @@ def test_one_image_against_the_definitions(size, four):
     assert_same(single, {key: wanted[key] for key in single})
 
 
+@pytest.mark.unit
 def test_pooled_and_per_image_averages():
     cases = [random_case(0, 9, 40), random_case(1, 20, 11, error=0.1), random_case(2, 8, 8, spread=0.5), random_case(3)]
     cases[3][2][:] = False  # an image without a scored pixel
@@ -113,6 +115,7 @@ def test_pooled_and_per_image_averages():
     assert pooled.compute()["epe"] != per_image.compute()["epe"]
 
 
+@pytest.mark.unit
 def test_springs_evaluation():
     """Truth at twice the size, pooled over images, all of Spring's measures over its classes of speed."""
     gathered, preds, truths = FlowMetrics(), [], []
@@ -132,6 +135,7 @@ def test_springs_evaluation():
     assert_same({name: {m: table[name][m] for m in wanted[name]} for name in wanted}, wanted)
 
 
+@pytest.mark.unit
 def test_four_values_with_a_mask_of_their_own():
     flow = torch.arange(2 * 2 * 4, dtype=torch.float32).reshape(2, 2, 4)
     valid = torch.ones(2, 4, dtype=torch.bool)
@@ -144,6 +148,7 @@ def test_four_values_with_a_mask_of_their_own():
     refuses("an even height and width", metrics.four_values, torch.zeros(2, 3, 4))
 
 
+@pytest.mark.unit
 def test_kitti_fl_needs_both_conditions():
     truth = torch.tensor([[100.0, 100.0, 10.0, 10.0, 0.0]] * 1)[None].repeat(2, 1, 1)
     truth[1] = 0
@@ -153,6 +158,7 @@ def test_kitti_fl_needs_both_conditions():
     assert metrics.outliers(pred, truth, threshold=3) == pytest.approx(100 * 3 / 5)
 
 
+@pytest.mark.unit
 def test_wauc_at_its_thresholds():
     """An error of exactly i/20 counts as an inlier at i; beyond 5 px nothing counts."""
     for error, first in ((0.0, 1), (0.05, 1), (0.0500001, 2), (0.25, 5), (2.5, 50), (5.0, 100), (5.0000001, 101)):
@@ -161,6 +167,7 @@ def test_wauc_at_its_thresholds():
         assert metrics.wauc(pred, torch.zeros(2, 1, 1)) == pytest.approx(100 * inliers / 5050, abs=1e-12)
 
 
+@pytest.mark.unit
 def test_small_angles_are_not_lost():
     """acos of a cosine near 1 would return 0 or 1e-6 degrees here."""
     truth = torch.tensor([30.0, -20.0], dtype=torch.float64).reshape(2, 1, 1)
@@ -172,6 +179,7 @@ def test_small_angles_are_not_lost():
     assert metrics.aae(-truth, truth) == pytest.approx(2 * math.degrees(math.atan(math.hypot(30, 20))), rel=1e-12)
 
 
+@pytest.mark.unit
 def test_speed_and_lm_bounds():
     """10 belongs to s10-40, 40 to s40+, and exactly 128 is not large motion."""
     truth = torch.zeros(2, 1, 5)
@@ -186,6 +194,7 @@ def test_speed_and_lm_bounds():
     assert lower.compute()["lm_epe"] == pytest.approx(28 / 3)
 
 
+@pytest.mark.unit
 def test_empty_classes_are_nan():
     empty = FlowMetrics().compute()
     assert (empty.pop("pixels"), empty.pop("images")) == (0, 0)
@@ -204,6 +213,7 @@ def test_empty_classes_are_nan():
     assert gathered.compute()["images"] == 2
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_prediction_that_is_not_finite_is_refused(bad):
     pred, truth, valid, occluded = tensors(*random_case(4))
@@ -225,6 +235,7 @@ def test_a_prediction_that_is_not_finite_is_refused(bad):
     gathered.update(wrong, truth, valid, occluded)
 
 
+@pytest.mark.unit
 def test_a_batch_is_its_images():
     cases = [tensors(*random_case(seed, four=True)) for seed in range(3)]
     one_by_one, batched = FlowMetrics(averaging="per_image"), FlowMetrics(averaging="per_image")
@@ -239,6 +250,7 @@ def test_a_batch_is_its_images():
     assert four_values.compute()["pixels"] == 30
 
 
+@pytest.mark.unit
 @settings(max_examples=10, deadline=None)
 @given(st.permutations(range(6)), st.integers(0, 6), st.sampled_from(metrics.AVERAGING))
 def test_sharing_out_changes_no_bit(order, cut, averaging):
@@ -254,6 +266,7 @@ def test_sharing_out_changes_no_bit(order, cut, averaging):
     assert_same(left.compute(), whole.compute(), rel=0)
 
 
+@pytest.mark.unit
 def test_merging_and_loading_refuse_what_does_not_fit():
     refuses("averaging", FlowMetrics().merge, FlowMetrics(averaging="per_image"))
     refuses("lm_threshold", FlowMetrics().merge, FlowMetrics(lm_threshold=64))
@@ -263,6 +276,7 @@ def test_merging_and_loading_refuse_what_does_not_fit():
         refuses("state", FlowMetrics.from_state, broken)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -282,6 +296,7 @@ def test_wrong_input_is_named(change, message):
     refuses(f"^{message}", FlowMetrics().update, **{**arguments, **change})
 
 
+@pytest.mark.unit
 def test_error_maps():
     case = random_case(8, 40, 30)
     pred, truth, valid, _ = tensors(*case)
@@ -295,6 +310,7 @@ def test_error_maps():
     assert bool((motion.isnan() == ((truth.abs() <= 1e9).all(0)).logical_not()).all())
 
 
+@pytest.mark.unit
 def test_dtypes_strides_and_blocks_do_not_show(monkeypatch):
     pred, truth, valid, _ = tensors(*random_case(10, spread=10))
     truth = torch.where(truth.abs() > 1e4, math.nan, truth)
@@ -311,6 +327,7 @@ def test_dtypes_strides_and_blocks_do_not_show(monkeypatch):
     assert_same(cut.compute(), whole.compute())
 
 
+@pytest.mark.unit
 def test_the_number_of_threads_does_not_show():
     pred, truth, valid, occluded = tensors(*random_case(11, 300, 500))
     del occluded
@@ -334,6 +351,7 @@ def test_the_gpu_gives_the_same():
     assert_same(device.compute(), host.compute())
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("seed", range(4))
 def test_boundary_distance_against_all_pairs(seed):
     rng = np.random.default_rng(seed)
@@ -348,6 +366,7 @@ def test_boundary_distance_against_all_pairs(seed):
         np.testing.assert_allclose(got, limited, rtol=1e-6)
 
 
+@pytest.mark.unit
 def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     monkeypatch.setattr("fullfield.metrics.pixels._PIXELS_AT_ONCE", 700)
     occluded = torch.zeros(330, 340, dtype=torch.bool)
@@ -365,6 +384,7 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     refuses("reach", metrics.boundary_distance, occluded, reach=182)
 
 
+@pytest.mark.unit
 def test_sintel_bands_on_a_real_occlusion_map(data_dir):
     scipy = pytest.importorskip("scipy.ndimage")
     path: Path = data_dir / "flow" / "sintel" / "truth" / "occlusions_0002.png"
@@ -399,6 +419,7 @@ def test_peak_memory_is_a_few_planes(forked):
     assert 0.5 < float(forked(MEMORY)) <= 3.5
 
 
+@pytest.mark.unit
 def test_far_predictions_and_those_that_learn():
     truth = torch.zeros(2, 4, 4)
     gathered = FlowMetrics()

@@ -21,6 +21,8 @@ from fullfield.metrics import (
 )
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 
 def turn(degrees: float, shift: tuple[float, float, float] = (0, 0, 0)) -> Tensor:
     angle = math.radians(degrees)

@@ -15,6 +15,8 @@ import pytest
 
 from fullfield.models.downloads import DownloadError, digest, download, extract
 
+pytestmark = pytest.mark.unit
+
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SUM = hashlib.sha256(CONTENT).hexdigest()
 

@@ -15,6 +15,8 @@ from fullfield.models.framing import (
 )
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize("mode", ["sintel", "kitti"])
 def test_padding_brings_every_size_to_multiples_of_eight_and_back(mode: str) -> None:

@@ -20,6 +20,8 @@ from fullfield.models.downloads import DownloadError
 from fullfield.models.weights import DEFAULTS, WEIGHTS, build_model, cached_weights, weights_folder
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -17,6 +17,8 @@ from fullfield.ops import _backends, correlation, neighbors, point_conv, tvl1
 from fullfield.ops._backends import Backends, NoRoom
 from fullfield.ops.neighbors import radius_search
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from fullfield.ops import _launching
 from fullfield.ops.devices import resolve_device
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 
 def test_resolve_device_auto_is_the_first_gpu_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {0: "needs compute capability 7.0, got 3.5", 1: None, 2: None}

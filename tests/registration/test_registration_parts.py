@@ -73,6 +73,7 @@ def test_normals_stand_on_their_plane() -> None:
     assert np.allclose(np.linalg.norm(normals, axis=1), 1)
 
 
+@pytest.mark.unit
 def test_mutual_matches_are_each_others_nearest() -> None:
     draw = np.random.default_rng(5)
     first, second = draw.random((300, 5)), draw.random((200, 5))
@@ -101,6 +102,7 @@ def test_the_nearest_within_a_radius_are_those_of_loops() -> None:
     assert nearest_within(points, queries + 100, 1.0)[1].tolist() == [-1] * 200
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("outlier", [None, 1e7])
 def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
     draw = np.random.default_rng(10)
@@ -115,6 +117,7 @@ def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
     assert not around(points[:1], points[:1] + 50, 4.0).any()
 
 
+@pytest.mark.unit
 def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
     points = np.random.default_rng(6).normal(size=(4, 10, 3))
     poses = np.stack([turned(seed) for seed in range(4)])
@@ -123,6 +126,7 @@ def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
     assert np.allclose(np.linalg.det(mirrored[:, :3, :3]), 1)
 
 
+@pytest.mark.unit
 def test_ransac_finds_the_pose_among_wrong_matches() -> None:
     draw = np.random.default_rng(7)
     source = draw.random((600, 3)) * 30
@@ -139,6 +143,7 @@ def test_ransac_finds_the_pose_among_wrong_matches() -> None:
     assert hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
 
 
+@pytest.mark.unit
 def test_points_without_partners_are_not_searched_for() -> None:
     """A search far from the other cloud takes ten times as long as one beside it."""
     pytest.importorskip("small_gicp")
@@ -164,6 +169,7 @@ def test_points_without_partners_are_not_searched_for() -> None:
     assert np.array_equal(Refiner(far, target)(start, (2.0, 1.0)), start)
 
 
+@pytest.mark.unit
 def test_a_pose_needs_score_share_and_overlap() -> None:
     good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, FPFH_LIMITS)
     assert good.score == pytest.approx(6.75)

@@ -23,6 +23,7 @@ def shot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -44,6 +45,7 @@ def test_a_pattern_names_files(text: str, name: str) -> None:
     assert Pattern.parse(text).path(7) == name.replace("/", os.sep)
 
 
+@pytest.mark.unit
 def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
     assert Pattern.parse("a.%04d.exr").path(123456) == "a.123456.exr"
     assert Pattern.parse("a.%04d.exr").path(-5) == "a.-005.exr"
@@ -54,11 +56,13 @@ def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
     assert list(find_frames(f"{tmp_path}/b.%04d.png").files) == [-1]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", ["a.exr", "a.%04d.%04d.exr", "a.####.@@.exr", "f.%04d/a.exr"])
 def test_what_is_no_pattern_is_named(text: str) -> None:
     refuses(f"^{text.split('%')[0].split('#')[0]}.*: expected", Pattern.parse, text)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "text",
     ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"],
@@ -74,6 +78,7 @@ def test_spellings_of_one_shot(shot: Path, text: str) -> None:
     assert find_frames(str(shot / text)).files.keys() == found.files.keys()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "text",
     ["plate.999-1001####.exr", "plate.999-1001@@@@.exr", "plate.999-1001#.exr", "plate.%04d.exr 999-1001",
@@ -84,6 +89,7 @@ def test_frames_in_the_name(shot: Path, text: str) -> None:  # noqa: ARG001
     assert choose_frames(find_frames(text), "1001") == [1001]
 
 
+@pytest.mark.unit
 def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
     for name in ("a.1.png", "a.02.png", "a.0003.png", "a.10.png"):
         (tmp_path / name).touch()
@@ -94,12 +100,14 @@ def test_padding_is_exact_but_of_a_single_hash(tmp_path: Path) -> None:
     refuses(r"a\.%06d\.png: no such file; the folder has a\.1\.png and 3 more", find_frames, f"{tmp_path}/a.%06d.png")
 
 
+@pytest.mark.unit
 def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
     for name in ("c.png", "a.png", "b.png", ".hidden.png"):
         (tmp_path / name).touch()
     assert [path.name for path in find_frames(str(tmp_path)).files.values()] == ["a.png", "b.png", "c.png"]
 
 
+@pytest.mark.unit
 def test_two_sequences_are_not_mixed(tmp_path: Path) -> None:
     for name in ("left.0001.png", "right.0001.png"):
         (tmp_path / name).touch()
@@ -109,6 +117,7 @@ def test_two_sequences_are_not_mixed(tmp_path: Path) -> None:
     refuses("expected one file a frame", find_frames, f"{tmp_path}/left*.png")
 
 
+@pytest.mark.unit
 def test_refusals(shot: Path) -> None:
     refuses(r"is one frame; a sequence is a pattern, such as plate\.####\.exr", find_frames, "plate.1001.exr")
     with pytest.raises(InputError, match=r"none of the frames 1-5 exists; plate\.%04d\.exr has 998-1001"):
@@ -121,6 +130,7 @@ def test_refusals(shot: Path) -> None:
     assert not is_sequence("odd[1].%04d.png"), "a file of that very name"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("text", "frames"),
     [
@@ -151,6 +161,7 @@ def test_spellings(text: str, frames: list[int]) -> None:
     assert parse_frames(text) == frames
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "text", ["", "a", "1-", "-", "1..5", "1.5", "1-5x", "1-5x0", "1-5z2", "1,,2-", "1-2-3", "1-999999999", "1-1y1", "٣"]
 )
@@ -158,6 +169,7 @@ def test_what_is_no_range_is_named(text: str) -> None:
     refuses(r"^--frames: expected", parse_frames, text, "--frames")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "text", ["1-10000000000", "10000000000-1", "1-2000000000x2", "1-999999999:1000", "1-9999999y9"]
 )
@@ -165,6 +177,7 @@ def test_a_range_that_is_too_long_says_so(text: str) -> None:
     refuses(rf"^--frames: expected at most 1000000 frames, got '{text}'", parse_frames, text, "--frames")
 
 
+@pytest.mark.unit
 def test_a_range_in_words() -> None:
     assert format_frames([3, 1, 2, 7]) == "1-3,7"
     assert format_frames([1, 3, 5, 8, 9]) == "1-5x2,8-9"
@@ -173,6 +186,7 @@ def test_a_range_in_words() -> None:
     assert format_frames([-2, -1]) == "-2--1"
 
 
+@pytest.mark.unit
 @given(st.sets(st.integers(-200, 200), min_size=1, max_size=40))
 def test_words_and_back(numbers: set[int]) -> None:
     assert parse_frames(format_frames(numbers)) == sorted(numbers)

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from fullfield._check import InputError
 from fullfield.testing import scenes, textured_scene
 
+pytestmark = pytest.mark.unit
+
 
 def bilinear(image, x, y):
     """``image`` ``[C, H, W]`` at (x, y) ``[H, W]``, clamped at the border; written for these tests."""

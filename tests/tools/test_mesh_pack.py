@@ -20,6 +20,8 @@ from tools.__main__ import main
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import reduce_model
 
+pytestmark = pytest.mark.unit
+
 POINTS = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 2, 0], [1, 2, 0]], np.float32)
 CORNERS = np.array([0, 1, 2, 0, 2, 3, 3, 2, 5, 3, 5, 4], np.uint16)
 HALF_TURN = 0.5**0.5

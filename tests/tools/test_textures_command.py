@@ -29,6 +29,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.unit
 def test_own_pictures_and_their_list(scene: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*words: str) -> str:
         assert main(["textures", *words]) == 0
@@ -73,6 +74,7 @@ def test_mistakes(scene: Path, capsys: pytest.CaptureFixture[str], words: str, m
     assert not (scene / "pack.zip").exists()
 
 
+@pytest.mark.unit
 def test_a_verb_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert (
@@ -81,6 +83,7 @@ def test_a_verb_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("verb", ["render", "textures"])
 def test_former_verbs_name_their_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fullfield([verb, "-o", "x"]) == 2

@@ -13,6 +13,8 @@ from torch import Tensor
 from fullfield.training import contrastive_loss, matching_ratio
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)

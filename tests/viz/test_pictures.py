@@ -65,6 +65,7 @@ def color_by_hand(u, v, scale):
     return result
 
 
+@pytest.mark.unit
 def test_the_wheel():
     wheel = viz.color_wheel()
     assert wheel.dtype == torch.uint8
@@ -79,6 +80,7 @@ def test_the_wheel():
     ]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("max_motion", [None, 7.0, 100.0])
 def test_flow_colours_against_loops(max_motion):
     flow = random_flow(1)
@@ -87,6 +89,7 @@ def test_flow_colours_against_loops(max_motion):
     assert_close_pictures(viz.flow_to_image(flow, max_motion=max_motion), torch.tensor(wanted).permute(2, 0, 1))
 
 
+@pytest.mark.unit
 def test_directions_and_lengths_can_be_read():
     flow = torch.tensor([[1.0, 0.0, -1.0, 0.0, 0.0, 0.5, 3.0], [0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0]]).reshape(2, 1, 7)
     right, down, left, up, still, slow, fast = viz.flow_to_image(flow, max_motion=1.0)[:, 0].T.tolist()
@@ -97,6 +100,7 @@ def test_directions_and_lengths_can_be_read():
     assert fast == [191, 0, 0]
 
 
+@pytest.mark.unit
 def test_unknown_vectors_are_black_and_do_not_count():
     flow = random_flow(2)
     known = viz.flow_scale(flow)
@@ -115,6 +119,7 @@ def test_unknown_vectors_are_black_and_do_not_count():
     assert bool((viz.flow_to_image(torch.zeros(2, 4, 5)) == 255).all())
 
 
+@pytest.mark.unit
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e4))
 def test_the_scale_is_the_scale(seed, size):
@@ -130,6 +135,7 @@ def test_the_scale_is_the_scale(seed, size):
     assert int(picture.flatten(1)[:, longest].amin()) <= 1
 
 
+@pytest.mark.unit
 def test_blocks_of_rows_do_not_show(monkeypatch):
     flow, frame = random_flow(3, 40, 30), random_frame(3, 40, 30)
     flow[:, 7, 8] = math.nan
@@ -144,11 +150,13 @@ def test_blocks_of_rows_do_not_show(monkeypatch):
         assert torch.equal(cut, one)
 
 
+@pytest.mark.unit
 def test_half_precision_flow():
     flow = random_flow(5).half()
     assert_close_pictures(viz.flow_to_image(flow), viz.flow_to_image(flow.float()), 0)
 
 
+@pytest.mark.unit
 def test_wheel_legend():
     plain, named = viz.wheel_legend(100), viz.wheel_legend(100, 12.5)
     assert plain.shape == (3, 100, 100)
@@ -173,6 +181,7 @@ def test_wheel_legend():
 # --- Errors
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("max_error", [None, 2.5])
 def test_error_map_against_loops(max_error):
     truth = random_flow(6)
@@ -196,6 +205,7 @@ def test_error_map_against_loops(max_error):
     assert picture[:, 0, 0].tolist() == table[0]
 
 
+@pytest.mark.unit
 def test_error_map_of_unknown_invalid_and_missing():
     truth = random_flow(8)
     pred, valid = truth + 1.0, torch.ones(23, 31, dtype=torch.bool)
@@ -207,6 +217,7 @@ def test_error_map_of_unknown_invalid_and_missing():
     assert (colors.int() - 96).abs().amax(1).min() > 25  # grey is no error's colour
 
 
+@pytest.mark.unit
 def test_error_map_takes_the_nearest_of_four():
     truth = torch.stack([random_flow(9) + shift for shift in (5.0, 0.3, -4.0, 9.0)])
     pred = truth[1] - 0.2
@@ -215,6 +226,7 @@ def test_error_map_takes_the_nearest_of_four():
     assert viz.error_map(pred, truth)[:, 2, 2].tolist() == [96, 96, 96]
 
 
+@pytest.mark.unit
 def test_error_colours_rise_evenly():
     """Lightness (CIE L*) grows from dark to bright in even steps, so that order can be seen without hue."""
     srgb = viz.error_colors().double() / 255
@@ -228,6 +240,7 @@ def test_error_colours_rise_evenly():
     assert float(lightness[-1]) > 90
 
 
+@pytest.mark.unit
 def test_error_legend():
     legend = viz.error_legend(256)
     assert legend.shape == (3, 32, 256)
@@ -245,6 +258,7 @@ def test_error_legend():
 # --- Frames
 
 
+@pytest.mark.unit
 def test_frames_as_pictures():
     frame = torch.tensor([0.0, 0.2, 0.5, 1.0, 7.0, -1.0, math.nan, 0.499 / 255, 0.501 / 255]).reshape(1, 1, 9)
     picture = viz.frame_to_image(frame)
@@ -253,6 +267,7 @@ def test_frames_as_pictures():
     assert_close_pictures(viz.frame_to_image(colored), (colored * 255).round(), 0)
 
 
+@pytest.mark.unit
 def test_overlay_shows_frame_and_motion():
     frame, flow = random_frame(3, 40, 60) * 0.8, torch.zeros(2, 40, 60)
     flow[0, :, 30:] = 5.0
@@ -284,6 +299,7 @@ def arrow_pixels(angle, *, length=1.0, step=40):
     return x.double(), y.double(), drawn
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("degrees", [0, 37, 90, 180, 250, 300])
 def test_arrows_point_where_the_flow_goes(degrees):
     angle = math.radians(degrees)
@@ -299,6 +315,7 @@ def test_arrows_point_where_the_flow_goes(degrees):
     assert bool((drawn[:, outside] == 128).all())  # it stays in its cell
 
 
+@pytest.mark.unit
 def test_arrows_are_in_proportion_and_only_where_there_is_flow():
     long, half = (arrow_pixels(0.0, length=length)[0] for length in (1.0, 0.5))
     assert float(half.max()) == pytest.approx(float(long.max()) / 2, abs=1.5)
@@ -323,6 +340,7 @@ def find(sheet, picture):
     return None
 
 
+@pytest.mark.unit
 def test_sheet_sets_pictures_side_by_side():
     sizes = [(40, 60), (30, 60), (20, 31), (25, 60)]
     pictures = [viz.frame_to_image(random_frame(i, *size)) for i, size in enumerate(sizes)]
@@ -342,6 +360,7 @@ def test_sheet_sets_pictures_side_by_side():
     assert viz.sheet([("alone", pictures[0])], columns=5).shape[2] < 80
 
 
+@pytest.mark.unit
 def test_sheet_shrinks_but_never_enlarges():
     wide = viz.frame_to_image(random_frame(0, 100, 900))
     small = viz.frame_to_image(random_frame(1, 20, 30))
@@ -353,6 +372,7 @@ def test_sheet_shrinks_but_never_enlarges():
     assert (uniform == 200).all(0).sum() >= 11 * 90
 
 
+@pytest.mark.unit
 def test_sheet_with_keys_and_long_names():
     picture = viz.flow_to_image(random_flow(0, 100, 200))
     key = torch.zeros(3, 10, 40, dtype=torch.uint8)
@@ -374,6 +394,7 @@ def test_sheet_with_keys_and_long_names():
 FLOW, FRAME, PICTURE = torch.zeros(2, 8, 9), torch.zeros(3, 8, 9), torch.zeros(3, 8, 9, dtype=torch.uint8)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("call", "message"),
     [

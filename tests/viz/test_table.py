@@ -8,6 +8,8 @@ import torch
 from fullfield import InputError
 from fullfield.viz import FlowColors, flow_to_image
 
+pytestmark = pytest.mark.unit
+
 
 def vectors(longest: float) -> torch.Tensor:
     """All directions and lengths up to ``longest``."""

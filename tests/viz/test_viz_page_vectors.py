@@ -15,6 +15,8 @@ from torch import Tensor
 
 from fullfield.viz.page import ViewFrame, view_page
 
+pytestmark = pytest.mark.unit
+
 
 def read_vectors(parts: dict[str, Tensor], width: int) -> np.ndarray:
     """The vectors [2, H, W] that the page's script reads; NaN where they are unknown."""

@@ -10,6 +10,8 @@ import torch
 from fullfield import InputError
 from fullfield.viz import alignment_legend, alignment_view
 
+pytestmark = pytest.mark.unit
+
 
 def test_colours_follow_errors_and_nearer_points_cover() -> None:
     plate = torch.cartesian_prod(torch.arange(8.0), torch.arange(4.0), torch.zeros(1))

@@ -23,6 +23,8 @@ from fullfield.training.packing import (
 )
 from refusals import refuses
 
+pytestmark = pytest.mark.unit
+
 TRAINING = FlowTraining(steps=40, batch=2, schedule="stable", decay=0.0, learning_rate=2e-3, warmup=0.1, average=0.9)
 
 

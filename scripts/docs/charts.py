@@ -1,0 +1,56 @@
+"""Draw the charts of docs/measured.md from the stored results: time and memory of the lookup by size.
+
+python scripts/docs/charts.py [FOLDER]     docs/images by default
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from benchmarks.figures import new_figure, save  # noqa: E402
+from benchmarks.like_for_like import EASY, SINGLE, SIZES, VOLUMES, lookup_row  # noqa: E402
+
+LINES: tuple[tuple[str, tuple[str, ...], str | None, str], ...] = (
+    ("fullfield, bfloat16", ("cuda",), "bfloat16", "tab:blue"),
+    ("fullfield, float32", ("cuda",), SINGLE, "tab:cyan"),
+    ("RAFT's volume, float32", VOLUMES, None, "tab:red"),
+    ("alt_cuda_corr, float32", ("alt_cuda_corr",), None, "tab:orange"),
+)
+
+
+def measured(size: list[int], names: tuple[str, ...], dtype: str | None) -> dict[str, Any] | None:
+    """Return the row of a contender at this size; None where it was not measured."""
+    rows = (lookup_row(size, name, EASY, dtype) for name in names)
+    return next((row[0] for row in rows if row is not None), None)
+
+
+def draw(folder: Path) -> Path:
+    """Draw both charts side by side and return the file."""
+    figure, ((times, memory),) = new_figure(1, 2, (10, 3.8))
+    for label, names, dtype, color in LINES:
+        sizes = [size for size in SIZES if size != [55, 128]]  # the size of one run alone
+        points = [(size[1], row) for size in sizes if (row := measured(size, names, dtype)) is not None]
+        solved = [(width, row) for width, row in points if row["status"] == "ok"]
+        widths = [width for width, _ in solved]
+        timings = [row["graph"] if isinstance(row.get("graph"), dict) else row["eager"] for _, row in solved]
+        times.plot(widths, [1e3 * timing["median_s"] for timing in timings], "o-", color=color, label=label)
+        memory.plot(widths, [row["peak_with_inputs_bytes"] / 1e9 for _, row in solved], "o-", color=color, label=label)
+        for width, row in points:
+            if row["status"] == "out of memory":
+                memory.axvline(width, color=color, linestyle=":")
+                memory.annotate("out of memory", (width, 0.03), color=color, rotation=90, ha="right", fontsize=8)
+    for axes, title in ((times, "milliseconds of a pair's 32 lookups"), (memory, "peak memory, GB")):
+        axes.set(xscale="log", yscale="log", xlabel="width of the feature map (an eighth of the frame)", title=title)
+        axes.set_xticks([128, 256, 512, 1024, 2048], ["128", "256", "512", "1024", "2048"])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    times.legend(fontsize=8)
+    return save(figure, folder / "lookup_by_size.png")
+
+
+if __name__ == "__main__":
+    print(draw(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"))
