@@ -59,7 +59,18 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
             super().__init__(size, seed=seed, style=style, **options)
 
     monkeypatch.setattr("fullfield.training.flow.pairs.PairGenerator", Told)
-    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "made=0.3", "made-figures=0.2", "pairs:mine=0.5")
+    command = (
+        "train",
+        "flow",
+        "-o",
+        "run",
+        *RAFT,
+        *TINY,
+        "--data",
+        "synthetic=0.3",
+        "synthetic-figures=0.2",
+        "pairs:mine=0.5",
+    )
     ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves", "--json")
     assert ran.code == 0, ran.err
     assert makers == [(0, PRESETS["usual"]), (1, PRESETS["figures"])]
@@ -70,7 +81,7 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
     assert told["recipe"]["training"]["batch"] == 2
     assert told["history"][-1]["validation"] == pytest.approx(told["validation"]["pairs:mine"])
     recipe = json.loads((pairs / "run" / "recipe.json").read_text())
-    assert recipe["data"] == ["made=0.3", "made-figures=0.2", "pairs:mine=0.5"]
+    assert recipe["data"] == ["synthetic=0.3", "synthetic-figures=0.2", "pairs:mine=0.5"]
     assert recipe["size"] == [32, 40]
     assert recipe["network"] == "raft-small"
     rows = list(csv.DictReader((pairs / "run" / "history.csv").open()))

@@ -501,13 +501,13 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
     seen = []
 
     def watched(*_: object, **__: object) -> None:
-        seen.append(run.read_facts("pair"))
+        seen.append(run.read_info("pair"))
         raise AssertionError
 
     monkeypatch.setattr(runs, "write_flow", watched)
     run.save("pair", torch.ones(2, 3, 4), {"seconds": 2})
     assert seen == []
-    assert run.read_facts("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
+    assert run.read_info("pair") == {"seconds": 1, "bytes": 12 + 2 * 3 * 4 * 4}
     assert run.read_score("pooled", "pair", "truth") == {"images": 1}
 
 
@@ -526,4 +526,4 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
     run.score_path("pooled", "pair").unlink()
     assert run.read_score("pooled", "pair", "truth") is None
     run.path("pair").with_suffix(".json").unlink()
-    assert run.read_facts("pair") is None
+    assert run.read_info("pair") is None

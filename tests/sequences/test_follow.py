@@ -124,7 +124,7 @@ def follow_job(pattern: str, numbers: list[int], reference: int) -> FollowJob:
 def run_job(job: FollowJob, numbers: list[int] | None = None) -> list[int]:
     estimator, plates = job.build_estimator(), job.open_plates()
     settled, plan = job.settle(estimator, plates)
-    outcome = run_follow(settled, plan.left if numbers is None else numbers, estimator, plates)
+    outcome = run_follow(settled, plan.missing if numbers is None else numbers, estimator, plates)
     assert not outcome.problems, outcome.problems
     return outcome.written
 
@@ -182,7 +182,7 @@ def test_a_bad_plate_costs_its_own_frame_alone() -> None:
     job = follow_job("ref.%04d.exr", numbers, 1001)
     estimator, source = job.build_estimator(), job.open_plates()
     settled, plan = job.settle(estimator, source)
-    outcome = run_follow(settled, plan.left, estimator, source)
+    outcome = run_follow(settled, plan.missing, estimator, source)
     assert outcome.written == [1001, 1002, 1004, 1005, 1006]
     assert [Path(problem.path).name for problem in outcome.problems] == ["plate.1003.png"]
     assert np.isfinite(read_vectors("ref.1006.exr")["forward"].numpy()).all()

@@ -235,7 +235,7 @@ def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Pat
     frame, notes = tmp_path / "a.flo", tmp_path / "notes"
     ended = f"{files._host()}-9999999999-00000000"
     for name, content in (("pairs", "old"), (ended, "newer")):
-        with Journal(notes, name).noting(str(frame), {}), atomic_path(frame) as temporary:
+        with Journal(notes, name).recording(str(frame), {}), atomic_path(frame) as temporary:
             temporary.write_text(content)
         if name == "pairs":
             shutil.copy2(frame, tmp_path / "copy.flo")
@@ -344,7 +344,7 @@ def test_damaged_records_count_as_none(cli: CommandLine) -> None:
     notes.write_bytes(b"[" * 100_000 + b"\n{}\n3\n\xff\n" + good + b'{"name": "mv.0011.exr", "sta')
     assert "0 frames written, 8 kept" in cli(*SHOT)[1]
     notes.write_bytes(b"")
-    assert Records(Path("mv.exr.fullfield")).of("mv.0011.exr") == []
+    assert Records(Path("mv.exr.fullfield")).find("mv.0011.exr") == []
     assert "was not written by fullfield" in cli(*SHOT)[2]
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullfield._ledger.versions import Checksums, Identity, Stamp, checksum_of, stamp_of
+from fullfield._ledger.versions import Checksums, Identity, Stamp, compute_checksum, read_stamp
 from fullfield.io.files import calling_when_finished, has_ended, writer
 
 
@@ -23,8 +23,8 @@ class Record(NamedTuple):
     """A file that was written, and what made it."""
 
     file: Identity
-    made: dict[str, Any]
-    beside: str | None
+    provenance: dict[str, Any]
+    st_map_checksum: str | None
     """Checksum of the frame's ST map."""
 
 
@@ -54,19 +54,19 @@ class Records:
         identity = Identity(stamp, entry["checksum"])
         if isinstance(entry.get("input"), str):
             self.checksums.add(entry["input"], identity)
-        elif isinstance(entry.get("name"), str) and isinstance(entry.get("made"), dict):
-            record = Record(identity, entry["made"], entry.get("beside"))
+        elif isinstance(entry.get("name"), str) and isinstance(entry.get("provenance"), dict):
+            record = Record(identity, entry["provenance"], entry.get("st_map"))
             self._by_name[entry["name"]].append(record)
             self._by_notes[notes].append((entry["name"], record))
 
-    def of(self, path: str) -> list[Record]:
+    def find(self, path: str) -> list[Record]:
         """Return the records of the file that exists now, newest last."""
         records = self._by_name.get(os.path.basename(path), [])  # noqa: PTH119
-        stamp = stamp_of(path)
+        stamp = read_stamp(path)
         exact = [record for record in records if record.file.stamp == stamp]
         if exact or stamp is None or not any(record.file.stamp[0] == stamp[0] for record in records):
             return exact
-        checksum = self.checksums.of(path)
+        checksum = self.checksums.get(path)
         return [record for record in records if record.file.checksum == checksum]
 
     def prune(self) -> None:
@@ -80,7 +80,7 @@ class Records:
 
     def _is_replaced(self, name: str, record: Record) -> bool:
         """Return whether the file that exists now has only records newer than ``record``."""
-        current = self.of(str(self._folder.parent / name))
+        current = self.find(str(self._folder.parent / name))
         return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)
 
 
@@ -102,15 +102,16 @@ class Journal:
         self._inputs = Checksums()
 
     @contextmanager
-    def noting(self, path: str, made: Mapping[str, Any], beside: str | None = None) -> Iterator[None]:
+    def recording(self, path: str, provenance: Mapping[str, Any], st_map_checksum: str | None = None) -> Iterator[None]:
         """Append a record of the file ``path`` when it is written inside, just before it takes its name."""
         target = os.path.realpath(path)
 
         def append_record(temporary: Path, written: Path) -> None:
-            stamp = stamp_of(temporary)
+            stamp = read_stamp(temporary)
             if os.fspath(written) == target and stamp is not None:
-                entry = {"name": os.path.basename(path), "made": dict(made), "beside": beside}  # noqa: PTH119
-                self._append({**entry, "stamp": stamp, "checksum": checksum_of(temporary)})
+                name = os.path.basename(path)  # noqa: PTH119
+                entry = {"name": name, "provenance": dict(provenance), "st_map": st_map_checksum}
+                self._append({**entry, "stamp": stamp, "checksum": compute_checksum(temporary)})
 
         with calling_when_finished(append_record):
             yield

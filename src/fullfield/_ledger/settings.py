@@ -103,8 +103,8 @@ class SettingsFile:
         changes = self.list_changes(self.read() or {}, content)
         if changes:
             count = len(changes) - _NAMED_CHANGES
-            more = [f"and {count} more"] if count > 0 else []
-            named = "; ".join(changes[:_NAMED_CHANGES] + more)
+            rest = [f"and {count} more"] if count > 0 else []
+            named = "; ".join(changes[:_NAMED_CHANGES] + rest)
             raise InputError(f"{self._subject}: was begun with other settings ({named}); {advice}")
 
     @property

@@ -23,7 +23,7 @@ class Identity(NamedTuple):
     checksum: str
 
 
-def stamp_of(path: str | os.PathLike[str]) -> Stamp | None:
+def read_stamp(path: str | os.PathLike[str]) -> Stamp | None:
     """Return the size and times of a file; None where there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - names of plates are text, and there are many
@@ -32,7 +32,7 @@ def stamp_of(path: str | os.PathLike[str]) -> Stamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def checksum_of(path: str | os.PathLike[str]) -> str:
+def compute_checksum(path: str | os.PathLike[str]) -> str:
     """Return the checksum of a file: of all its bytes up to 64 MiB, of 16 samples of 4 MiB and its size beyond."""
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -56,15 +56,15 @@ class Checksums:
     """Checksums of files by name; a file is read again only when its size or times have changed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Stamp], str] = {}
+        self._stored: dict[tuple[str, Stamp], str] = {}
         self._new: list[tuple[str, Identity]] = []
 
     def add(self, path: str, identity: Identity) -> bool:
         """Keep a checksum; return whether it is new."""
         key = (os.path.abspath(path), identity.stamp)  # noqa: PTH100 - links are not followed
-        if key in self._known:
+        if key in self._stored:
             return False
-        self._known[key] = identity.checksum
+        self._stored[key] = identity.checksum
         self._new.append((key[0], identity))
         return True
 
@@ -73,14 +73,14 @@ class Checksums:
         new, self._new = self._new, []
         return new
 
-    def of(self, path: str | None) -> str | None:
+    def get(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
-        stamp = None if path is None else stamp_of(path)
+        stamp = None if path is None else read_stamp(path)
         if path is None or stamp is None:
             return None
-        checksum = self._known.get((os.path.abspath(path), stamp))  # noqa: PTH100
+        checksum = self._stored.get((os.path.abspath(path), stamp))  # noqa: PTH100
         if checksum is None:
             with suppress(OSError):
-                checksum = checksum_of(path)
+                checksum = compute_checksum(path)
                 self.add(path, Identity(stamp, checksum))
         return checksum

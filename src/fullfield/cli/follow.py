@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             )
             part, plan = _run_job(args, job, choice, progress)
             outcome.add(part)
-            existing += len(numbers) - len(plan.left)
+            existing += len(numbers) - len(plan.missing)
             written.append(format_frames(part.written))
             if args.tracks is not None:
                 _write_tracks(args, job)
@@ -158,9 +158,9 @@ def _run_job(
 
     def report_frame(number: int) -> None:
         finished.append(number)
-        progress(len(finished) / len(plan.left), f"reference {job.reference}, frame {number}")
+        progress(len(finished) / len(plan.missing), f"reference {job.reference}, frame {number}")
 
-    return sequences.run_follow(job, plan.left, choice.estimator, plates, report=report_frame), plan
+    return sequences.run_follow(job, plan.missing, choice.estimator, plates, report=report_frame), plan
 
 
 def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:

@@ -67,8 +67,8 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
     if not args.quiet and job.has_records:
         report.note_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:
-        outcome = run_pictures(settled, plan.left, report=_frame_report(progress, len(plan.left)))
-    return outcome, len(job.numbers) - len(plan.left)
+        outcome = run_pictures(settled, plan.missing, report=_frame_report(progress, len(plan.missing)))
+    return outcome, len(job.numbers) - len(plan.missing)
 
 
 def _frame_report(progress: ProgressBar, count: int) -> FrameReport:

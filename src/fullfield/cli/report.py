@@ -71,12 +71,12 @@ def note(text: str, *, kind: str = "note") -> None:
 
 def note_plan(numbers: Sequence[int], plan: Plan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
-    kept = len(numbers) - len(plan.left)
+    kept = len(numbers) - len(plan.missing)
     if kept:
         note(f"{kept} of {len(numbers)} frames {'exists' if kept == 1 else 'exist'}")
-    if plan.again:
-        count = sum(map(len, plan.again.values()))
-        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.told()}")
+    if plan.outdated:
+        count = sum(map(len, plan.outdated.values()))
+        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe()}")
 
 
 def printable(text: object, kept: str = "") -> str:

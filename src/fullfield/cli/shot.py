@@ -159,9 +159,9 @@ def _run_job(
     """Write the frames of the plan where the options say; missing plates of many frames become one problem."""
     if not args.quiet:
         report.note_plan(job.numbers, plan)
-    missing = [number for number in plan.left if plates.has(number) is False]
+    missing = [number for number in plan.missing if plates.has(number) is False]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
-    numbers = sorted(set(plan.left).difference(missing))
+    numbers = sorted(set(plan.missing).difference(missing))
     reason = f"{len(missing)} plates are missing: {format_frames(missing)}"
     problems = [sequences.Problem(args.plates, reason)] if missing else []
     for problem in problems:
@@ -342,8 +342,8 @@ def _report(
             report.note(f"the frames {a} and {b} are the same picture")
     if outcome.stopped is not None:
         report.note(f"stopped: {outcome.stopped}; run the same command again to continue", kind="error")
-    not_written = sorted(set(plan.left) - set(outcome.written))
-    existing = len(job.numbers) - len(plan.left)
+    not_written = sorted(set(plan.missing) - set(outcome.written))
+    existing = len(job.numbers) - len(plan.missing)
     refined = job.settings.refine or choice.estimator.parameters.get("refinement") is not None
     content = {
         "output": args.output,
@@ -351,7 +351,7 @@ def _report(
         "frames": format_frames(job.numbers),
         "written": format_frames(outcome.written),
         "existing": existing,
-        "recomputed": {reason: format_frames(frames) for reason, frames in plan.again.items()},
+        "recomputed": {reason: format_frames(frames) for reason, frames in plan.outdated.items()},
         "not_written": format_frames(not_written),
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],

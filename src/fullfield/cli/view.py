@@ -88,7 +88,7 @@ def _plates(
     args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
 ) -> tuple[sequences.Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
-    source, reading = (stored.source(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
+    source, reading = (stored.read_source(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
     if source is None:
         return None, "no records next to the flow name them"
     try:

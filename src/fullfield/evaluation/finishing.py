@@ -118,26 +118,26 @@ class Finisher:
         finally:
             self._pool.shutdown()
 
-    def __call__(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
+    def __call__(self, index: int, name: str, flow: Tensor, truth: Truth | None, info: dict[str, Any]) -> None:
         """Finish the flow [2, H, W] of a pair; the work on ``device`` that computes it must have ended.
 
         Raises InputError naming the pair whose flow is not finite, and any error of an earlier pair.
         """
         self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._overlaps:
-            self._waiting.append(self._pool.submit(self._finish, index, name, flow, truth, facts))
+            self._waiting.append(self._pool.submit(self._finish, index, name, flow, truth, info))
         else:
             state = self._check_and_score(index, name, flow, truth)
-            self._waiting.append(self._pool.submit(self._store, index, name, flow, facts, state))
+            self._waiting.append(self._pool.submit(self._store, index, name, flow, info, state))
 
     def drain(self, max_waiting: int = 0) -> None:
         """Wait until at most ``max_waiting`` flows are not stored yet."""
         while len(self._waiting) > max_waiting:
             self._waiting.popleft().result()
 
-    def _finish(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
+    def _finish(self, index: int, name: str, flow: Tensor, truth: Truth | None, info: dict[str, Any]) -> None:
         if self._device.type != "cuda":
-            self._store(index, name, flow, facts, self._check_and_score(index, name, flow, truth))
+            self._store(index, name, flow, info, self._check_and_score(index, name, flow, truth))
             return
         stream = self._stream()
         with torch.cuda.stream(stream):
@@ -145,7 +145,7 @@ class Finisher:
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
-        self._store(index, name, host, facts, state)
+        self._store(index, name, host, info, state)
 
     def _stream(self) -> torch.cuda.Stream:
         """Return the calling thread's stream: PyTorch keeps freed memory per stream, so one per flow would hoard it."""
@@ -160,8 +160,8 @@ class Finisher:
             raise InputError(f"{name}: {self._method} gives a flow that is not finite")
         return None if self._scorer is None or truth is None else self._scorer.compute_state(index, flow, truth)
 
-    def _store(self, index: int, name: str, flow: Tensor, facts: dict[str, Any], state: dict[str, Any] | None) -> None:
+    def _store(self, index: int, name: str, flow: Tensor, info: dict[str, Any], state: dict[str, Any] | None) -> None:
         """Store the prediction before its score, so that no score is without one."""
-        self._run.save(name, flow, facts)
+        self._run.save(name, flow, info)
         if self._scorer is not None and state is not None:
             self._scorer.store(index, state)

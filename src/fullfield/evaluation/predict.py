@@ -127,9 +127,9 @@ def predict(
     check_estimator(estimator, expected=ESTIMATOR)
     device = _check.device(settings.device)
     mine = settings.process.select_sequences(dataset) if settings.warm_start else settings.process.select_pairs(dataset)
-    missing = [index for index in mine if run.read_facts(dataset.records[index].name) is None]
+    missing = [index for index in mine if run.read_info(dataset.records[index].name) is None]
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
-    begin, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
+    start_s, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
     overlapping = not settings.alone
     read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", overlapping=overlapping)
@@ -159,11 +159,11 @@ def predict(
                 flow, seconds, _ = work()
             busy += seconds
             before = (loaded.index, flow) if settings.warm_start else None
-            facts: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
-            facts |= {"backend": estimator.backend, "threads": torch.get_num_threads(), "alone": settings.alone}
-            finish(loaded.index, record.name, flow, loaded.truth, facts)
+            info: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
+            info |= {"backend": estimator.backend, "threads": torch.get_num_threads(), "alone": settings.alone}
+            finish(loaded.index, record.name, flow, loaded.truth, info)
             del flow, frame1, frame2, start, loaded, work  # the next pair's memory is its own
-    return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - begin}
+    return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - start_s}
 
 
 def _estimated(
@@ -189,12 +189,12 @@ def _timed(
     if stream is not None:
         stream.synchronize()
         torch.cuda.reset_peak_memory_stats(device)
-    begin = time.perf_counter()
+    start_s = time.perf_counter()
     flow = estimator(frame1, frame2, initial_flow=start)
     flow = _check.tensor(flow, f"the flow of {estimator.method}", (1, 2, *frame1.shape[2:]))[0].to(torch.float32)
     if stream is not None:
         stream.synchronize()  # not the device, which may still score the previous pair
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - start_s
     return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 
 
@@ -241,13 +241,13 @@ def evaluate(
         prepare_estimator(estimator, _check.device(settings.device))
     run = Run(folder, describe_run(dataset, estimator, settings))
     has_truth = any(record.flow is not None for record in dataset.records)
-    begin = time.perf_counter()
+    start_s = time.perf_counter()
     work = predict(estimator, dataset, run, settings, averaging=averaging if has_truth else None)
     wait_for_all(settings.process)
     scorer = Scorer(dataset, run, averaging, _check.device(settings.device))
     if has_truth:
         scorer.score_stored(settings.process.select_pairs(dataset))
-    wall = time.perf_counter() - begin
+    wall = time.perf_counter() - start_s
     wait_for_all(settings.process)
     result = {
         **(_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
@@ -286,34 +286,34 @@ def _totals(scorer: Scorer) -> dict[str, Any]:
 
 
 def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
-    noted = [run.read_facts(record.name) for record in dataset.records]
-    facts = [fact for fact in noted if fact is not None]
-    if len(facts) < len(dataset):
-        raise InputError(f"{run.folder}: holds {len(facts)} of {len(dataset)} predictions; predict the rest first")
-    for record, fact in zip(dataset.records, facts, strict=True):
+    stored = [run.read_info(record.name) for record in dataset.records]
+    info = [pair_info for pair_info in stored if pair_info is not None]
+    if len(info) < len(dataset):
+        raise InputError(f"{run.folder}: holds {len(info)} of {len(dataset)} predictions; predict the rest first")
+    for record, pair_info in zip(dataset.records, info, strict=True):
         kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
-        check_entries(run.facts_path(record.name), fact, **kinds)
-    seconds = [float(fact["seconds"]) for fact in facts]
-    peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
+        check_entries(run.info_path(record.name), pair_info, **kinds)
+    seconds = [float(pair_info["seconds"]) for pair_info in info]
+    peaks = [pair_info["peak_bytes"] for pair_info in info if pair_info["peak_bytes"] is not None]
     return {
         "config": run.config,
-        "runtime": {**runtime(seconds), "alone": all(fact.get("alone", False) for fact in facts)},
+        "runtime": {**runtime(seconds), "alone": all(pair_info.get("alone", False) for pair_info in info)},
         "peak_bytes": max(peaks) if peaks else None,
-        "backends": sorted({str(fact["backend"]) for fact in facts}),
-        "threads": sorted({int(fact["threads"]) for fact in facts}),
+        "backends": sorted({str(pair_info["backend"]) for pair_info in info}),
+        "threads": sorted({int(pair_info["threads"]) for pair_info in info}),
     }
 
 
-_FORMS: dict[type[FlowDataset], str] = {Sintel: "sintel", KITTI2012: "kitti", KITTI2015: "kitti", Spring: "spring"}
+_LAYOUTS: dict[type[FlowDataset], str] = {Sintel: "sintel", KITTI2012: "kitti", KITTI2015: "kitti", Spring: "spring"}
 
 
 def check_submission(dataset: FlowDataset) -> str:
     """Return the layout of a data set's site; InputError for a set without one."""
-    form = _FORMS.get(type(dataset))
-    if form is None:
-        names = ", ".join(kind.__name__ for kind in _FORMS)
+    layout = _LAYOUTS.get(type(dataset))
+    if layout is None:
+        names = ", ".join(kind.__name__ for kind in _LAYOUTS)
         raise InputError(f"{dataset.name}: expected one of {names}, which have sites to submit to")
-    return form
+    return layout
 
 
 def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[str]) -> list[Path]:
@@ -326,17 +326,17 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
     Nothing is written unless every pair has its prediction. Returns the files. InputError for a set without a site, a
     pair that was not predicted, or motion beyond KITTI's ±512 px.
     """
-    form = check_submission(dataset)
-    lacking = [record.name for record in dataset.records if run.read_facts(record.name) is None]
+    layout = check_submission(dataset)
+    lacking = [record.name for record in dataset.records if run.read_info(record.name) is None]
     if lacking:
         raise InputError(
             f"{run.folder}: has no prediction of {lacking[0]} and {len(lacking) - 1} more; predict them first"
         )
     written = []
     for record in dataset.records:
-        if form == "sintel":
+        if layout == "sintel":
             name = f"{dataset.name.split('-')[1]}/{record.name}.flo"
-        elif form == "kitti":
+        elif layout == "kitti":
             name = f"flow/{record.name}.png"
         else:
             scene, _, file = record.name.rpartition("/")

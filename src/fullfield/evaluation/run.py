@@ -20,7 +20,7 @@ from fullfield import __version__
 from fullfield._check import InputError, differences
 from fullfield._ledger.notes import check_entries, read_notes, to_plain, write_notes
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, checksum_of, stamp_of
+from fullfield._ledger.versions import Checksums, compute_checksum, read_stamp
 from fullfield.datasets.base import Listed
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import atomic_path, read_flow, write_flow
@@ -84,10 +84,10 @@ class RunFolder:
     @staticmethod
     def check_folder(folder: str | os.PathLike[str]) -> None:
         """Raise InputError for a folder with other files than a run's."""
-        place = Path(folder)
-        strange = place.is_dir() and any(not path.name.startswith(".") for path in place.iterdir())
-        if strange and not (place / CONFIG).is_file():  # checked last: another process of the run may just have begun
-            raise InputError(f"{place}: expected a new folder or one of a run, got one with other files")
+        path = Path(folder)
+        strange = path.is_dir() and any(not path.name.startswith(".") for path in path.iterdir())
+        if strange and not (path / CONFIG).is_file():  # checked last: another process of the run may just have begun
+            raise InputError(f"{path}: expected a new folder or one of a run, got one with other files")
 
     @classmethod
     def load(cls: type[_Folder], folder: str | os.PathLike[str]) -> _Folder:
@@ -122,39 +122,39 @@ class RunFolder:
         """Return the path of a pair's prediction."""
         return self.folder / "predictions" / f"{name}{self.suffix}"
 
-    def facts_path(self, name: str) -> Path:
-        """Return the path of the facts of a prediction."""
+    def info_path(self, name: str) -> Path:
+        """Return the path of the info of a prediction."""
         return self.folder / "predictions" / f"{name}.json"
 
-    def read_facts(self, name: str) -> dict[str, Any] | None:
-        """Return the facts of a prediction; None where it is not complete."""
+    def read_info(self, name: str) -> dict[str, Any] | None:
+        """Return the info of a prediction; None where it is not complete."""
         try:
-            facts = read_notes(self.facts_path(name))
-            return facts if facts.get("bytes") == self.path(name).stat().st_size else None
+            info = read_notes(self.info_path(name))
+            return info if info.get("bytes") == self.path(name).stat().st_size else None
         except FileNotFoundError:  # opened without a check before: another process may be storing them
             return None
 
-    def require_facts(self, name: str) -> dict[str, Any]:
-        """Return :meth:`facts`; InputError where there are none."""
-        facts = self.read_facts(name)
-        if facts is None:
+    def require_info(self, name: str) -> dict[str, Any]:
+        """Return :meth:`info`; InputError where there are none."""
+        info = self.read_info(name)
+        if info is None:
             raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
-        return facts
+        return info
 
     def _store(
-        self, name: str, facts: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
+        self, name: str, info: Mapping[str, Any], write: Callable[[Path], None], outdated: Iterable[Path] = ()
     ) -> None:
-        """Store a prediction and its facts; where another process was faster, its own stay: they may be in use."""
-        path, noted = self.path(name), self.facts_path(name)
+        """Store a prediction and its info; where another process was faster, its own stay: they may be in use."""
+        path, info_path = self.path(name), self.info_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.lock():
             self._settings.check(self.config, _ADVICE)  # another run may have taken over a folder without predictions
-            if self.read_facts(name) is not None:
+            if self.read_info(name) is not None:
                 return
-            for file in (noted, *outdated):
+            for file in (info_path, *outdated):
                 file.unlink(missing_ok=True)
             write(path)
-            self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+            self.write(info_path.relative_to(self.folder), {**info, "bytes": path.stat().st_size})
 
 
 class Run(RunFolder):
@@ -165,7 +165,7 @@ class Run(RunFolder):
         FOLDER/
           config.json                   what made the predictions; another configuration is refused
           predictions/NAME.flo          one a pair, written whole or not at all
-          predictions/NAME.json         its facts: seconds, peak memory, backend
+          predictions/NAME.json         its info: seconds, peak memory, backend
           scores/AVERAGING/NAME.json    what it adds to the totals
           result.json                   the totals of the last scoring
           failure.json                  instead of it: what stopped the last try for good
@@ -173,14 +173,14 @@ class Run(RunFolder):
 
     suffix = ".flo"
 
-    def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
-        """Store a prediction [2, H, W] and its facts, and delete the scores of an incomplete one."""
+    def save(self, name: str, flow: Tensor, info: Mapping[str, Any]) -> None:
+        """Store a prediction [2, H, W] and its info, and delete the scores of an incomplete one."""
         scored = [self.score_path(averaging, name) for averaging in AVERAGING]
-        self._store(name, facts, lambda path: write_flow(path, flow), outdated=scored)
+        self._store(name, info, lambda path: write_flow(path, flow), outdated=scored)
 
     def read(self, name: str) -> tuple[Tensor, Tensor]:
         """Read a stored prediction [2, H, W], and where it has vectors."""
-        self.require_facts(name)
+        self.require_info(name)
         flow, valid = read_flow(self.path(name))
         return flow, valid
 
@@ -200,15 +200,20 @@ class Run(RunFolder):
     def store_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
         """Store a pair's contribution to the totals."""
         prediction = self.path(name)
-        content = {"truth": truth, "stamp": stamp_of(prediction), "checksum": checksum_of(prediction), "state": state}
+        content = {
+            "truth": truth,
+            "stamp": read_stamp(prediction),
+            "checksum": compute_checksum(prediction),
+            "state": state,
+        }
         self.write(self.score_path(averaging, name).relative_to(self.folder), content)
 
     def _is_scored(self, name: str, stored: Mapping[str, Any]) -> bool:
         """Return whether a stored score is of the prediction that exists now."""
         prediction = self.path(name)
-        if stored.get("stamp") == list(stamp_of(prediction) or ()):
+        if stored.get("stamp") == list(read_stamp(prediction) or ()):
             return True
-        return stored.get("checksum") == self._checksums.of(str(prediction))
+        return stored.get("checksum") == self._checksums.get(str(prediction))
 
     def score_path(self, averaging: str, name: str) -> Path:
         """Return the path of a pair's contribution to the totals."""
@@ -230,22 +235,22 @@ class ScanRun(RunFolder):
 
     suffix = ".npy"
 
-    def read_facts(self, name: str) -> dict[str, Any] | None:
+    def read_info(self, name: str) -> dict[str, Any] | None:
         """Return the result of a pair; None where it is not complete."""
-        facts, noted = super().read_facts(name), self.facts_path(name)
-        if facts is not None:
-            check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
-            check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
-        return facts
+        info, info_path = super().read_info(name), self.info_path(name)
+        if info is not None:
+            check_entries(info_path, info, success="true or false", reason="text or null", seconds="number")
+            check_entries(info_path, info, transform="4 rows of 4" if info["success"] else "4 rows of 4 or null")
+        return info
 
-    def save(self, name: str, facts: Mapping[str, Any], matched: NDArray[np.float64]) -> None:
+    def save(self, name: str, info: Mapping[str, Any], matches: NDArray[np.float64]) -> None:
         """Store the result of a pair and its matched points [M, 2, 3]."""
 
         def write(path: Path) -> None:
             with atomic_path(path) as temporary:
-                np.save(temporary, matched)
+                np.save(temporary, matches)
 
-        self._store(name, facts, write)
+        self._store(name, info, write)
 
     def read_matches(self, name: str) -> NDArray[np.float64]:
         """Read a pair's matched points [M, 2, 3]."""

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 def row(
     record: ScanRecord,
-    facts: Mapping[str, Any],
+    info: Mapping[str, Any],
     truth: Mapping[str, Any],
-    matched: NDArray[np.float64],
+    matches: NDArray[np.float64],
     criteria: Criteria,
 ) -> dict[str, Any]:
     """Return the scores of one pair.
@@ -59,16 +59,16 @@ def row(
     """
     pose = torch.tensor(truth["pose"], dtype=torch.float64)
     errors = dict.fromkeys(("rre", "rte", "rmse"), math.nan)
-    if facts["success"]:
-        found = torch.tensor(facts["transform"], dtype=torch.float64)
+    if info["success"]:
+        estimated = torch.tensor(info["transform"], dtype=torch.float64)
         if record.information is not None:
-            rmse = rmse_by_information(found, pose, record.information)
+            rmse = rmse_by_information(estimated, pose, record.information)
         else:
             moment = [[math.nan if entry is None else entry for entry in line] for line in truth["moment"]]
-            rmse = rmse_by_moment(found, pose, torch.tensor(moment, dtype=torch.float64))
-        angle, shift = relative_rotation_error(found, pose), relative_translation_error(found, pose)
+            rmse = rmse_by_moment(estimated, pose, torch.tensor(moment, dtype=torch.float64))
+        angle, shift = relative_rotation_error(estimated, pose), relative_translation_error(estimated, pose)
         errors = {"rre": float(angle), "rte": float(shift), "rmse": float(rmse)}
-    points = torch.from_numpy(matched)
+    points = torch.from_numpy(matches)
     ratio = inlier_ratio(points[:, 0], points[:, 1], pose, threshold=criteria.inlier_distance)
     features = feature_matching_recall(torch.tensor([ratio], dtype=torch.float32), threshold=criteria.inlier_ratio)
     limits = {name: getattr(criteria, f"max_{name}") for name in errors}
@@ -76,12 +76,12 @@ def row(
     return {
         **errors,
         "ir": ratio,
-        "matches": len(matched),
+        "matches": len(matches),
         "overlap": truth["overlap"],
-        "accepted": bool(facts["success"]),
-        "passed": bool(facts["success"]) and within,
+        "accepted": bool(info["success"]),
+        "passed": bool(info["success"]) and within,
         "features": bool(features),
-        "reason": facts["reason"],
+        "reason": info["reason"],
     }
 
 
@@ -194,8 +194,8 @@ class Registrar:
         """Find the pose of ``source`` in ``target``, or the reason why there is none."""
         from fullfield.registration import register, register_by_ransac
 
-        found = register_by_ransac if self.ransac_only else register
-        return found(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
+        method = register_by_ransac if self.ransac_only else register
+        return method(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
 
 
 def evaluate_scans(
@@ -225,10 +225,10 @@ def evaluate_scans(
         **identify_source(method),
     }
     run = ScanRun(folder, config)
-    begin = time.perf_counter()
+    start_s = time.perf_counter()
     estimated = predict_scans(method, dataset, run, settings)
     wait_for_all(settings.process)
-    this_call = {"estimated": estimated, "wall_s": time.perf_counter() - begin}
+    this_call = {"estimated": estimated, "wall_s": time.perf_counter() - start_s}
     return {**score_scans(dataset, run, criteria=criteria, settings=settings), "this_call": this_call}
 
 
@@ -250,12 +250,12 @@ def score_scans(
     rows = {}
     seconds = []
     for index, record in enumerate(dataset.records):
-        facts = run.require_facts(record.name)
+        info = run.require_info(record.name)
         truth = run.read_truth(record.name, _key(dataset, index))
         if truth is None:
             raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
-        rows[record.name] = row(record, facts, truth, run.read_matches(record.name), criteria)
-        seconds.append(float(facts["seconds"]))
+        rows[record.name] = row(record, info, truth, run.read_matches(record.name), criteria)
+        seconds.append(float(info["seconds"]))
     result = {
         "config": run.config,
         "criteria": vars(criteria),
@@ -277,31 +277,31 @@ def predict_scans(
     refuses is stored as refused. Raises InputError naming the pair whose clouds cannot be used.
     """
     settings = settings or EvaluationSettings()
-    missing = [i for i in settings.process.select_pairs(dataset) if run.read_facts(dataset.records[i].name) is None]
+    missing = [i for i in settings.process.select_pairs(dataset) if run.read_info(dataset.records[i].name) is None]
     for count, (index, sample) in enumerate(zip(missing, _read(dataset, missing), strict=True)):
         if settings.progress is not None:
             settings.progress(count / len(missing), sample.name)
         if count == 0:
-            _registered(method, sample)
-        begin = time.perf_counter()
-        found = _registered(method, sample)
-        seconds = time.perf_counter() - begin
-        facts = {
-            "success": found.success,
-            "reason": found.reason,
-            "transform": None if found.transform is None else found.transform.tolist(),
-            "confidence": found.confidence,
-            "voxel": found.voxel,
+            _register_pair(method, sample)
+        start_s = time.perf_counter()
+        registration = _register_pair(method, sample)
+        seconds = time.perf_counter() - start_s
+        info = {
+            "success": registration.success,
+            "reason": registration.reason,
+            "transform": None if registration.transform is None else registration.transform.tolist(),
+            "confidence": registration.confidence,
+            "voxel": registration.voxel,
             "seconds": seconds,
             "threads": torch.get_num_threads(),
         }
-        run.save(sample.name, facts, np.empty((0, 2, 3)) if found.matched is None else found.matched)
+        run.save(sample.name, info, np.empty((0, 2, 3)) if registration.matched is None else registration.matched)
         if run.read_truth(sample.name, _key(dataset, index)) is None:
             _keep_truth(dataset, run, index, sample)
     return len(missing)
 
 
-def _registered(method: RegistrationMethod, sample: ScanSample) -> Registration:
+def _register_pair(method: RegistrationMethod, sample: ScanSample) -> Registration:
     try:
         return method(sample.source, sample.target)
     except InputError as error:
@@ -323,8 +323,8 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
 
 def _key(dataset: ScanDataset, index: int) -> str:
     """Return a checksum of the inputs of a pair's truth."""
-    given = dataset.records[index].truth.numpy().tobytes()
-    return hashlib.sha256(given + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
+    pose = dataset.records[index].truth.numpy().tobytes()
+    return hashlib.sha256(pose + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
 
 
 def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:

@@ -116,7 +116,7 @@ class FollowJob:
         plan = self.output.settle(
             recorded, sorted(self.numbers), self.input_digests(plates), overwrite=overwrite, source=source
         )
-        return replace(self, provenance=self.output.made_by(recorded)), plan
+        return replace(self, provenance=self.output.describe_run(recorded)), plan
 
     def input_digests(self, plates: Plates) -> Callable[[int, Checksums], dict[str, str | None]]:
         """Return a callback that describes what a frame is made from: all plates from the reference to it."""
@@ -127,7 +127,7 @@ class FollowJob:
             for current in range(self.reference, number + step, step):
                 if current not in digests and plates.has(current):
                     before = digests.get(_previous(digests, current, step), "")
-                    digests[current] = digest([before, checksums.of(plates.file(current))])
+                    digests[current] = digest([before, checksums.get(plates.file(current))])
             return {"plates": digests.get(number)}
 
         return describe

@@ -70,9 +70,9 @@ class ShotJob:
 
         def list_inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
             frames = self.settings.input_frames(plates, number)
-            inputs = {str(n - number): checksums.of(plates.file(n) if plates.has(n) else None) for n in frames}
+            inputs = {str(n - number): checksums.get(plates.file(n) if plates.has(n) else None) for n in frames}
             masks = {n: plates.mask_file(n) for n in frames if plates.has(n)}
-            return inputs | {f"mask {n - number}": checksums.of(mask) for n, mask in masks.items() if mask is not None}
+            return inputs | {f"mask {n - number}": checksums.get(mask) for n, mask in masks.items() if mask is not None}
 
         recorded = self._recorded_settings(estimator)
         plan = self.output.settle(
@@ -83,7 +83,7 @@ class ShotJob:
             source=str(Path(self.frame_files.text).absolute()),
             start=self.settings.step if self.settings.warm_start else None,
         )
-        return replace(self, provenance=self.output.made_by(recorded)), plan
+        return replace(self, provenance=self.output.describe_run(recorded)), plan
 
     def _recorded_settings(self, estimator: Estimator) -> dict[str, Any]:
         """Return the settings that decide the contents of the files."""

@@ -22,7 +22,7 @@ from fullfield._check import InputError
 from fullfield._ledger.notes import check_entries
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield._ledger.versions import Checksums, checksum_of, digest, stamp_of
+from fullfield._ledger.versions import Checksums, compute_checksum, digest, read_stamp
 from fullfield.io import read_flow, read_frame, write_flow, write_st_map
 from fullfield.io.files import cut_bytes, one_line, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
@@ -42,14 +42,14 @@ _ADVICE = "use --overwrite, or another name"
 
 @dataclass
 class Plan:
-    """The frames of a run that are to be made; ``again`` are those whose file is there but out of date, by reason."""
+    """The frames that a run has to write; ``outdated`` are those whose file exists but is out of date, by reason."""
 
-    left: list[int] = field(default_factory=list)
-    again: dict[str, list[int]] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    outdated: dict[str, list[int]] = field(default_factory=dict)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the numbers of frames that are made again, with the reasons."""
-        return ", ".join(f"{len(frames)} ({reason})" for reason, frames in self.again.items())
+        return ", ".join(f"{len(frames)} ({reason})" for reason, frames in self.outdated.items())
 
 
 @dataclass(frozen=True)
@@ -108,58 +108,58 @@ class Output:
         except InputError:
             return False
 
-    def stored(self, first: int, second: int, ways: Mapping[str, int]) -> Tensor | None:
+    def read_stored_flow(self, first: int, second: int, offsets: Mapping[str, int]) -> Tensor | None:
         """Return the flow between two frames from its file; None where there is none."""
-        direction = next((name for name, way in ways.items() if second - first == way), None)
+        direction = next((name for name, offset in offsets.items() if second - first == offset), None)
         if direction is None or not self.is_done(first):
             return None
-        more = {"layer": direction} if self.suffix == ".exr" else {}
-        return read_flow(self.path(first), **more).flow  # type: ignore[arg-type]
+        layer = {"layer": direction} if self.suffix == ".exr" else {}
+        return read_flow(self.path(first), **layer).flow  # type: ignore[arg-type]
 
     @property
     def is_vectors(self) -> bool:
         """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
-    def lines(self, parts: Mapping[str, Tensor], room: NDArray[np.uint8] | None = None) -> Scanlines:
-        """Return ``parts``, which are on the CPU, as lines of an EXR; ``room`` is memory that may be used for them."""
-        return vector_lines({name: part.numpy() for name, part in parts.items()}, self.dtype, self.y, room)
+    def to_lines(self, layers: Mapping[str, Tensor], buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+        """Return layers on the CPU as lines of an EXR; ``buffer`` is memory that may be used for them."""
+        return vector_lines({name: layer.numpy() for name, layer in layers.items()}, self.dtype, self.y, buffer)
 
     def write(
         self,
         result: FrameResult,
-        parts: Mapping[str, Tensor] | Scanlines,
+        layers: Mapping[str, Tensor] | Scanlines,
         directions: Sequence[str],
         journal: Journal,
-        made: Mapping[str, Any],
+        provenance: Mapping[str, Any],
     ) -> None:
-        """Write a frame's files, and record in ``journal`` what ``made`` it; errors as of :func:`write_vectors`.
+        """Write a frame's files, and record in ``journal`` its ``provenance``; errors as of :func:`write_vectors`.
 
-        ``parts`` are on the CPU; of a frame that is one EXR they may be its lines.
+        The layers are on the CPU. For a frame that is one EXR file, they may be its lines.
         """
-        path, beside = self.path(result.number), None
+        path, st_map_checksum = self.path(result.number), None
         st_map = self.st_map_path(result.number)
-        if isinstance(parts, Mapping) and st_map is not None:
-            write_st_map(st_map, parts[directions[0]], window=result.window)
-            beside = checksum_of(st_map)
-        with journal.noting(path, made, beside):
-            if isinstance(parts, Mapping) and self.suffix != ".exr":
+        if isinstance(layers, Mapping) and st_map is not None:
+            write_st_map(st_map, layers[directions[0]], window=result.window)
+            st_map_checksum = compute_checksum(st_map)
+        with journal.recording(path, provenance, st_map_checksum):
+            if isinstance(layers, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
-                valid = parts[VALID] > 0.5 if VALID in parts else None
-                write_flow(path, parts[directions[0]], valid, **packing)
+                valid = layers[VALID] > 0.5 if VALID in layers else None
+                write_flow(path, layers[directions[0]], valid, **packing)
                 return
             notes = {Y_NOTE: self.y, "fullfield/frame": str(result.number)}
             if result.missing:
                 notes[INCOMPLETE_NOTE] = ",".join(sorted(set(result.missing)))
             if result.shot_ends:
                 notes[ENDS_NOTE] = ",".join(result.shot_ends)
-            lines = self.lines(parts) if isinstance(parts, Mapping) else parts
+            lines = self.to_lines(layers) if isinstance(layers, Mapping) else layers
             header = Header(notes, result.window, () if result.plate is None else result.plate.metadata)
             write_vector_lines(path, lines, self.compression, header)
 
     # ---- what made them
 
-    def made_by(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what every record of a run says: its settings, the checksum of the weights, the version."""
         normalized, weights = self._normalize(settings)
         return {"settings": digest(normalized), "weights": weights, "version": __version__}
@@ -223,13 +223,13 @@ class Output:
         except PermissionError:  # a folder may be writable but not readable
             return False
 
-    def _noted_since(self, path: Path) -> list[Record]:
+    def _find_recent_records(self, path: Path) -> list[Record]:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
-            before = stamp_of(path)
-            found = Records(self.notes).of(str(path))
-            if found or stamp_of(path) == before:
-                return found
+            before = read_stamp(path)
+            records = Records(self.notes).find(str(path))
+            if records or read_stamp(path) == before:
+                return records
 
     def _compare(
         self,
@@ -239,48 +239,47 @@ class Output:
         start: int | None,
         records: Records,
     ) -> Plan:
-        made_by = self.made_by(settings)
-        plan, kept, every = Plan(), dict[int, str](), set(numbers)
+        run_provenance = self.describe_run(settings)
+        plan, current_digests, all_numbers = Plan(), dict[int, str](), set(numbers)
         for number in numbers:
             path = Path(self.path(number))
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
-                plan.left.append(number)
+                plan.missing.append(number)
                 continue
-            found = records.of(str(path))
-            if not found and not (found := self._noted_since(path)):
+            frame_records = records.find(str(path)) or self._find_recent_records(path)
+            if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
                 )
-            wanted = {**made_by, "inputs": dict(inputs(number, records.checksums)), "start": None}
-            chained = start is not None and number - start in every
-            if start is not None and chained:
-                wanted["start"] = kept.get(number - start, "made again")
-            reasons = [self._reason(number, record, wanted, records.checksums) for record in found]
+            expected = {**run_provenance, "inputs": dict(inputs(number, records.checksums)), "start": None}
+            if start is not None and number - start in all_numbers:
+                expected["start"] = current_digests.get(number - start, "made again")
+            reasons = [self._find_reason(number, record, expected, records.checksums) for record in frame_records]
             if "" in reasons:
-                kept[number] = digest(wanted)
+                current_digests[number] = digest(expected)
                 continue
-            plan.left.append(number)
+            plan.missing.append(number)
             if self.is_done(number):
-                plan.again.setdefault(reasons[-1], []).append(number)
+                plan.outdated.setdefault(reasons[-1], []).append(number)
         return plan
 
-    def _reason(self, number: int, record: Record, wanted: Mapping[str, Any], checksums: Checksums) -> str:
+    def _find_reason(self, number: int, record: Record, expected: Mapping[str, Any], checksums: Checksums) -> str:
         """Return why a stored frame is out of date; empty where it is not."""
         reasons = {
             "settings": "made with other settings",
-            "version": f"made by fullfield {record.made.get('version')}",
+            "version": f"made by fullfield {record.provenance.get('version')}",
             "weights": "made with other weights",
             "inputs": "inputs changed",
             "start": "the frame before changed",
         }
         for name, reason in reasons.items():
-            if record.made.get(name) != wanted[name]:
+            if record.provenance.get(name) != expected[name]:
                 return reason
-        if record.beside != checksums.of(self.st_map_path(number)):
+        if record.st_map_checksum != checksums.get(self.st_map_path(number)):
             return "ST map changed"
         return "" if self.is_done(number) else "incomplete"
 
-    def source(self) -> str | None:
+    def read_source(self) -> str | None:
         """Return where the plates were, by the notes beside the files."""
         notes = self._settings_file.read()
         return None if notes is None or not notes.get("source") else str(notes["source"])
@@ -312,6 +311,6 @@ class Output:
         )
 
 
-def to_cpu(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors on the CPU."""
-    return {name: part.to("cpu", torch.float32) for name, part in parts.items()}
+    return {name: tensor.to("cpu", torch.float32) for name, tensor in tensors.items()}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import Checksums, stamp_of
+from fullfield._ledger.versions import Checksums, read_stamp
 from fullfield._read_ahead import ReadAhead, reader_count
 from fullfield.io import raw as pictures
 from fullfield.io.names import is_exr
@@ -70,7 +70,7 @@ class InputReader:
         if key not in self._stamped:
             with self._stages.measure("wait for files"):
                 self._stamped[key] = self._reads.take(key)
-        elif self._stamped[key][0] != stamp_of(self._path(key)):
+        elif self._stamped[key][0] != read_stamp(self._path(key)):
             self._stamped[key] = self._read_stamped(key)
         item = self._stamped[key][1]
         if isinstance(item, Exception):
@@ -80,7 +80,7 @@ class InputReader:
     def check_unchanged(self) -> None:
         """Raise InputError if a file was replaced since it was read."""
         for key, (stamp, _) in self._stamped.items():
-            if stamp_of(self._path(key)) != stamp:
+            if read_stamp(self._path(key)) != stamp:
                 raise InputError(f"{self._path(key)}: was replaced during the run; run the command again")
 
     def release(self, is_needed: Callable[[Any], bool]) -> None:
@@ -88,7 +88,7 @@ class InputReader:
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
 
     def _read_stamped(self, key: Any) -> tuple[Any, Any]:
-        stamp = stamp_of(self._path(key))
+        stamp = read_stamp(self._path(key))
         try:
             with self._stages.measure("read"):
                 return stamp, self._read(key)
@@ -197,7 +197,7 @@ class PictureJob(ABC):
         output = Output(self.output)
         settings = self.describe()
         plan = output.settle(settings, self.numbers, self.list_inputs, overwrite=overwrite)
-        return replace(self, provenance=output.made_by(settings)), plan
+        return replace(self, provenance=output.describe_run(settings)), plan
 
     def _check_output(self) -> None:
         suffix = Path(self.output).suffix.lower()
@@ -231,7 +231,7 @@ def run_pictures(job: PictureJob, numbers: Sequence[int], *, report: FrameReport
             pixels: Tensor = threads.copy_to_host({"pixels": raw.pixels}, event)["pixels"]
         recording: AbstractContextManager[None] = nullcontext()
         if journal is not None:
-            recording = journal.noting(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
+            recording = journal.recording(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
         with recording, stages.measure("write"):
             pictures.write_raw(job.path(number), raw._replace(pixels=pixels))
         return True

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield._ledger.versions import Identity, Stamp, checksum_of, stamp_of
+from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
 from fullfield._read_ahead import reader_count
 from fullfield.estimators.frames import Frame, as_frame, fill_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
@@ -79,7 +79,7 @@ class Plates(Protocol):
     def stamp(self, number: int) -> Stamp | None:
         """Return size and times of the frame's file; None where it is in none."""
         path = self.file(number)
-        return None if path is None else stamp_of(path)
+        return None if path is None else read_stamp(path)
 
     def close(self) -> None:
         """Close what is open."""
@@ -153,7 +153,7 @@ class FilePlates(Plates):
         reader = FrameReader(**reading, pinned=self.pinned)
         for is_first in (True, False):
             before = self.stamp(number)
-            mask_before = None if mask is None else stamp_of(mask)
+            mask_before = None if mask is None else read_stamp(mask)
             if mask is not None and mask_before is None:
                 raise InputError(f"mask: {mask}: no such file")
             try:
@@ -164,13 +164,13 @@ class FilePlates(Plates):
                     window = window or frame_window(path, **channels)
                 elif window is not None:
                     window = window._replace(data=window.display)
-                checksum = checksum_of(path)
-                mask_identity = None if mask_before is None else Identity(mask_before, checksum_of(str(mask)))
+                checksum = compute_checksum(path)
+                mask_identity = None if mask_before is None else Identity(mask_before, compute_checksum(str(mask)))
             except (InputError, OSError):
                 if is_first and before is not None and self.stamp(number) != before:
                     continue
                 raise
-            is_same_mask = mask is None or stamp_of(mask) == mask_before
+            is_same_mask = mask is None or read_stamp(mask) == mask_before
             if before is not None and self.stamp(number) == before and is_same_mask:
                 frame = fill_frame(image.frame, image.valid, path)
                 self._note(image.note)
@@ -232,9 +232,9 @@ class StackPlates(Plates):
         return 1 <= number <= self._count if low <= number <= high else None
 
     def read(self, number: int) -> Plate:
-        stamp = stamp_of(self._path)
+        stamp = read_stamp(self._path)
         frame = read_picture(self._path, number - 1, self._transfer)
-        identity = None if stamp is None else Identity(stamp, checksum_of(self._path))
+        identity = None if stamp is None else Identity(stamp, compute_checksum(self._path))
         return Plate(frame, identity=identity)
 
 
@@ -253,8 +253,8 @@ class VideoPlates(Plates):
         self._path = frame_files.text
         self._curve = curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
-        stamp = stamp_of(self._path)
-        self._identity = None if stamp is None else Identity(stamp, checksum_of(self._path))
+        stamp = read_stamp(self._path)
+        self._identity = None if stamp is None else Identity(stamp, compute_checksum(self._path))
         self._open()
         self._length = self._source.count() if hasattr(self._source, "count") else 0
         self._open()

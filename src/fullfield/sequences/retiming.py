@@ -70,7 +70,7 @@ def retime_shot(
     """
     job = plan_retime(plates, flow, output, factor, frames=frames, device=device)
     settled, plan = job.settle(overwrite=overwrite)
-    return run_pictures(settled, plan.left, report=report)
+    return run_pictures(settled, plan.missing, report=report)
 
 
 def plan_retime(
@@ -139,14 +139,14 @@ class RetimeJob(PictureJob):
         """Return the checksums of one plate, or of both plates and flows around the frame."""
         before, fraction = self._position(number)
         if fraction == 0:
-            return {"plate": checksums.of(self._plate_path(before))}
+            return {"plate": checksums.get(self._plate_path(before))}
         inputs = {}
         for index, plate in enumerate((before, before + 1)):
-            inputs[f"plates {index}"] = checksums.of(self._plate_path(plate))
+            inputs[f"plates {index}"] = checksums.get(self._plate_path(plate))
             mask = mask_path(format_mask(self.mask, plate))
             if mask is not None:
-                inputs[f"mask {index}"] = checksums.of(mask)
-            inputs[f"flow {index}"] = checksums.of(self.flow.path(plate)) if plate in self.flow else None
+                inputs[f"mask {index}"] = checksums.get(mask)
+            inputs[f"flow {index}"] = checksums.get(self.flow.path(plate)) if plate in self.flow else None
         return inputs
 
     def iterate(

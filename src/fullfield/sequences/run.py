@@ -58,7 +58,7 @@ def run_shot(
 
     def read_stored_flow(first: int, second: int) -> Tensor | None:
         exists = first in existing and bool(plates.has(first))
-        return output.stored(first, second, settings.offsets) if exists else None
+        return output.read_stored_flow(first, second, settings.offsets) if exists else None
 
     def request_further() -> Sequence[int]:
         further = [] if request_frames is None else request_frames()
@@ -170,8 +170,8 @@ class VectorWriter:
             return "not made"
         if number not in self._digests:
             self._records = self._records or Records(self._output.notes)
-            records = self._records.of(self._output.path(number))
-            self._digests[number] = digest(records[-1].made) if records else "not made"
+            records = self._records.find(self._output.path(number))
+            self._digests[number] = digest(records[-1].provenance) if records else "not made"
         return self._digests[number]
 
     def _write(self, result: FrameResult, event: Any, record: dict[str, Any]) -> bool:
@@ -197,7 +197,7 @@ class VectorWriter:
         """Return the lines of a file in ``buffer``; None where lines from a GPU cannot hold the values."""
         output = self._output
         if event is None:
-            return output.lines(to_cpu(tensors), buffer.numpy())
+            return output.to_lines(to_cpu(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._threads.copy_stream(tensors, event):
             names, body, is_valid_there = vector_lines_there(tensors, output.dtype, output.y)

@@ -87,7 +87,7 @@ def warp_shot(
     """
     job = plan_warp(source, flow, output, settings, frames=frames, device=device)
     settled, plan = job.settle(overwrite=overwrite)
-    return run_pictures(settled, plan.left, report=report)
+    return run_pictures(settled, plan.missing, report=report)
 
 
 def plan_warp(
@@ -163,10 +163,10 @@ class WarpJob(PictureJob):
 
     def list_inputs(self, number: int, checksums: Checksums) -> Mapping[str, str | None]:
         """Return the checksums of the picture, and of the flow of every frame in between."""
-        inputs = {"picture": checksums.of(self._picture_path(number))}
+        inputs = {"picture": checksums.get(self._picture_path(number))}
         mask = mask_path(self._mask(number))
         if mask is not None:
-            inputs["mask"] = checksums.of(mask)
+            inputs["mask"] = checksums.get(mask)
         if self._chain_reference is not None:
             return {**inputs, "flow": self._digest_chain(self._chain_reference, number, checksums)}
         return {**inputs, "flow": self._flow_checksum(number, checksums)}
@@ -177,7 +177,7 @@ class WarpJob(PictureJob):
         return self.settings.reference if self.flow.reference is None else None
 
     def _flow_checksum(self, number: int, checksums: Checksums) -> str | None:
-        return checksums.of(self.flow.path(number)) if number in self.flow else None
+        return checksums.get(self.flow.path(number)) if number in self.flow else None
 
     def _digest_chain(self, reference: int, number: int, checksums: Checksums) -> str:
         """Return the digest of the flow of all frames between the reference and ``number``, each read once."""
