@@ -208,6 +208,12 @@ def test_packages_are_not_empty_or_called_utils() -> None:
     assert not [p for p in SOURCES if p.stem in ("utils", "helpers", "common", "misc")]
 
 
+def test_test_files_have_unique_names() -> None:
+    """pytest imports them by their file name, because their folders are no packages."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_files_are_below_600_lines() -> None:
     long = {str(p): n for p in SOURCES if (n := len(p.read_text("utf-8").splitlines())) > 600}
     assert not long
