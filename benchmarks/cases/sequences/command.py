@@ -45,9 +45,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(args: argparse.Namespace) -> list[str]:
-    from fullfield.estimators.registry import canonical, method_of
+    from fullfield.estimators.registry import canonical, get_method
 
-    presets = method_of(canonical(args.method)).presets()
+    presets = get_method(canonical(args.method)).presets()
     for preset in args.presets:
         if preset not in presets:
             raise InputError(f"--presets: {args.method} has {', '.join(presets)}, got {preset}")

@@ -31,7 +31,7 @@ from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
 from fullfield.estimators.estimation import build
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import canonical, method_of
+from fullfield.estimators.registry import canonical, get_method
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_picture
 from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, find_frames, run_on_devices, run_shot
@@ -117,7 +117,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
         Output(str(folder / "mv.%04d.exr"), plan.dtype, plan.compression),
         ShotSettings(plan.direction, device=str(plan.device)),
         method,
-        method_of(method).presets()[preset],
+        get_method(method).presets()[preset],
     )
     estimator = build(job.method, config=job.config, backend=job.backend)
     note(f"preparing {method} {preset}")

@@ -25,7 +25,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, methods, paths, report, scenes
 from fullfield.cli.report import naming, say
-from fullfield.estimators.registry import method_of
+from fullfield.estimators.registry import get_method
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class _PerPair:
 
     def __init__(self, chosen: methods.Chosen) -> None:
         self._chosen = chosen
-        self._is_grey = method_of(chosen.method).luminance_only
+        self._is_grey = get_method(chosen.method).luminance_only
 
     @property
     def backend(self) -> str:

@@ -17,7 +17,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import naming, note
 from fullfield.estimators.network_config import RANDOM
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, canonical, method_of
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, canonical, get_method
 from fullfield.models.weights import Origin, origin_of
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Parameter:
 
 def parameters(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _parameters_of(method_of(method).load())
+    return _parameters_of(get_method(method).load())
 
 
 @cache  # the parsers call it a thousand times
@@ -208,7 +208,7 @@ def use_threads(count: int | None) -> None:
 
 def chosen(args: argparse.Namespace) -> Chosen:
     """Return the method and its settings; InputError names the option that does not fit."""
-    method = method_of(args.method)
+    method = get_method(args.method)
     presets = method.presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")

@@ -203,7 +203,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a pattern
     gets the number in the name of each frame.
     """
-    from fullfield.estimators.frames import fill_frame, warn_of_range
+    from fullfield.estimators.frames import fill_frame, warn_about_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import sniff
 
@@ -228,7 +228,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     read = [fill_frame(result.frame, result.valid, path) for result, path in zip(results, frames, strict=True)]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
-    if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
+    if any(warn_about_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # one warning is enough
     return FrameFiles(read, window, [result.valid for result in results])
 

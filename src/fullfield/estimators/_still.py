@@ -17,7 +17,7 @@ _CELL = 8  # pixels of a cell's side; a cell is judged together with its neighbo
 # Mean squared gradient of frames in 0 ... 1: below the first an area is flat. Above it, the smaller eigenvalue of the
 # structure tensor must be this share of the larger one.
 _FLAT, _ISOTROPY = 1e-10, 0.05
-_FAR = 8  # cells between a flat area without support and the nearest difference
+_MIN_DISTANCE_CELLS = 8  # cells between a flat area without support and the nearest difference
 
 
 class StillAreas(NamedTuple):
@@ -27,7 +27,7 @@ class StillAreas(NamedTuple):
     """[B, 1, H, W] bool: nothing moves here."""
     flat_cells: Tensor
     """[B, 1, h, w] bool: cells of 8×8 pixels without structure, which agree with their neighbours."""
-    far_cells: Tensor
+    distant_cells: Tensor
     """[B, 1, h, w] bool: flat cells that are far from every difference."""
 
     @property
@@ -43,13 +43,13 @@ class StillAreas(NamedTuple):
         """Return :meth:`clear_still` of a flow, with the flow at their border in flat areas far from differences."""
         flow = self.clear_still(flow)
         cells = functional.avg_pool2d(_padded(flow), _CELL)
-        far = self.far_cells.to(flow.dtype)
-        border = functional.max_pool2d(far, 3, 1, 1) * (1 - far)
-        cells = torch.where(self.far_cells, _fill(cells, border), cells)
+        distant = self.distant_cells.to(flow.dtype)
+        border = functional.max_pool2d(distant, 3, 1, 1) * (1 - distant)
+        cells = torch.where(self.distant_cells, _fill(cells, border), cells)
         height, width = flow.shape[-2:]
         size = (_CELL * cells.shape[-2], _CELL * cells.shape[-1])
         fine = functional.interpolate(cells, size, mode="bilinear", align_corners=False)[..., :height, :width]
-        return torch.where(_to_pixels(self.far_cells, height, width) & ~self.still, fine, flow)
+        return torch.where(_to_pixels(self.distant_cells, height, width) & ~self.still, fine, flow)
 
 
 def find_still_areas(frame1: Tensor, frame2: Tensor) -> StillAreas | None:  # [B, C, H, W] twice
@@ -64,8 +64,8 @@ def find_still_areas(frame1: Tensor, frame2: Tensor) -> StillAreas | None:  # [B
     still_cells = agrees & ~flat & (smallest >= _ISOTROPY * largest)
     is_same = ~differs.flatten(1).any(1).view(-1, 1, 1, 1)  # the whole frame
     still = _to_pixels(still_cells | is_same, *frame1.shape[-2:])
-    far = flat & (functional.max_pool2d(cells, 2 * _FAR + 1, 1, _FAR) == 0)
-    return StillAreas(still, flat, far)
+    distant = flat & (functional.max_pool2d(cells, 2 * _MIN_DISTANCE_CELLS + 1, 1, _MIN_DISTANCE_CELLS) == 0)
+    return StillAreas(still, flat, distant)
 
 
 def _structure(frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,8 +91,8 @@ def _fill(values: Tensor, weights: Tensor) -> Tensor:
     filled = torch.zeros_like(levels[-1][0])
     for sums, weights in reversed(levels):
         coarse = functional.interpolate(filled, weights.shape[-2:], mode="bilinear", align_corners=False)
-        known = weights > 0
-        filled = torch.where(known, sums / weights.clamp(min=1e-20), coarse)
+        has_values = weights > 0
+        filled = torch.where(has_values, sums / weights.clamp(min=1e-20), coarse)
     return filled
 
 

@@ -48,19 +48,21 @@ class CascadedEstimator(WrappingEstimator):
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
         height, width = frame1.shape[-2:]
         pixels = sum(h * w for h, w in cascade_sizes(height, width, self.threshold))
-        done = 0.0
+        completed = 0.0
 
         def level(
             first: Tensor, second: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
         ) -> Tensor:
-            nonlocal done
+            nonlocal completed
             del updates  # the estimator has its own number
             rows, columns = first.shape[-2:]
-            begin, share = done, rows * columns / pixels
+            level_start, scale = completed, rows * columns / pixels
             start = None if initial_flow is None else resample_flow(initial_flow, rows, columns)
-            part_of = None if progress is None else lambda part, where: progress(begin + share * part, where)
-            flow = self.estimator(first, second, initial_flow=start, progress=part_of)
-            done += share
+            level_progress = (
+                None if progress is None else lambda fraction, where: progress(level_start + scale * fraction, where)
+            )
+            flow = self.estimator(first, second, initial_flow=start, progress=level_progress)
+            completed += scale
             return flow
 
         return Cascade(level, threshold=self.threshold)(frame1, frame2, initial_flow=initial_flow)

@@ -20,9 +20,9 @@ def choose_device(frames: Sequence[object]) -> torch.device:
     """Return the device of the tensors among ``frames``; without any the first GPU with kernels, else the CPU."""
     tensors = [frame for frame in frames if isinstance(frame, Tensor) and frame.device.type != "meta"]
     for tensor in tensors:
-        fits = tensor.device == tensors[0].device
+        is_same = tensor.device == tensors[0].device
         expected = f"a name, as the frames are on {tensors[0].device} and {tensor.device}"
-        _check.require(fits, "device", expected, repr(AUTO))
+        _check.require(is_same, "device", expected, repr(AUTO))
     return tensors[0].device if tensors else resolve_device(AUTO)
 
 
@@ -65,22 +65,22 @@ def to_host(values: Tensor) -> Tensor:
     if values.device.type != "cuda":
         return values.cpu()
     try:
-        found = _page_locked(values.shape, values.dtype)
+        host_values = _page_locked(values.shape, values.dtype)
     except RuntimeError:
         return values.cpu()
-    found.copy_(values, non_blocking=True)
+    host_values.copy_(values, non_blocking=True)
     torch.cuda.current_stream(values.device).synchronize()
-    return found
+    return host_values
 
 
 def _staged(values: Tensor, device: torch.device) -> Tensor:
     """Copy to ``device`` in chunks. PyTorch reuses a chunk's memory only after its copy has ended."""
     flat = values.contiguous().flatten()
-    there = torch.empty(flat.shape, dtype=flat.dtype, device=device)
+    device_values = torch.empty(flat.shape, dtype=flat.dtype, device=device)
     step = max(1, _CHUNK // flat.element_size())
-    for part, target in zip(torch.split(flat, step), torch.split(there, step), strict=True):
-        target.copy_(_page_locked(part.shape, part.dtype).copy_(part), non_blocking=True)
-    return there.view(values.shape)
+    for chunk, target in zip(torch.split(flat, step), torch.split(device_values, step), strict=True):
+        target.copy_(_page_locked(chunk.shape, chunk.dtype).copy_(chunk), non_blocking=True)
+    return device_values.view(values.shape)
 
 
 def _page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -20,8 +20,8 @@ from fullfield.estimators.devices import check_fork, choose_device, limit_thread
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import Frame, FrameBatches, as_batches
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
-from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, refiner_of
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, method_of
+from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refiner
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, get_method
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops.devices import AUTO, resolve_device
@@ -49,7 +49,7 @@ def build(
 ) -> Estimator:
     """Return the estimator called ``method`` with a preset's parameters or a config's, and changes to them."""
     name = canonical(method)
-    entry = method_of(name)
+    entry = get_method(name)
     kind = entry.load()
     if config is None:
         presets = entry.presets()
@@ -59,22 +59,24 @@ def build(
     else:
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
         _check.require(preset is None, "preset", "None with a config", repr(preset))
-    known = config.as_dict()
+    own_parameters = config.as_dict()
     for parameter in parameters:
-        if parameter not in known:
+        if parameter not in own_parameters:
             owners = [
                 other for other, entry in METHODS.items() if parameter in {field.name for field in fields(entry.load())}
             ]
             came = f"one of method={' or '.join(map(repr, owners))}" if owners else "an unknown one"
-            hint = "" if owners else _check.nearest(parameter, list(known))
-            raise InputError(f"{parameter}: expected a parameter of {name} ({', '.join(known)}), got {came}{hint}")
+            hint = "" if owners else _check.nearest(parameter, list(own_parameters))
+            raise InputError(
+                f"{parameter}: expected a parameter of {name} ({', '.join(own_parameters)}), got {came}{hint}"
+            )
     return _load_cached_estimator(name, config.replace(**parameters), backend)
 
 
 @lru_cache(maxsize=2)
 def _load_cached_estimator(name: str, config: Config, backend: str | None) -> Estimator:
     """Return one of the last two estimators if it is the same, so that a loop does not prepare it every time."""
-    return method_of(name).build(name, config, backend)
+    return get_method(name).build(name, config, backend)
 
 
 def release_memory() -> None:
@@ -86,7 +88,7 @@ def release_memory() -> None:
     SHARED_REFINERS.clear()
 
 
-def estimator_of(method: str | Estimator, **parameters: Any) -> Estimator:
+def load_estimator(method: str | Estimator, **parameters: Any) -> Estimator:
     """Return :func:`build` of a name, or the estimator itself, which takes no parameters."""
     if isinstance(method, str):
         return build(method, **parameters)
@@ -173,8 +175,8 @@ def estimate(
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
-    parameters = _given(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
-    estimator = estimator_of(method, **parameters, **_given(precision=precision, backend=backend))
+    parameters = _drop_none(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
+    estimator = load_estimator(method, **parameters, **_drop_none(precision=precision, backend=backend))
     target = _ready_device(device, (frame1, frame2))
     reading = _reading(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
@@ -250,8 +252,8 @@ def estimate_batch(
 
     >>> flows = estimate_batch(first, second, "fullfield-s", preset="fast", device="cuda")  # doctest: +SKIP
     """
-    parameters = _given(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
-    estimator = estimator_of(method, **parameters, **_given(precision=precision, backend=backend))
+    parameters = _drop_none(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
+    estimator = load_estimator(method, **parameters, **_drop_none(precision=precision, backend=backend))
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
     target = _ready_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
@@ -292,7 +294,7 @@ def estimate_tensors(
     return _estimate_pairs(estimator, batches, start, refine, reliability, progress)[0]
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _drop_none(**options: Any) -> dict[str, Any]:
     """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
@@ -326,13 +328,13 @@ def _estimate_pairs(
         _check.require(isinstance(value, bool), name, "True or False", value)
     pair, (valid1, valid2) = batches.frames, batches.valid
     device, shape = pair[0].device, (len(pair[0]), 2, *pair[0].shape[2:])
-    begin = time.perf_counter()
+    started_at = time.perf_counter()
     stages: dict[str, float] = {}
     occlusion: Sequence[Tensor | None] = [None] * shape[0]
     confidence = occlusion
 
     # Estimate and refine the flow. The refinement and the judgement need the backward flow as well.
-    refiner = refiner_of(estimator, device, refine=refine)
+    refiner = choose_refiner(estimator, device, refine=refine)
     if refiner is None and reliability:
         refiner = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
     source: Estimator = estimator if refiner is None else refiner
@@ -343,28 +345,28 @@ def _estimate_pairs(
         flow = directions.forward
         stages.update(directions.seconds)
     if valid1 is not None:  # where the first frame is not known, vectors come from their surroundings
-        flow = torch.stack([fill_unknown(vectors.float(), known) for vectors, known in zip(flow, valid1, strict=True)])
+        flow = torch.stack([fill_unknown(vectors.float(), valid) for vectors, valid in zip(flow, valid1, strict=True)])
 
     # Judge the flow.
     if refiner is not None and reliability:
-        begin_judging = time.perf_counter()
+        judging_started_at = time.perf_counter()
         judged = *pair, flow, directions.backward, directions.log_scale
         maps = occlusion_and_confidence(*judged, valid1=valid1, valid2=valid2)
         occlusion, confidence = (list(planes.float()) for planes in maps)
-        stages["reliability"] = time.perf_counter() - begin_judging
+        stages["reliability"] = time.perf_counter() - judging_started_at
     flow = _check.tensor(flow, f"the flow of {source.method}", shape).to(device, torch.float32)
     _check_finite(flow, source)  # waits for the device
 
     # Return the flow of each pair with how it was computed.
-    seconds = time.perf_counter() - begin
+    seconds = time.perf_counter() - started_at
     size = f"{shape[3]}x{shape[2]} on {device}"
     logger.debug("%s at %s: backend %s, %.3f s", source.method, size, source.backend, seconds)
     everywhere = torch.ones(shape[2:], dtype=torch.bool, device=device)
-    known_masks = [everywhere] * len(flow) if valid1 is None else list(valid1)
+    valid_masks = [everywhere] * len(flow) if valid1 is None else list(valid1)
     origin = source.method, source.backend, dict(source.parameters), seconds, window
     return [
-        Flow(vectors, known, *origin, hidden, trust, stages)
-        for vectors, known, hidden, trust in zip(flow, known_masks, occlusion, confidence, strict=True)
+        Flow(vectors, valid, *origin, hidden, trust, stages)
+        for vectors, valid, hidden, trust in zip(flow, valid_masks, occlusion, confidence, strict=True)
     ]
 
 
@@ -396,9 +398,9 @@ def _read_initial_flows(flows: Tensor | Sequence[Flow | Frame], frames: Tensor) 
     """Return initial flows as one checked tensor [B, 2, H, W] on the device of ``frames`` [B, C, H, W]."""
     batch, _, height, width = frames.shape
     if not isinstance(flows, Tensor):
-        fits = isinstance(flows, (list, tuple)) and len(flows) == batch
+        is_valid = isinstance(flows, (list, tuple)) and len(flows) == batch
         expected = f"a tensor [{batch}, 2, {height}, {width}] or a list of {batch} flow{'' if batch == 1 else 's'}"
-        _check.require(fits, "initial_flow", expected, flows)
+        _check.require(is_valid, "initial_flow", expected, flows)
         flows = torch.stack([_read_initial_flow(flow, (2, height, width)) for flow in flows])
     start = _check.tensor(flows, "initial_flow", (batch, 2, height, width))
     _check.require(start.is_floating_point(), "initial_flow", "a floating dtype", start)

@@ -52,16 +52,16 @@ class Flow:
     stages: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        place = _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32]).device
-        _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool], device=place)
+        device = _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32]).device
+        _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool], device=device)
         for name in _PLANES:
             if getattr(self, name) is not None:
-                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32], device=place)
+                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32], device=device)
 
     def __repr__(self) -> str:
         how = f", {self.method} ({self.backend})" if self.method else ""
-        place = "" if self.device.type == "cpu" else f", on {self.device}"
-        return f"Flow({self.width}×{self.height}{how}{place})"
+        location = "" if self.device.type == "cpu" else f", on {self.device}"
+        return f"Flow({self.width}×{self.height}{how}{location})"
 
     @property
     def height(self) -> int:
@@ -87,19 +87,19 @@ class Flow:
 
     def to(self, device: str | torch.device) -> Flow:
         """Return the same result with its tensors on ``device``; itself if they are there."""
-        place = torch.empty(0, device=_check.device(device)).device  # with its index
-        if place == self.device:
+        target = torch.empty(0, device=_check.device(device)).device  # with its index
+        if target == self.device:
             return self
 
-        def moved(values: Tensor) -> Tensor:
-            return to_host(values) if place.type == "cpu" else to_device(values, place)
+        def copy_values(values: Tensor) -> Tensor:
+            return to_host(values) if target.type == "cpu" else to_device(values, target)
 
         return replace(
             self,
-            flow=moved(_check.values(self.flow, "flow")),
-            valid=moved(self.valid),
-            occlusion=None if self.occlusion is None else moved(self.occlusion),
-            confidence=None if self.confidence is None else moved(self.confidence),
+            flow=copy_values(_check.values(self.flow, "flow")),
+            valid=copy_values(self.valid),
+            occlusion=None if self.occlusion is None else copy_values(self.occlusion),
+            confidence=None if self.confidence is None else copy_values(self.confidence),
         )
 
     def numpy(self) -> NDArray[np.float32]:
@@ -130,5 +130,5 @@ class Flow:
         from fullfield.io.names import is_exr
 
         data = read_flow(path)
-        found = flow_window(path) if is_exr(path) else None
-        return cls(data.flow, data.valid, window=None if found is None else found._replace(data=found.display))
+        window = flow_window(path) if is_exr(path) else None
+        return cls(data.flow, data.valid, window=None if window is None else window._replace(data=window.display))

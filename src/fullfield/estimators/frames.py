@@ -64,7 +64,7 @@ def as_frame(
         UserWarning: if values cannot be meant as 0 ... 1.
     """
     sources = _sources([frame], name, transfer, color_order, reading)
-    values = _stacked(sources, _place(frame), [source.read() for source in sources])
+    values = _stacked(sources, _frame_device(frame), [source.read() for source in sources])
     _check_values([(values, sources)])
     return values[0]
 
@@ -139,7 +139,7 @@ def check_pair(frame1: Tensor, frame2: Tensor) -> None:
     _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
 
 
-def warn_of_range(frame: Tensor, name: str) -> bool:
+def warn_about_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
     return _warn(_measured(frame[None]).tolist(), name, 4)
 
@@ -157,8 +157,8 @@ def _stack_valid(files: Sequence[_FileFrame | None], device: torch.device) -> Te
     if all(file is None or file.valid is None for file in files):
         return None
     size = next(file.frame.shape[1:] for file in files if file is not None)
-    known = torch.ones(size, dtype=torch.bool)
-    masks = [known if file is None or file.valid is None else file.valid for file in files]
+    everywhere = torch.ones(size, dtype=torch.bool)
+    masks = [everywhere if file is None or file.valid is None else file.valid for file in files]
     return torch.stack(masks).to(device)
 
 
@@ -176,7 +176,7 @@ class _Source(NamedTuple):
         return isinstance(self.frame, (str, os.PathLike))
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """True if the values are integers, which cannot leave 0 ... 1 unless a transfer changes them."""
         if self.transfer not in ("auto", "srgb"):
             return False
@@ -187,7 +187,7 @@ class _Source(NamedTuple):
     @property
     def may_be_refused(self) -> bool:
         """True if these are floats that no option or file marks as linear light."""
-        return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
+        return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_integer
 
     def read(self) -> _FileFrame | None:
         """Read a file on the CPU; return None if the frame is no file."""
@@ -237,8 +237,8 @@ def _source(frame: Any, name: str, transfer: str, color_order: str, reading: dic
 
 def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
     """Return float32 values of 0 ... 1 on ``device``; integers are copied there before they are scaled."""
-    fits = values.is_floating_point() or values.dtype in _WHITE
-    _check.require(fits, name, "dtype uint8, uint16 or floating", values)
+    is_valid = values.is_floating_point() or values.dtype in _WHITE
+    _check.require(is_valid, name, "dtype uint8, uint16 or floating", values)
     to_display = None
     if transfer != "auto":
         from fullfield.io.transfer import curve
@@ -262,11 +262,11 @@ def _sources(
     """Return the frames with their names; a tensor [B, C, H, W] is one source."""
     _check.choice(color_order, "color_order", _COLOR_ORDERS)
     if isinstance(frames, Tensor):
-        fits = frames.ndim == 4 and frames.shape[1] in (1, 3)
-        _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
+        is_valid = frames.ndim == 4 and frames.shape[1] in (1, 3)
+        _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
         return [_Source(frames, name, transfer, color_order, reading)]
-    fits = isinstance(frames, (list, tuple)) and len(frames) > 0
-    _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
+    is_valid = isinstance(frames, (list, tuple)) and len(frames) > 0
+    _check.require(is_valid, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
     names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
     return [
         _source(frame, label(frame, one), transfer, color_order, reading)
@@ -276,25 +276,25 @@ def _sources(
 
 def _stacked(sources: list[_Source], device: torch.device, files: Sequence[_FileFrame | None]) -> Tensor:
     """Return frames as one tensor [B, C, H, W] on ``device``, unchecked; ``files`` are those that were read."""
-    made = [source.tensor(device, file) for source, file in zip(sources, files, strict=True)]
-    if made[0].ndim == 4:
-        return made[0]
-    for frame, source in zip(made[1:], sources[1:], strict=True):
-        size, wanted = (f"{one.shape[2]}×{one.shape[1]}" for one in (frame, made[0]))
-        _check.require(size == wanted, source.name, f"{wanted} pixels like {sources[0].name}", size)
-    if len(made) == 1:
-        return made[0][None]
-    channels = max(frame.shape[0] for frame in made)
-    return torch.stack([frame.expand(channels, -1, -1) for frame in made])
+    tensors = [source.tensor(device, file) for source, file in zip(sources, files, strict=True)]
+    if tensors[0].ndim == 4:
+        return tensors[0]
+    for frame, source in zip(tensors[1:], sources[1:], strict=True):
+        size, expected = (f"{one.shape[2]}×{one.shape[1]}" for one in (frame, tensors[0]))
+        _check.require(size == expected, source.name, f"{expected} pixels like {sources[0].name}", size)
+    if len(tensors) == 1:
+        return tensors[0][None]
+    channels = max(frame.shape[0] for frame in tensors)
+    return torch.stack([frame.expand(channels, -1, -1) for frame in tensors])
 
 
-def _place(frame: object) -> torch.device:
+def _frame_device(frame: object) -> torch.device:
     return frame.device if isinstance(frame, Tensor) else torch.device("cpu")
 
 
 def _from_array(array: NDArray[Any], name: str) -> Tensor:
-    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
-    _check.require(fits, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
+    is_valid = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    _check.require(is_valid, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
     _check.require(array.dtype.name in _ARRAY_TYPES, name, f"dtype {', '.join(_ARRAY_TYPES)}", array)
     planes = array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)[: 1 if array.shape[2] == 1 else 3]
     native = planes.astype(planes.dtype.newbyteorder("="), copy=False)
@@ -318,17 +318,17 @@ def _measured(batch: Tensor) -> Tensor:
 
 def _check_values(batches: Sequence[_Batch]) -> None:
     """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
-    checked = [(batch, sources) for batch, sources in batches if not all(source.is_whole for source in sources)]
-    if not checked:
+    float_batches = [(batch, sources) for batch, sources in batches if not all(source.is_integer for source in sources)]
+    if not float_batches:
         return
-    found = torch.stack([_measured(batch) for batch, _ in checked]).tolist()  # the one copy to the host
+    measures = torch.stack([_measured(batch) for batch, _ in float_batches]).tolist()  # the one copy to the host
     warned = False
-    for (_, sources), values in zip(checked, found, strict=True):
+    for (_, sources), values in zip(float_batches, measures, strict=True):
         name = sources[0].name
         _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
         if _is_bright(values) and any(source.may_be_refused for source in sources):
             raise InputError(
-                f"{name}: expected values of 0 ... 1, got {_described(values)}; divide by 255 or pass uint8, or name "
+                f"{name}: expected values of 0 ... 1, got {_describe(values)}; divide by 255 or pass uint8, or name "
                 "the transfer of linear light or of a camera's curve"
             )
         warned = warned or _warn(values, name, 5)
@@ -339,7 +339,7 @@ def _is_bright(values: Sequence[float]) -> bool:
     return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
 
 
-def _described(values: Sequence[float]) -> str:
+def _describe(values: Sequence[float]) -> str:
     low, high, mean = values
     return f"{low:g} to {high:g}, {mean:.3g} on average"
 
@@ -348,7 +348,7 @@ def _warn(values: Sequence[float], name: str, level: int) -> bool:
     if values[0] >= _DARKEST and not _is_bright(values):
         return False
     warnings.warn(
-        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {_described(values)}. "
+        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {_describe(values)}. "
         "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
         stacklevel=level,
     )

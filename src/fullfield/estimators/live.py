@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fullfield.io.video import VideoFrame
 
 Item = TypeVar("Item")
-_KEPT = 10_000
+_MAX_SAMPLES = 10_000
 _LONG_WAIT = 2.0  # seconds
 
 
@@ -129,10 +129,10 @@ class LiveStatistics:
     dropped: int = 0
     """Number of pairs that a newer one replaced before they were computed."""
     flows: int = 0
-    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES))
     """Times from the capture of a pair's second frame to its flow."""
-    computing: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    distances: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    computing: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES))
+    distances: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_SAMPLES))
     """Times between frames, by the source's time stamps."""
     _before: float | None = None
     _span: tuple[float, float] | None = None
@@ -146,12 +146,12 @@ class LiveStatistics:
             self.distances.append(at - self._before)
         self._before = at
 
-    def computed(self, pair: FramePair, begun: float, done: float) -> None:
+    def computed(self, pair: FramePair, begun: float, ended: float) -> None:
         """Count a computed flow."""
         self.flows += 1
-        self.latencies.append(done - pair.second.at)
-        self.computing.append(done - begun)
-        self._span = (begun if self._span is None else self._span[0], done)
+        self.latencies.append(ended - pair.second.at)
+        self.computing.append(ended - begun)
+        self._span = (begun if self._span is None else self._span[0], ended)
 
     @property
     def rate(self) -> float | None:
@@ -166,9 +166,9 @@ class LiveStatistics:
 
         The source's decoder, driver or network lost them, or its rate varies.
         """
-        kept = list(self.distances)  # a copy, because another thread adds frames
-        usual = persistent.spread(kept).median if kept else 0.0
-        return sum(max(0, round(distance / usual) - 1) for distance in kept) if usual > 0 else 0
+        samples = list(self.distances)  # a copy, because another thread adds frames
+        usual = persistent.spread(samples).median if samples else 0.0
+        return sum(max(0, round(distance / usual) - 1) for distance in samples) if usual > 0 else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON.
@@ -190,11 +190,11 @@ class LiveStatistics:
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
     """Return median, 99th percentile and maximum; None without values."""
-    kept = list(seconds)
-    if not kept:
+    samples = list(seconds)
+    if not samples:
         return None
-    found = persistent.spread(kept)
-    return {"median": found.median, "p99": found.p99, "max": found.high}
+    summary = persistent.spread(samples)
+    return {"median": summary.median, "p99": summary.p99, "max": summary.high}
 
 
 def capture(frames: Iterable[Captured], pairs: Slot[FramePair], statistics: LiveStatistics) -> None:
@@ -228,14 +228,14 @@ def compute_newest(
     results: Slot[PairFlow],
     statistics: LiveStatistics,
     clock: Callable[[], float],
-    most: int | None = None,
+    max_flows: int | None = None,
 ) -> None:
-    """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``most`` flows.
+    """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``max_flows`` flows.
 
     ``compute`` returns when the flow is complete. Errors are raised by :meth:`Slot.take` of the results.
     """
     try:
-        while (most is None or statistics.flows < most) and (pair := pairs.take()) is not None:
+        while (max_flows is None or statistics.flows < max_flows) and (pair := pairs.take()) is not None:
             begun = clock()
             flow = compute(pair)
             statistics.computed(pair, begun, clock())

@@ -19,7 +19,7 @@ from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import METHODS, canonical, method_of
+from fullfield.estimators.registry import METHODS, canonical, get_method
 from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged_size, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.framing import padding_for
@@ -44,7 +44,7 @@ _TINY = (16, 16)
 _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
 # few sizes, and recording takes longer than estimating.
-_SIZES_KEPT, _SMALL_PIXELS = 4, 1 << 20
+_MIN_SIZES, _SMALL_PIXELS = 4, 1 << 20
 
 
 class PairSize(NamedTuple):
@@ -83,7 +83,7 @@ def _lookup_request(shape: NetworkShape, size: PairSize) -> Request:
     )
 
 
-class _Found(NamedTuple):
+class _NetworkFlow(NamedTuple):
     """Flow in one direction, with its log scale as in :class:`FlowWithScale` if it was requested."""
 
     flow: Tensor
@@ -118,7 +118,7 @@ class NetworkEstimator(LoadingEstimator):
     ) -> None:
         self.method = canonical(method)
         _check.choice(self.method, "method", NETWORKS)
-        entry = method_of(self.method)
+        entry = get_method(self.method)
         kind = entry.load()
         config = kind() if config is None else config
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
@@ -126,19 +126,21 @@ class NetworkEstimator(LoadingEstimator):
             updates = config.updates != 0 or bool(config.coarse_updates)
             config = config.replace(cascade=entry.cascades and updates)
         self.config = config
-        fits = not enlarge_small or NETWORKS[self.method].has_mixture
-        _check.require(fits, "enlarge_small", "False for RAFT, which does not estimate its uncertainty", enlarge_small)
+        is_valid = not enlarge_small or NETWORKS[self.method].has_mixture
+        _check.require(
+            is_valid, "enlarge_small", "False for RAFT, which does not estimate its uncertainty", enlarge_small
+        )
         self._enlarges_small = enlarge_small and config.double is None
         if backend is not None:
             _check.choice(backend, "backend", BACKENDS)
         self._requested = backend
-        self._forget()
+        self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_enlarges_small": self._enlarges_small}
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _reset(self) -> None:
+        super()._reset()
         self._network: FlowNetwork | None = None
         self._weights: Origin | None = None
         self._stamp: tuple[object, ...] = ()
@@ -155,9 +157,9 @@ class NetworkEstimator(LoadingEstimator):
         """
         fine, coarse = self._updates()
         numbers: dict[str, Any] = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
-        most = NETWORKS[self.method].most_updates
-        if self.config.updates is None and most is not None:
-            numbers["most_updates"] = most
+        max_updates = NETWORKS[self.method].most_updates
+        if self.config.updates is None and max_updates is not None:
+            numbers["most_updates"] = max_updates
         parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
         if self._enlarges_small:
             parameters["double"] = f"{_ENLARGED_FACTOR} times up to {_ENLARGED_PIXELS} pixels"
@@ -181,19 +183,19 @@ class NetworkEstimator(LoadingEstimator):
             size: their height and width; without it the fast form waits for the first call.
             fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
-        place = torch.empty(0, device=_check.device(device)).device  # with its index
+        target = torch.empty(0, device=_check.device(device)).device  # with its index
         with self._lock, torch.no_grad():
-            network = self._ready(place, fetching)
-            exact = self._is_exact(place)
-            if exact or (place.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
-                blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
+            network = self._ready(target, fetching)
+            exact = self._is_exact(target)
+            if exact or (target.type == "cpu" and self._fast is None):  # a GPU runs the fast form while preparing it
+                blank = torch.zeros(1, 3, *_TINY, device=target, dtype=torch.float32)
                 tiny = PairSize.from_frame(blank)
                 run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)
                 run(blank, blank, updates=1)
             if not exact and size is not None:
-                levels = self._levels(PairSize(1, *size, place))
+                levels = self._levels(PairSize(1, *size, target))
                 if (factor := self._factor(*size)) > 1:
-                    levels.append(PairSize(1, *enlarged_size(*size, factor), place))
+                    levels.append(PairSize(1, *enlarged_size(*size, factor), target))
                 for level in levels:
                     self._prepared(network, level, len(levels))
 
@@ -226,24 +228,24 @@ class NetworkEstimator(LoadingEstimator):
 
     def _estimated(
         self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
-    ) -> list[_Found]:
+    ) -> list[_NetworkFlow]:
         """Return the forward flow, and with two ``starts`` the backward flow; areas that agree have no motion."""
         check_pair(frame1, frame2)
         check_fork(frame1.device)
         with torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             still = find_still_areas(frame1, frame2)
-            found = self._at_all_sizes(frame1, frame2, starts, progress)
+            results = self._at_all_sizes(frame1, frame2, starts, progress)
             if still is None or 0 in self._updates():
-                return found
-            return [_Found(still.settle(one.flow), one.log_scale) for one in found]
+                return results
+            return [_NetworkFlow(still.settle(one.flow), one.log_scale) for one in results]
 
     def _at_all_sizes(
         self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
-    ) -> list[_Found]:
+    ) -> list[_NetworkFlow]:
         """Estimate from the smallest size to the largest."""
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
         fine, coarse = self._updates()
-        fine_given, coarse_given = self._given_updates()
+        configured_fine, configured_coarse = self._configured_updates()
         with self._lock:
             network = self._ready(frame1.device)
             pairs = cascade_pairs(
@@ -258,18 +260,18 @@ class NetworkEstimator(LoadingEstimator):
             report = _Report(progress, len(starts) * (smaller + own + enlarged))
             at = partial(self._at, network, report=report, sizes=len(pairs) + larger, with_scale=larger)
             for frames in pairs[:0:-1]:
-                starts = [found.flow for found in at(frames, coarse_given, starts)]
-            found = [at(pair, fine_given, starts)]
+                starts = [one.flow for one in at(frames, configured_coarse, starts)]
+            results = [at(pair, configured_fine, starts)]
             if not larger:
-                return found[0]
-            starts = [one.flow for one in found[0]]  # from nothing, it loses motion beyond the training range
+                return results[0]
+            starts = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
             frames = cascade_pairs(*pair, [(height, width), enlarged_size(height, width, factor)])[1]
-            found.append(at(frames, fine_given, starts))
+            results.append(at(frames, configured_fine, starts))
             # The confidence was fitted with no smaller scales than one size's.
-            least = cast("Any", network.config).log_scale_min
-            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*found, strict=True))
+            min_log_scale = cast("Any", network.config).log_scale_min
+            both_sizes = cast("Iterator[tuple[FlowWithScale, FlowWithScale]]", zip(*results, strict=True))
             return [
-                _Found(best.flow, best.log_scale.clamp(least))
+                _NetworkFlow(best.flow, best.log_scale.clamp(min_log_scale))
                 for best in (more_confident(*sizes) for sizes in both_sizes)
             ]
 
@@ -283,7 +285,7 @@ class NetworkEstimator(LoadingEstimator):
         report: _Report,
         sizes: int,
         with_scale: bool,
-    ) -> list[_Found]:
+    ) -> list[_NetworkFlow]:
         """Estimate at one size for :meth:`_estimated`; the fast form keeps ``sizes`` of them."""
         size, arguments = PairSize.from_frame(frames[0]), (*frames, updates, *starts)
         exact, both = self._is_exact(size.device), len(starts) > 1
@@ -294,16 +296,16 @@ class NetworkEstimator(LoadingEstimator):
             with float32_convolutions(size.device) if exact else nullcontext():
                 if not network.config.has_mixture or not (both or with_scale):
                     flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
-                    found = [_Found(flow) for flow in flows]
+                    results = [_NetworkFlow(flow) for flow in flows]
                 else:
                     informed = runner.bidirectional_with_info if both else runner.flow_with_info
                     pairs = informed(*arguments) if both else (informed(*arguments),)
                     config = cast("Any", network.config)
                     # Copies, because the flow is part of a tensor with the mixture, which would stay in memory.
-                    found = [_Found(flow.clone(), expected_log_scale(info, config)) for flow, info in pairs]
+                    results = [_NetworkFlow(flow.clone(), expected_log_scale(info, config)) for flow, info in pairs]
         if not exact:
             self._used = runner.backend
-        return found
+        return results
 
     def _is_exact(self, device: torch.device) -> bool:
         """Return whether frames on ``device`` are estimated in float32, and note the precision that is used."""
@@ -325,10 +327,10 @@ class NetworkEstimator(LoadingEstimator):
     def _updates(self) -> tuple[int, int]:
         """Return the number of updates at the finest level, and at the others."""
         own = NETWORKS[self.method].updates
-        fine, coarse = (own if number is None else number for number in self._given_updates())
+        fine, coarse = (own if number is None else number for number in self._configured_updates())
         return fine, coarse
 
-    def _given_updates(self) -> tuple[int | None, int | None]:
+    def _configured_updates(self) -> tuple[int | None, int | None]:
         """Return :meth:`_updates`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
@@ -361,7 +363,7 @@ class NetworkEstimator(LoadingEstimator):
 
             logger.debug("%s on %s: precision %s", self.method, size.device, self._precision)
             self._fast = PreparedSizes(network, self._precision)
-        self._fast.sizes = max(sizes, _SIZES_KEPT) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
+        self._fast.sizes = max(sizes, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
         return self._fast.prepared(size.height, size.width, size.batch)
 
     def _ready(self, device: torch.device, fetching: DownloadProgress | None = None) -> FlowNetwork:
@@ -414,7 +416,7 @@ class _Report:
     def __init__(self, progress: Progress | None, work: int) -> None:
         self._progress = progress
         self._work = max(work, 1)
-        self._done = 0
+        self._completed = 0
 
     @contextmanager
     def level(self, block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
@@ -422,22 +424,22 @@ class _Report:
         if self._progress is None:
             yield
             return
-        progress, done, where = self._progress, self._done, f"{size.width}x{size.height}"
-        progress(done / self._work, where)
+        progress, completed, where = self._progress, self._completed, f"{size.width}x{size.height}"
+        progress(completed / self._work, where)
 
-        end = done + updates * size.pixels
+        end = completed + updates * size.pixels
 
         def after(*_: object) -> None:  # the network may take more updates than were planned
-            self._done = min(self._done + size.pixels, end)
-            progress(self._done / self._work, where)
+            self._completed = min(self._completed + size.pixels, end)
+            progress(self._completed / self._work, where)
 
         hook = block.register_forward_hook(after)
         try:
             yield
         finally:
             hook.remove()
-        self._done = end
-        progress(self._done / self._work, where)
+        self._completed = end
+        progress(self._completed / self._work, where)
 
 
 class AutoEstimator(RefinedEstimator):

@@ -70,8 +70,8 @@ class NetworkConfig(Config):
                 number(value, name, integer=True, low=0)
                 object.__setattr__(self, name, int(value))
         require(isinstance(self.cascade, bool | None), "cascade", "True, False or None", self.cascade)
-        fits = self.cascade is not False or self.coarse_updates is None
-        require(fits, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
+        is_valid = self.cascade is not False or self.coarse_updates is None
+        require(is_valid, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool | None), "double", "True, False or None", self.double)
 
     def shaped(self, shape: NetworkShape) -> NetworkShape:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import _check
-from fullfield.estimators.estimation import estimate, estimator_of
+from fullfield.estimators.estimation import estimate, load_estimator
 from fullfield.estimators.protocol import Estimator, release_estimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.ops.devices import AUTO
@@ -43,7 +43,7 @@ class OpenCVFlow:
         use_initial_flow: bool = False,
     ) -> None:
         options = {"preset": preset, "config": config}
-        self.estimator = estimator_of(method, **{name: value for name, value in options.items() if value is not None})
+        self.estimator = load_estimator(method, **{name: value for name, value in options.items() if value is not None})
         self.device, self.threads = device, threads
         self.use_initial_flow = use_initial_flow
 
@@ -57,8 +57,8 @@ class OpenCVFlow:
         for name, frame in (("prev", prev), ("next", next)):
             _check.require(isinstance(frame, np.ndarray), name, "an array [H, W] or [H, W, 3] in BGR", frame)
         if flow is not None:
-            fits = isinstance(flow, np.ndarray) and flow.dtype == np.float32 and flow.shape == (*prev.shape[:2], 2)
-            _check.require(fits, "flow", f"None or a float32 array {[*prev.shape[:2], 2]}", flow)
+            is_valid = isinstance(flow, np.ndarray) and flow.dtype == np.float32 and flow.shape == (*prev.shape[:2], 2)
+            _check.require(is_valid, "flow", f"None or a float32 array {[*prev.shape[:2], 2]}", flow)
         result = estimate(
             prev,
             next,

@@ -64,19 +64,19 @@ def check_estimator(value: object, name: str = "estimator", expected: str = "an 
     _check.require(isinstance(value, Estimator) and not isinstance(value, type), name, expected, value)
 
 
-def bidirectional_of(estimator: Estimator) -> Callable[..., Bidirectional | None] | None:
+def get_bidirectional(estimator: Estimator) -> Callable[..., Bidirectional | None] | None:
     """Return the estimator's method for both directions at once; None if it has none.
 
     The method returns None for settings with which it needs two calls.
     """
-    found: Callable[..., Bidirectional | None] | None = getattr(estimator, "bidirectional", None)
-    return found
+    method: Callable[..., Bidirectional | None] | None = getattr(estimator, "bidirectional", None)
+    return method
 
 
-def requested_backend_of(estimator: Estimator) -> str | None:
+def get_requested_backend(estimator: Estimator) -> str | None:
     """Return the backend that was requested of the estimator; None if it chooses or cannot be requested."""
-    found: str | None = getattr(estimator, "requested_backend", None)
-    return found
+    backend: str | None = getattr(estimator, "requested_backend", None)
+    return backend
 
 
 def prepare_estimator(
@@ -115,7 +115,7 @@ class LoadingEstimator(BackendRequest):
     method: str
     config: Any
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Set the attributes that copies do not share to those of an estimator that has not loaded its network."""
         self._lock = threading.RLock()
         self._origin: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class LoadingEstimator(BackendRequest):
         """Release the network with everything prepared for it; the next call loads it again."""
         with self._lock:
             lock = self._lock
-            self._forget()
+            self._reset()
             self._lock = lock
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class LoadingEstimator(BackendRequest):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
 
 class WrappingEstimator(BackendRequest):
@@ -150,7 +150,7 @@ class WrappingEstimator(BackendRequest):
     @property
     def requested_backend(self) -> str | None:
         """Backend that was requested of the wrapped estimator; None if it chooses."""
-        return requested_backend_of(self.estimator)
+        return get_requested_backend(self.estimator)
 
     @property
     def backend(self) -> str:

@@ -33,7 +33,7 @@ _DIGITS = 12
 # Sides that every model accepts; four levels of 1/8 still have two cells.
 _SAFE_SIDE = 128
 # Characters of another package's message.
-_SHOWN = 160
+_MAX_MESSAGE_LENGTH = 160
 # A checkpoint's name contains the first digits of its checksum.
 _DIGEST = re.compile(r"-([0-9a-f]{8,})\.\w+$")
 # Attributes that hold the number of flow updates, by model.
@@ -66,17 +66,19 @@ class PtlflowEstimator(LoadingEstimator):
         _check.require(isinstance(self.config, PtlflowConfig), "config", "a PtlflowConfig", self.config)
         names = import_ptlflow().get_model_names()
         if own_name not in names:
-            hint = _check.nearest(self.method, [PREFIX + known for known in names])
+            hint = _check.nearest(self.method, [PREFIX + model_name for model_name in names])
             raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
         if own_name in MORE_FRAMES:
             raise InputError(f"method: {own_name} needs {MORE_FRAMES[own_name]} frames, an estimator is given two")
-        fits = backend is None or self.config.patched
-        _check.require(fits, "backend", "None with patched=False, where the lookup is the model's own", repr(backend))
+        is_valid = backend is None or self.config.patched
+        _check.require(
+            is_valid, "backend", "None with patched=False, where the lookup is the model's own", repr(backend)
+        )
         self._requested = backend
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _reset(self) -> None:
+        super()._reset()
         self._name = self.method.removeprefix(PREFIX)
         self._model: torch.nn.Module | None = None
         self._handle: Handle | None = None
@@ -143,9 +145,9 @@ class PtlflowEstimator(LoadingEstimator):
         except (RuntimeError, ValueError, AssertionError) as error:
             if isinstance(error, torch.OutOfMemoryError) or min(height, width) >= _SAFE_SIDE:
                 raise
-            why = " ".join(str(error).split()) or type(error).__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
-                f"frame1: {self.method} fails on frames of {width}x{height} ({why[:_SHOWN]}); "
+                f"frame1: {self.method} fails on frames of {width}x{height} ({reason[:_MAX_MESSAGE_LENGTH]}); "
                 f"expected sides of {_SAFE_SIDE} at least"
             ) from error
         if flow.shape[-2:] != (height, width):
@@ -190,21 +192,21 @@ class PtlflowEstimator(LoadingEstimator):
 
     def _weights(self, ptlflow: Any, fetching: DownloadProgress | None) -> tuple[str, Path | None]:
         """Return the name of the weights and their file."""
-        wanted = self.config.weights
-        if wanted == RANDOM:
+        weights = self.config.weights
+        if weights == RANDOM:
             return RANDOM, None
         urls: Mapping[str, str] = getattr(ptlflow.get_model_reference(self._name), "pretrained_checkpoints", {})
-        known = f"ptlflow publishes {', '.join(urls) or 'none'} for {self._name}; 'random' means random weights"
-        if wanted is None:
+        available = f"ptlflow publishes {', '.join(urls) or 'none'} for {self._name}; 'random' means random weights"
+        if weights is None:
             if not urls:
-                raise InputError(f"weights: expected a file: {known}")
-            wanted = next((name for name in _PREFERRED if name in urls), next(iter(urls)))
-        if wanted not in urls:
-            path = Path(wanted)
+                raise InputError(f"weights: expected a file: {available}")
+            weights = next((name for name in _PREFERRED if name in urls), next(iter(urls)))
+        if weights not in urls:
+            path = Path(weights)
             if not path.is_file():
-                raise InputError(f"weights: {wanted}: no such file; {known}")
-            return wanted, path
-        return wanted, _fetched(urls[wanted], fetching)
+                raise InputError(f"weights: {weights}: no such file; {available}")
+            return weights, path
+        return weights, _fetched(urls[weights], fetching)
 
     def _updates(self, model: torch.nn.Module) -> int | None:
         """Set the number of flow updates if one was requested, and return it."""
@@ -223,8 +225,8 @@ class PtlflowEstimator(LoadingEstimator):
         support = support_of(model)
         if support is None or support.state != OTHER:
             return True
-        why = f"None, as {self.method} has no correlation that is known"
-        _check.require(self._requested is None, "backend", why, repr(self._requested))
+        reason = f"None, as {self.method} has no correlation that is known"
+        _check.require(self._requested is None, "backend", reason, repr(self._requested))
         return False
 
 
@@ -232,9 +234,9 @@ def _fetched(url: str, fetching: DownloadProgress | None) -> Path:
     file = url.rpartition("/")[2]
     target = weights_folder() / file
     if not target.is_file():
-        known = _DIGEST.search(file)
+        match = _DIGEST.search(file)
         try:
-            download(url, target, sha256=known.group(1) if known else None, progress=fetching)
+            download(url, target, sha256=match.group(1) if match else None, progress=fetching)
         except DownloadError as error:
             raise DownloadError(f"{error}; fetch {url} and put it at {target}, or pass a file as weights") from None
     return target

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators._still import find_still_areas
-from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, bidirectional_of
+from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, get_bidirectional
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
 # Share of each direction in the progress of a call; the rest is the refinement.
@@ -91,10 +91,10 @@ class RefinedEstimator(WrappingEstimator):
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, if it can be prepared, and the refinement."""
         super().prepare(device, size, **more)
-        self._device = place = _check.device(device)
-        if size is not None and self.refines(place):
+        self._device = target = _check.device(device)
+        if size is not None and self.refines(target):
             with self._refiners.borrow(
-                SolverSize(*size, torch.empty(0, device=place).device, torch.float32)
+                SolverSize(*size, torch.empty(0, device=target).device, torch.float32)
             ) as refiner:
                 self._refiner_backend = refiner.backend
 
@@ -114,31 +114,31 @@ class RefinedEstimator(WrappingEstimator):
         seconds: dict[str, float] = {}
         self._device = frame1.device
 
-        def timed(name: str, begin: float) -> None:
+        def timed(name: str, started_at: float) -> None:
             if frame1.device.type == "cuda":
                 torch.cuda.synchronize(frame1.device)
-            seconds[name] = time.perf_counter() - begin
+            seconds[name] = time.perf_counter() - started_at
 
-        begin, log_scale = time.perf_counter(), None
-        together = bidirectional_of(self.estimator)
+        started_at, log_scale = time.perf_counter(), None
+        together = get_bidirectional(self.estimator)
         both = together and together(
-            frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0, 2 * _DIRECTION)
+            frame1, frame2, initial_flow=initial_flow, progress=_scale_progress(progress, 0.0, 2 * _DIRECTION)
         )
         if both is not None:
             flow, backward, log_scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
-            timed("bidirectional", begin)
+            timed("bidirectional", started_at)
         else:
-            flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
-            timed("forward", begin)
-            begin = time.perf_counter()
-            backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
-            timed("backward", begin)
+            flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_scale_progress(progress, 0.0))
+            timed("forward", started_at)
+            started_at = time.perf_counter()
+            backward = self.estimator(frame2, frame1, progress=_scale_progress(progress, _DIRECTION))
+            timed("backward", started_at)
         if self.refines(frame1.device):
-            begin = time.perf_counter()
+            started_at = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
             flow = self.refined(frame1, frame2, flow, backward)
-            timed("refinement", begin)
+            timed("refinement", started_at)
         if progress is not None:
             progress(1.0, "refinement")
         return Directions(flow, backward, seconds, log_scale)
@@ -158,10 +158,10 @@ def _create_refiner(config: RefinementConfig, size: SolverSize) -> FlowRefiner:
 
 
 SHARED_REFINERS = SolverPool(partial(_create_refiner, RefinementConfig()))
-"""Refiners of :func:`refiner_of`, which any estimators share."""
+"""Refiners of :func:`choose_refiner`, which any estimators share."""
 
 
-def refiner_of(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
+def choose_refiner(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
     """Return the estimator that refines on ``device``, with ``refine`` a new one if necessary; None if none does."""
     if isinstance(estimator, RefinedEstimator) and estimator.refines(device):
         return estimator
@@ -172,7 +172,7 @@ def refiner_of(estimator: Estimator, device: torch.device, *, refine: bool) -> R
     return RefinedEstimator(estimator, refiners=SHARED_REFINERS)
 
 
-def _part(progress: Progress | None, begin: float, share: float = _DIRECTION) -> Progress | None:
+def _scale_progress(progress: Progress | None, start: float, extent: float = _DIRECTION) -> Progress | None:
     if progress is None:
         return None
-    return lambda fraction, where: progress(begin + share * fraction, where)
+    return lambda fraction, where: progress(start + extent * fraction, where)

@@ -165,7 +165,7 @@ def canonical(method: str) -> str:
     return name
 
 
-def method_of(name: str) -> Method:
+def get_method(name: str) -> Method:
     """Return the entry of a canonical name."""
     if _is_own_class(name):
         return OwnMethod(name, _CONFIGS, "OwnConfig", "OWN_PRESETS")

@@ -15,14 +15,14 @@ from fullfield.ops.warping import warp
 # Pixels, and values of 0 ... 255.
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
 _FARTHEST = 20.0
-_PARTS = 4096
+_UNITS = 4096
 OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
 """Weights of a logistic function: bias, logarithms of distance and residual, share of the pixel that the backward flow
 reaches. Fitted on synthetic pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, relative to the pair's
 median, on these and on alley_1."""
 _FLAT_CONFIDENCE = 0.2
 """Highest confidence where both frames are the same flat area, whose motion nothing shows."""
-_APART = 4
+_MEDIAN_STRIDE = 4
 """Distance in rows and columns of the pixels whose median is taken."""
 CONFIDENCE = (1.145, -0.734, -0.934, 0.940)
 """Weights of a logistic regression: bias, logarithms of distance, residual and contrast."""
@@ -74,8 +74,8 @@ def evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> 
 
 def _neighbours(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the neighbours left and right, above and below of [B, C, H, W], with replicated borders."""
-    wide, high = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
-    return (wide[..., :-2], wide[..., 2:]), (high[..., :-2, :], high[..., 2:, :])
+    horizontal, vertical = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
+    return (horizontal[..., :-2], horizontal[..., 2:]), (vertical[..., :-2, :], vertical[..., 2:, :])
 
 
 def occlusion_and_confidence(
@@ -101,12 +101,12 @@ def occlusion_and_confidence(
         bias, by_distance, by_residual, by_reached = OCCLUSION
         hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth(reached(backward))
         hidden = by_distance * signs.log_distance + hidden
-        is_known = torch.ones_like(signs.inside) if valid1 is None else valid1
+        is_valid = torch.ones_like(signs.inside) if valid1 is None else valid1
         if valid2 is not None:
-            leads_to_known = warp(valid2[:, None].to(flow.dtype), flow)[0][:, 0] > 0.5
-            is_known = is_known & (leads_to_known | ~signs.inside)
-        is_seen = signs.inside & is_known
-        hidden = bias + hidden - _median(torch.where(is_seen, hidden, torch.inf)[:, ::_APART, ::_APART])
+            leads_to_valid = warp(valid2[:, None].to(flow.dtype), flow)[0][:, 0] > 0.5
+            is_valid = is_valid & (leads_to_valid | ~signs.inside)
+        is_seen = signs.inside & is_valid
+        hidden = bias + hidden - _median(torch.where(is_seen, hidden, torch.inf)[:, ::_MEDIAN_STRIDE, ::_MEDIAN_STRIDE])
         occlusion = torch.where(is_seen, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
             bias, by_distance, by_residual, by_contrast = CONFIDENCE
@@ -120,7 +120,7 @@ def occlusion_and_confidence(
         still = find_still_areas(frame1, frame2)
         if still is not None:
             confidence = torch.where(still.flat[:, 0], confidence.clamp(max=_FLAT_CONFIDENCE), confidence)
-        return occlusion, torch.where(is_known, confidence, 0.0)
+        return occlusion, torch.where(is_valid, confidence, 0.0)
 
 
 def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
@@ -135,10 +135,10 @@ def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
         for down, row in ((1 - ty, top), (ty, top + 1)):
             inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
             # The sum of integers does not depend on the order. Indices are integers, for float32 ends at 2^24.
-            share = torch.where(inside, across * down * _PARTS, 0.0).to(torch.int32).flatten(1)
+            fraction = torch.where(inside, across * down * _UNITS, 0.0).to(torch.int32).flatten(1)
             target = torch.where(inside, row, 0.0).long() * width + torch.where(inside, column, 0.0).long()
-            sums.scatter_add_(1, target.flatten(1), share)
-    return (sums.to(backward.dtype) / _PARTS).clamp(max=1.0).view(batch, height, width)
+            sums.scatter_add_(1, target.flatten(1), fraction)
+    return (sums.to(backward.dtype) / _UNITS).clamp(max=1.0).view(batch, height, width)
 
 
 def _median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]

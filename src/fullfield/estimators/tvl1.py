@@ -66,13 +66,13 @@ class TVL1Estimator(BackendRequest):
 
         On CUDA they are those of frames of ``size``, whose solver is kept; elsewhere they serve every size.
         """
-        place = _check.device(device)
-        able = next((name for name, reason in backends(place, config=self.config) if reason is None), None)
+        target = _check.device(device)
+        able = next((name for name, reason in backends(target, config=self.config) if reason is None), None)
         if size is not None and (self._requested or able) == "cuda":
-            blank = torch.zeros(1, 1, *size, device=place, dtype=torch.float32)
+            blank = torch.zeros(1, 1, *size, device=target, dtype=torch.float32)
             self(blank, blank)
             return
-        blank = torch.zeros(1, 1, 16, 16, device=place, dtype=torch.float32)
+        blank = torch.zeros(1, 1, 16, 16, device=target, dtype=torch.float32)
         TVL1Estimator(self.config, backend=self._requested)(blank, blank)
 
     def __call__(

@@ -19,7 +19,7 @@ from fullfield._check import InputError, NoRoomError
 from fullfield._ledger.notes import check_entries
 from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.estimators import Estimator
-from fullfield.estimators.protocol import Progress, check_estimator, prepare_estimator, requested_backend_of
+from fullfield.estimators.protocol import Progress, check_estimator, get_requested_backend, prepare_estimator
 from fullfield.evaluation.finishing import Finisher, Scorer
 from fullfield.evaluation.loading import OnDevice, read_ahead
 from fullfield.evaluation.run import (
@@ -73,7 +73,7 @@ def describe_run(dataset: FlowDataset, estimator: Estimator, settings: Evaluatio
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": settings.warm_start},
         **identify_source(estimator),
-        "backend": requested_backend_of(estimator) or AUTOMATIC,
+        "backend": get_requested_backend(estimator) or AUTOMATIC,
     }
 
 

@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
 from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.refined import refiner_of
+from fullfield.estimators.refined import choose_refiner
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
@@ -69,7 +69,7 @@ class Engine:
         self._rounds_to_half = rounds_to_half
         self._device = resolve_device(settings.device)
         plates.pinned = self._device.type == "cuda"
-        self._refiner = refiner_of(estimator, self._device, refine=settings.refine)
+        self._refiner = choose_refiner(estimator, self._device, refine=settings.refine)
         if self._refiner is not None:
             self._estimator = self._refiner.estimator
         self._needs_backward = settings.needs_reliability or self._refiner is not None

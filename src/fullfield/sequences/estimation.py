@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators import Estimator, Flow
-from fullfield.estimators.estimation import estimator_of
+from fullfield.estimators.estimation import load_estimator
 from fullfield.estimators.frames import Frame
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
@@ -79,7 +79,7 @@ def estimate_sequence(
     ...     if flows.forward is not None:
     ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
     """
-    estimator = estimator_of(method, **parameters)
+    estimator = load_estimator(method, **parameters)
     if settings is None:
         settings = ShotSettings(direction, step)
     _check.require(isinstance(settings, ShotSettings), "settings", "a ShotSettings", settings)

@@ -17,9 +17,9 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, digest
 from fullfield._read_ahead import ReadAhead
-from fullfield.estimators.estimation import build, estimator_of
+from fullfield.estimators.estimation import build, load_estimator
 from fullfield.estimators.frames import Frame
-from fullfield.estimators.protocol import Estimator, bidirectional_of, prepare_estimator
+from fullfield.estimators.protocol import Estimator, get_bidirectional, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
@@ -201,7 +201,7 @@ class _Follower:
 
 def _matcher(estimator: Estimator) -> PairMatcher:
     """Return the estimator as a matcher of both directions."""
-    bidirectional = bidirectional_of(estimator)
+    bidirectional = get_bidirectional(estimator)
 
     def match(
         frame1: Tensor, frame2: Tensor, forward: Tensor | None, backward: Tensor | None
@@ -307,7 +307,7 @@ def follow_frames(
     Raises:
         InputError: for a shot or a reference that does not exist, and for settings that cannot be used.
     """
-    estimator = estimator_of(method, **parameters)
+    estimator = load_estimator(method, **parameters)
     is_source = isinstance(frames, (str, os.PathLike, list, tuple))
     plates: Plates = open_plates(frames) if is_source else frames  # type: ignore[arg-type,assignment]
     try:
