@@ -23,7 +23,7 @@ from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.io import atomic_path, read_flow
 from fullfield.metrics import epe
-from fullfield.ops.tvl1 import RefinementConfig
+from fullfield.ops.tvl1.config import THREE_PASSES
 
 DATA = data_folder()
 RESULT = RESULTS / "errors_cpu.json"
@@ -44,7 +44,7 @@ def estimated(first: Path, second: Path, method: str, passes: int | None = None,
     """Estimate the flow with the settings of one of :data:`METHODS`."""
     if passes is None:
         return fullfield.estimate(first, second, method, **how)
-    refined = RefinedEstimator(build(method, **how), RefinementConfig(passes=passes, rounds=1))
+    refined = RefinedEstimator(build(method, **how), THREE_PASSES.replace(passes=passes))
     return fullfield.estimate(first, second, refined)
 
 

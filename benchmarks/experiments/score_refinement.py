@@ -30,6 +30,7 @@ from fullfield.io import atomic_path, read_flow, read_frame
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import RefinementConfig, refine_flow
+from fullfield.ops.tvl1.config import THREE_PASSES
 from fullfield.ops.warping import warp
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.pairs import PairGenerator
@@ -87,7 +88,7 @@ def scored(pair: Known, ways: Directions) -> dict[str, Any]:
     Occlusion and confidence of one pass are compared with the forward-backward distance.
     """
     first, second = pair.frames
-    three = RefinementConfig(passes=3, rounds=1)
+    three = THREE_PASSES
     flows = [ways.forward] + [
         refine_flow(first, second, ways.forward, ways.backward, config)
         for config in (three.replace(least_fall=0.0, passes_fall=0.0), three, RefinementConfig())

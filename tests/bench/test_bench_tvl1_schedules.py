@@ -38,7 +38,7 @@ def test_tuning_selects_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     times = tuning.tune(torch.cuda.current_device())
     assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}
-    device = _launching.device_of(torch.device("cuda"))
+    device = _launching.gpu_from_device(torch.device("cuda"))
     for kind in CANDIDATES:
         found = times[tuning._key(*kind)]
         assert found[repr(shape_for(*kind, device))] == min(found.values())

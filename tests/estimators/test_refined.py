@@ -14,6 +14,7 @@ from fullfield.estimators.estimation import build
 from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
 from fullfield.estimators.reliability import occlusion_and_confidence, reached
 from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
+from fullfield.ops.tvl1.config import THREE_PASSES
 from fullfield.testing import textured_scene
 from refusals import refuses
 
@@ -135,7 +136,7 @@ def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD == "auto"
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build("auto", double=False, **QUICK))
     network = build(_NETWORK, **QUICK)
-    thrice = RefinedEstimator(network, RefinementConfig(passes=3, rounds=1))
+    thrice = RefinedEstimator(network, THREE_PASSES)
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)
     assert torch.equal(found.flow, expected.flow)
     assert found.method == "auto"

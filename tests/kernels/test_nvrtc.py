@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from assembled import compiled, said_of
-from test_resources import ARCHS, device_of, needs_nvrtc, request_of
+from test_resources import ARCHS, build_request, gpu_from_device, needs_nvrtc
 
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
@@ -23,7 +23,7 @@ TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }',
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
 def test_what_is_stored_is_what_the_compiler_says(arch: str) -> None:
-    lookups = shapes.forward_config(request_of(), device_of(arch))
+    lookups = shapes.forward_config(build_request(), gpu_from_device(arch))
     for source in (tvl1.pyramid_source(), shapes.coords_source(lookups, 0)):
         assert said_of(source, arch) == compiled(source, arch)
 

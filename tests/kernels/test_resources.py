@@ -47,12 +47,14 @@ Limits = Iterator[tuple[Source, str, float, int]]
 """Sources, names of kernels ("" for all of a source), limits of registers and of spilled bytes."""
 
 
-def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.bfloat16, levels: int = 4) -> Request:
+def build_request(
+    channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.bfloat16, levels: int = 4
+) -> Request:
     sizes = tuple((64 >> level, 96 >> level) for level in range(levels))
     return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
 
 
-def device_of(arch: str) -> _launching.Device:
+def gpu_from_device(arch: str) -> _launching.Device:
     return _launching.Device(0, "", arch, 132, SHARED[arch])
 
 
@@ -70,7 +72,7 @@ def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
 
 
 def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool = False) -> Source:
-    forward = shapes.forward_config(request, device_of(arch))
+    forward = shapes.forward_config(request, gpu_from_device(arch))
     found = shapes.lookup_config(forward, out, channels_last, SHARED[arch])
     assert found is not None
     assert shapes.lookup_shared(found, out, channels_last) <= SHARED[arch]
@@ -80,8 +82,8 @@ def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool
 def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source, Source]:
     """Return the sources of ``collect`` and of ``multiply_out``."""
     shared = SHARED[arch]
-    found = shapes.gradient_config(shapes.forward_config(request, device_of(arch)))
-    side, form = shapes.patch_side(found, shared), shapes.multiply_form(found, shared)
+    found = shapes.gradient_config(shapes.forward_config(request, gpu_from_device(arch)))
+    side, form = shapes.patch_side(found, shared), shapes.choose_multiply_blocks(found, shared)
     assert side >= 2 * request.radius + 2
     assert found.channels % form[0] == 0
     assert shapes.collect_shared(side) <= shared
@@ -92,8 +94,8 @@ def gradient_sources(request: Request, arch: str, grad: int = 0) -> tuple[Source
 def of_lookups(arch: str) -> Limits:
     hopper, turing = arch == "sm_90a", arch == "sm_75"
     for dtype in DTYPES:
-        request = request_of(dtype=dtype)
-        forward, code = shapes.forward_config(request, device_of(arch)), _launching.CODES[dtype]
+        request = build_request(dtype=dtype)
+        forward, code = shapes.forward_config(request, gpu_from_device(arch)), _launching.CODES[dtype]
         # Hopper's blocks move registers between their warps at run time.
         yield lookup_source(request, arch), "lookup", 168 if hopper else 255, 0 if hopper else 1024
         prepare = shapes.prepare_source(forward, code, shapes.is_scaled(request, forward), False)
@@ -118,15 +120,15 @@ def convolution_of(
 ) -> tuple[points.Request, config.Operands]:
     """Return the request as the launches change it, and what they multiply."""
     request = points.Request(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
-    if not device_of(arch).multiplies_bfloat16:
+    if not gpu_from_device(arch).multiplies_bfloat16:
         request = config.without_bfloat16(request)
-    return request, config.operands_of(request, False)
+    return request, config.choose_operands(request, False)
 
 
 def of_point_convolutions(arch: str) -> Limits:
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch)
-        device, hopper = device_of(arch), arch == "sm_90a"
+        device, hopper = gpu_from_device(arch), arch == "sm_90a"
         forward = config.multiply_config(request, operands, device)
         gradient = config.outer_config(request, operands, device)
         assert forward.shared(27, operands.parts) <= device.shared
@@ -190,13 +192,13 @@ def of_matching(arch: str) -> Limits:
 def of_spatial_correlation(arch: str) -> Limits:
     half_dtype = torch.float16 if arch == "sm_75" else torch.bfloat16
     for dtype, patch in ((torch.float32, 9), (half_dtype, 9), (half_dtype, 21)):
-        columns = spatial.columns_of(patch)
-        rows = spatial.rows_of(patch, columns, 1000, SHARED[arch])
+        columns = spatial.choose_columns(patch)
+        rows = spatial.choose_rows(patch, columns, 1000, SHARED[arch])
         if dtype == torch.float32:
             limit = 65536 / spatial.forward_threads(columns, rows)
             yield spatial.forward_source(True, columns, rows), "spatial_forward", limit, 128
         else:
-            half = spatial.half_of((patch, patch), 1000)
+            half = spatial.choose_half_tiles((patch, patch), 1000)
             limit = 255 if arch == "sm_75" else 128  # one block, or two
             yield spatial.half_source(dtype, True, half), "spatial_forward_half", limit, 128
         for spread in spatial.SPREADS:
@@ -302,7 +304,7 @@ VARIANTS = [
 @pytest.mark.unit
 def test_sources_follow_shared_memory_and_hopper() -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS:
-        request = request_of(channels, radius, dtype, levels=8)
+        request = build_request(channels, radius, dtype, levels=8)
         one, other = (lookup_source(request, arch, out, channels_last) for arch in ("sm_80", "sm_87"))
         assert one == other
 
@@ -313,7 +315,7 @@ def test_variants_of_the_lookup_compile(arch: str) -> None:
     for channels, radius, dtype, out, channels_last in VARIANTS[: 2 if arch == "sm_87" else None]:
         if (arch, radius) == ("sm_75", 8):  # refused
             continue
-        request = request_of(channels, radius, dtype, levels=8)
+        request = build_request(channels, radius, dtype, levels=8)
         for source in (lookup_source(request, arch, out, channels_last), *gradient_sources(request, arch, out)):
             assert resources(source, arch)
 
@@ -326,7 +328,7 @@ def test_variants_of_the_lookup_compile(arch: str) -> None:
     ids=str,
 )
 def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int) -> None:
-    device = device_of(arch)
+    device = gpu_from_device(arch)
     for dtype in DTYPES:
         request, operands = convolution_of(dtype, arch, channels, rows, cells, groups)
         operands = replace(operands, beside=True)
@@ -346,7 +348,7 @@ def test_wgmma_runs_beside_the_rest(dtype: torch.dtype, channels: tuple[int, int
     """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
     request, operands = convolution_of(dtype, "sm_90a", channels)
     forward, gradient = (
-        f(request, operands, device_of("sm_90a")) for f in (config.multiply_config, config.outer_config)
+        f(request, operands, gpu_from_device("sm_90a")) for f in (config.multiply_config, config.outer_config)
     )
     assert isinstance(forward, config.MultiplyHopper)
     found = resources(forward.source(operands), "sm_90a")["multiply"][0]

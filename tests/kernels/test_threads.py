@@ -107,6 +107,6 @@ def test_pool_works_in_a_forked_child() -> None:
 @pytest.mark.parametrize(("count", "number", "parts"), [(0, 2, 0), (100, 1, 1), (100, 2, 8), (30, 2, 3)])
 def test_parts_cover_everything_once(count: int, number: int, parts: int) -> None:
     done: list[tuple[int, int]] = []
-    threads.run_parts(count, 10, number, lambda first, last: done.append((first, last)))
+    threads.run_chunks(count, 10, number, lambda first, last: done.append((first, last)))
     assert len(done) == parts
     assert [row for first, last in sorted(done) for row in range(first, last)] == list(range(count))

@@ -14,7 +14,7 @@ from fullfield._check import NoRoomError
 from fullfield._kernels import Missing, numba_cache
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops import _backends, correlation, neighbors, point_conv, tvl1
-from fullfield.ops._backends import Backends, NoRoom
+from fullfield.ops._backends import Backends, InsufficientMemory
 from fullfield.ops.neighbors import radius_search
 
 pytestmark = pytest.mark.unit
@@ -47,7 +47,7 @@ def test_the_best_that_can_and_every_reason(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_memory_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = made(monkeypatch, cuda=NoRoom("large"), cpu="small")
+    two = made(monkeypatch, cuda=InsufficientMemory("large"), cpu="small")
     with pytest.raises(NoRoomError):
         two.choose("cuda", 1, 2)
     with pytest.raises(InputError) as caught:

@@ -81,11 +81,11 @@ def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.
 
 def test_bfloat16_needs_a_newer_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    reason = _launching.why_not_bfloat16(torch.device("cuda", 0))
+    reason = _launching.explain_no_bfloat16(torch.device("cuda", 0))
     assert reason == "needs compute capability 8.0 for bfloat16, got 7.5"
     assert isinstance(reason, Missing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert _launching.why_not_bfloat16(torch.device("cuda", 0)) is None
+    assert _launching.explain_no_bfloat16(torch.device("cuda", 0)) is None
     turing, ampere, hopper = (_launching.Device(0, "", arch, 1, 1) for arch in ("compute_75", "sm_80", "sm_90a"))
     assert [gpu.capability for gpu in (turing, ampere, hopper)] == [75, 80, 90]
     assert [gpu.multiplies_bfloat16 for gpu in (turing, ampere, hopper)] == [False, True, True]

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.cases.correlation.blocks import grid, place_in_patches
 from fullfield import _check
 from fullfield.ops._positions import positions
-from fullfield.ops.correlation.in_pytorch import cells, place
+from fullfield.ops.correlation.in_pytorch import cells, locate_windows
 
 BLOCKS = (1, 2, 4, 8, 16)
 LAYOUTS = ("row-major", "patch-major")
@@ -119,7 +119,7 @@ def _share(coords: Tensor, radius: int, level: int, target: tuple[int, int], blo
         last = min(first + step, len(heights))
         start = int(ends[first] - heights[first])
         stop = int(ends[last - 1])
-        window = place(flat[start:stop].flatten(0, 1), level, target, radius)
+        window = locate_windows(flat[start:stop].flatten(0, 1), level, target, radius)
         reach = 2 * radius + 2
         x, y = window.x, window.y
         seen = (x < target[1]) & (x + reach > 0) & (y < target[0]) & (y + reach > 0)
@@ -167,7 +167,7 @@ def window_statistics(
         target = (height // 2**level, width // 2**level)
         if not target[0] or not target[1]:
             continue
-        window = place(coords.permute(0, 2, 3, 1).reshape(-1, 2).float(), level, target, radius)
+        window = locate_windows(coords.permute(0, 2, 3, 1).reshape(-1, 2).float(), level, target, radius)
         spans = []
         seen_x = (window.x.clamp(0, target[1]), (window.x + reach).clamp(0, target[1]))
         seen_y = (window.y.clamp(0, target[0]), (window.y + reach).clamp(0, target[0]))
@@ -209,7 +209,7 @@ def sampling_matrix(
         some = coords[:, :, start : start + 1024]
         mask = torch.zeros(some.shape[2], count, dtype=torch.bool)
         for update in some:
-            window = place(update.T, 0, size, radius)
+            window = locate_windows(update.T, 0, size, radius)
             x, y, inside = cells(window, size, radius)
             row = torch.arange(len(x))[:, None, None].expand_as(x)
             mask[row[inside], (y * size[1] + x)[inside]] = True

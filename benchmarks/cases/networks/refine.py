@@ -34,7 +34,7 @@ def planes_moved(config: RefinementConfig) -> int:
     each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS + FIT
     once = LOADING + GIVEN - 4  # the dual variable is zero at first
     last = once + config.rounds * each + min(config.rounds, JUDGED) * MISFIT + MIXING
-    return last + 2 * (config.passes - 1) * (once + each + MISFIT) + MIXING * (config.passes > 1)
+    return last + (config.passes - 1) * (once + each + MISFIT) + MIXING * (config.passes > 1)
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class Romera:
         self._scratch: Tensor | None = None
 
     def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
-        device = _launching.device_of(level.device)
+        device = _launching.gpu_from_device(level.device)
         found = passes_of(self._schedule, level, depth, self._shape, device)
         kernels = _launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
         return list(zip(found, kernels, strict=True))

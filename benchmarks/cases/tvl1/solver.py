@@ -89,7 +89,7 @@ def make_solver(
     """Return a solver for uint8 frames [B, C, H, W] on the device, with this schedule on every level."""
     if schedule == AUTO:
         return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
-    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.device_of(device))
+    tuned = shape_for(schedule, PRECISIONS[config.precision], _launching.gpu_from_device(device))
     return ScheduledSolver(shape, config, device, schedule_of(schedule, tuned))
 
 

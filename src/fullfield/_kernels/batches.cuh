@@ -1,17 +1,17 @@
 // Launches of several problems at once, and prefix sums. Built behind halves.cuh.
 
-#define MOST_PROBLEMS 16
+#define MAX_PROBLEMS 16
 #define SUMMED 2048  // numbers of a block of 256 threads
 
 template <class Params> struct Batch {
-    Params each[MOST_PROBLEMS];
-    int begin[MOST_PROBLEMS + 1];  // first block of each, and the number of blocks
+    Params each[MAX_PROBLEMS];
+    int begin[MAX_PROBLEMS + 1];  // first block of each, and the number of blocks
 };
 
 // Return this block's problem; `block` becomes its number among the problem's blocks.
 template <class Params> static __device__ __forceinline__ const Params &problem_of(const Batch<Params> &all, i64 &block) {
     int i = 0;
-    while (i < MOST_PROBLEMS - 1 && (int)blockIdx.x >= all.begin[i + 1]) i++;
+    while (i < MAX_PROBLEMS - 1 && (int)blockIdx.x >= all.begin[i + 1]) i++;
     block = (i64)((int)blockIdx.x - all.begin[i]);
     return all.each[i];
 }

@@ -15,9 +15,9 @@ from pathlib import Path
 
 def candidates() -> Iterator[Path]:
     """Yield ``FULLFIELD_CACHE_DIR`` or the user's cache folder, then a temporary folder of the user's."""
-    chosen = os.environ.get("FULLFIELD_CACHE_DIR")
-    if chosen:
-        yield Path(chosen)
+    configured = os.environ.get("FULLFIELD_CACHE_DIR")
+    if configured:
+        yield Path(configured)
     elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
         yield Path(os.environ["LOCALAPPDATA"]) / "fullfield" / "cache"
     elif os.environ.get("XDG_CACHE_HOME"):
@@ -43,7 +43,7 @@ def usable(folder: Path) -> bool:
         if _temporary() in folder.parents:
             _temporary().mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and not (_is_ours(folder, 0o002) and _path_is_ours(folder)):
+        if hasattr(os, "getuid") and not (_is_private(folder, 0o002) and _is_path_private(folder)):
             return False
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -51,25 +51,25 @@ def usable(folder: Path) -> bool:
         return False
 
 
-def _is_ours(folder: Path, others: int) -> bool:
+def _is_private(folder: Path, others: int) -> bool:
     """Return whether this is a folder, not a link, of this user with none of the bits ``others`` set."""
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & others
 
 
-def _path_is_ours(folder: Path) -> bool:
+def _is_path_private(folder: Path) -> bool:
     """Return whether no other user can replace a part of the path; True for folders outside :func:`_temporary`."""
     top = _temporary()
     if top not in folder.parents:
         return True
     inside = [folder, *folder.parents]
     own = inside[: inside.index(top) + 1]
-    if not all(_is_ours(part, 0o077) for part in own):
+    if not all(_is_private(parent, 0o077) for parent in own):
         return False
-    for part in top.parent.resolve().joinpath("x").parents:
-        found = part.stat()
-        shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.getuid()) or shared:
+    for parent in top.parent.resolve().joinpath("x").parents:
+        status = parent.stat()
+        shared = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.getuid()) or shared:
             return False
     return True
 
@@ -95,10 +95,10 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def announced(what: str, where: str, folder: Path | None) -> Iterator[None]:
-    """Announce the compilation of ``what`` for ``where``, and print how long it took."""
-    kept = "once" if folder is not None else "in every process: no cache folder can be written"
-    say(f"compiling {what} for {where}, {kept} ...")
+def announce_compilation(kernels: str, where: str, folder: Path | None) -> Iterator[None]:
+    """Announce the compilation of ``kernels`` for ``where``, and print how long it took."""
+    times = "once" if folder is not None else "in every process: no cache folder can be written"
+    say(f"compiling {kernels} for {where}, {times} ...")
     start = time.perf_counter()
     yield
     say(f"compiled in {time.perf_counter() - start:.1f} s")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announced, folder_named, say
+from fullfield._kernels.cache_folder import announce_compilation, folder_named, say
 
 _CHECKSUM = 32  # bytes of SHA-256
 _SAID = set[str]()
@@ -53,7 +53,7 @@ def caching_in(folder: Path | None) -> Iterator[None]:
 
     before, plain = config.CACHE_DIR, caching.IndexDataCacheFile
     config.CACHE_DIR = str(folder) if folder is not None else ""
-    caching.IndexDataCacheFile = _checked()
+    caching.IndexDataCacheFile = _checked_file_class()
     try:
         yield
     finally:
@@ -75,7 +75,7 @@ def jit_in(folder: Path | None, **options: Any) -> Callable[[Any], Any]:
 
 
 @functools.cache
-def _checked() -> Any:
+def _checked_file_class() -> Any:
     """Return the class of numba's files of one function, each with a checksum at its end.
 
     numba unpickles the files: a damaged one raises any exception or ends the process. This class removes a damaged
@@ -83,19 +83,19 @@ def _checked() -> Any:
     """
     from numba.core.caching import IndexDataCacheFile
 
-    class Checked(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
+    class ChecksummedFile(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
         def save(self, key: Any, data: Any) -> None:
             try:
                 super().save(key, data)
             except OSError as error:  # a full disk; the code itself is there
                 where = error.filename or self._cache_path
-                _say_once(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
+                _warn_first(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
 
         def _load_index(self) -> Any:
-            return super()._load_index() if _is_whole(self._index_path) else {}
+            return super()._load_index() if _is_intact(self._index_path) else {}
 
         def _load_data(self, name: str) -> Any:
-            if not _is_whole(self._data_path(name)):
+            if not _is_intact(self._data_path(name)):
                 raise FileNotFoundError(self._data_path(name))
             return super()._load_data(name)
 
@@ -106,10 +106,10 @@ def _checked() -> Any:
             with super()._open_for_write(filepath) as file:
                 file.write(content.getvalue() + hashlib.sha256(content.getvalue()).digest())
 
-    return Checked
+    return ChecksummedFile
 
 
-def _is_whole(path: str) -> bool:
+def _is_intact(path: str) -> bool:
     """Return whether a file ends in the checksum of the rest; a damaged file is removed."""
     try:
         content = Path(path).read_bytes()
@@ -119,35 +119,35 @@ def _is_whole(path: str) -> bool:
         return True
     with suppress(OSError):
         Path(path).unlink()
-    _say_once(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
+    _warn_first(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
     return False
 
 
-def _say_once(folder: str, text: str) -> None:
+def _warn_first(folder: str, text: str) -> None:
     if folder not in _SAID:
         _SAID.add(folder)
         say(text)
 
 
-def is_warm(folder: Path | None, what: str) -> bool:
+def is_warm(folder: Path | None, name: str) -> bool:
     """Return whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
-    return folder is not None and _stamp(folder, what).exists()
+    return folder is not None and _stamp(folder, name).exists()
 
 
-def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what: str) -> None:
+def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, name: str) -> None:
     """Compile or load every ``name: (dispatcher, signature)``.
 
     A cold cache is announced on stderr, because it costs seconds once, unless ``FULLFIELD_QUIET`` is set.
     """
-    cold = not is_warm(folder, what)
-    with announced(what, "this CPU", folder) if cold else nullcontext():
+    cold = not is_warm(folder, name)
+    with announce_compilation(name, "this CPU", folder) if cold else nullcontext():
         for dispatcher, signature in functions.values():
             if signature not in dispatcher.overloads:  # a kernel that two modules share may be compiled already
                 dispatcher.compile(signature)
             dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would be repeated
-            _stamp(folder, what).touch()
+            _stamp(folder, name).touch()
 
 
 class Kernels:
@@ -158,8 +158,8 @@ class Kernels:
         what: name of the kernels in the announcement.
     """
 
-    def __init__(self, module: str, what: str) -> None:
-        self._name, self._what = module, what
+    def __init__(self, module: str, label: str) -> None:
+        self._name, self._label = module, label
         self._lock = threading.Lock()
         self._ready: Any = None
 
@@ -168,18 +168,18 @@ class Kernels:
         with self._lock:
             if self._ready is None:
                 module = importlib.import_module(self._name)
-                compile_all(module.ENTRY_POINTS, module.CACHE, self._what)
+                compile_all(module.ENTRY_POINTS, module.CACHE, self._label)
                 self._ready = module
         return self._ready
 
     def cache(self) -> tuple[Path | None, bool]:
         """Return the folder of the compiled kernels, None if none is writable, and whether it has them for this CPU."""
         folder = importlib.import_module(self._name).CACHE
-        return folder, is_warm(folder, self._what)
+        return folder, is_warm(folder, self._label)
 
 
-def _stamp(folder: Path, what: str) -> Path:
-    return folder / f"{what.replace(' ', '-')}.{_cpu_digest()}.compiled"
+def _stamp(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace(' ', '-')}.{_cpu_digest()}.compiled"
 
 
 def has_instructions(feature: str) -> bool:

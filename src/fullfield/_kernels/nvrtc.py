@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._kernels import Missing
-from fullfield._kernels.cache_folder import announced, folder_named, say
+from fullfield._kernels.cache_folder import announce_compilation, folder_named, say
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -82,20 +82,20 @@ def _package_folders(name: str) -> list[Path]:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return []
-    return [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+    return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec is not None else []
 
 
 def _folders(major: int) -> Iterator[Path]:
     """Yield the folders of NVIDIA's wheels, PyTorch's wheels, conda and toolkits."""
     for root in _package_folders("nvidia"):
-        for part in (f"cu{major}", "cuda_nvrtc"):
-            yield from (root / part / place for place in ("lib", "bin/x86_64", "bin", "lib/x64"))
+        for package in (f"cu{major}", "cuda_nvrtc"):
+            yield from (root / package / subfolder for subfolder in ("lib", "bin/x86_64", "bin", "lib/x64"))
     for root in _package_folders("torch"):
         yield root / "lib"
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         if os.environ.get(variable):
             root = Path(os.environ[variable])
-            yield from (root / place for place in ("lib", "lib64", "bin", "bin/x64", "Library/bin"))
+            yield from (root / subfolder for subfolder in ("lib", "lib64", "bin", "bin/x64", "Library/bin"))
 
 
 def candidates() -> Iterator[str]:
@@ -169,11 +169,11 @@ class Nvrtc:
         finally:
             lib.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
+    def _text(self, program: ctypes.c_void_p, kind: str) -> bytes:
         size = ctypes.c_size_t()
-        self.check(getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        self.check(getattr(self.library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
-        self.check(getattr(self.library, f"nvrtcGet{what}")(program, buffer))
+        self.check(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
         return buffer.raw
 
     def target(self, capability: tuple[int, int]) -> str:
@@ -189,9 +189,9 @@ def _find(newest: int) -> Nvrtc | None:
     for path in candidates():
         library = _open(path)
         if library is not None:
-            found = Nvrtc(library)
-            if found.version[0] <= newest:
-                return found
+            loaded = Nvrtc(library)
+            if loaded.version[0] <= newest:
+                return loaded
     library = _from_pathfinder()
     last = Nvrtc(library) if library is not None else None
     return last if last is not None and last.version[0] <= newest else None
@@ -200,10 +200,10 @@ def _find(newest: int) -> Nvrtc | None:
 def nvrtc() -> Nvrtc:
     """Return the newest NVRTC whose code the driver can run; KernelError if there is none."""
     newest = _driver_major()
-    found = _find(newest)
-    if found is None:
+    loaded = _find(newest)
+    if loaded is None:
         raise KernelError(f"NVRTC for CUDA {newest} or older was not found ({_HINT})")
-    return found
+    return loaded
 
 
 def why_not() -> Missing | None:
@@ -221,41 +221,41 @@ def why_not() -> Missing | None:
 class Compiler:
     """Compiler of sources that are not cached on disk: parallel, announced, and safe with any number of processes."""
 
-    def __init__(self, arch: str, what: str) -> None:
+    def __init__(self, arch: str, label: str) -> None:
         self.arch = arch
-        self.what = what
+        self.label = label
         self.folder = folder_named("nvrtc")
 
     def compile(self, sources: Sequence[Source]) -> list[bytes]:
         """Return the machine code of every source."""
-        found = [self._kept(source) for source in sources]
-        missing = [index for index, code in enumerate(found) if code is None]
+        images = [self._read_cached(source) for source in sources]
+        missing = [index for index, code in enumerate(images) if code is None]
         if missing:
             compiler = nvrtc()
             with (
-                announced(self.what, self.arch, self.folder),
+                announce_compilation(self.label, self.arch, self.folder),
                 ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool,
             ):
                 codes = pool.map(lambda index: compiler.compile(sources[index], self.arch)[0], missing)
                 for index, code in zip(missing, codes, strict=True):
-                    found[index] = code
+                    images[index] = code
                     self._keep(sources[index], code)
-        return [code for code in found if code is not None]
+        return [code for code in images if code is not None]
 
     def _path(self, folder: Path, source: Source) -> Path:
-        parts = (source.text, source.options, OPTIONS, self.arch, nvrtc().version)
-        return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:40]}.bin"
+        key = (source.text, source.options, OPTIONS, self.arch, nvrtc().version)
+        return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:40]}.bin"
 
-    def _kept(self, source: Source) -> bytes | None:
+    def _read_cached(self, source: Source) -> bytes | None:
         if self.folder is None:
             return None
         path = self._path(self.folder, source)
         try:
-            kept = path.read_bytes()
+            image = path.read_bytes()
         except OSError:
             return None
-        if kept[:32] == hashlib.sha256(kept[32:]).digest():
-            return kept[32:]
+        if image[:32] == hashlib.sha256(image[32:]).digest():
+            return image[32:]
         say(f"{path}: damaged; its kernels are compiled again")
         return None
 
@@ -341,7 +341,7 @@ class _Launch(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
-        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        *((f"{prefix}_{axis}", ctypes.c_uint) for prefix in ("grid", "block") for axis in "xyz"),
         ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
         ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
     )  # fmt: skip
@@ -410,8 +410,8 @@ class Library:
 class Libraries:
     """Compiled sources of one operator, loaded once per architecture and process."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, label: str) -> None:
+        self._label = label
         self._loaded: dict[tuple[Source, str], Library] = {}
         self._lock = threading.Lock()
 
@@ -420,7 +420,7 @@ class Libraries:
         with self._lock:
             missing = [source for source in dict.fromkeys(sources) if (source, arch) not in self._loaded]
             if missing:
-                for source, code in zip(missing, Compiler(arch, self._what).compile(missing), strict=True):
+                for source, code in zip(missing, Compiler(arch, self._label).compile(missing), strict=True):
                     self._loaded[source, arch] = Library(code, device)
             return [self._loaded[source, arch] for source in sources]
 
@@ -434,12 +434,12 @@ def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequen
     for size in sizes[:-1]:
         step *= size
         strides.append(step)
-    wide, narrow = ctypes.c_uint64, ctypes.c_uint32
+    u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     bfloat16, swizzle_128, promote_128 = 9, 3, 2
     check(
         driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data), (wide * rank)(*sizes),
-            (wide * max(1, rank - 1))(*strides), (narrow * rank)(*box), (narrow * rank)(*[1] * rank),
+            ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data), (u64 * rank)(*sizes),
+            (u64 * max(1, rank - 1))(*strides), (u32 * rank)(*box), (u32 * rank)(*[1] * rank),
             0, swizzle_128, promote_128, 0,
         )
     )  # fmt: skip

@@ -124,14 +124,14 @@ def _transposed(builder: Any, rows: Sequence[Any]) -> list[Any]:
     """Return four vectors of 16 lanes, the columns of sixteen vectors of four."""
 
     def shuffled(a: Any, b: Any, lanes: Iterable[int]) -> Any:
-        chosen = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(lanes))
-        return builder.shuffle_vector(a, b, chosen)
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(lanes))
+        return builder.shuffle_vector(a, b, mask)
 
-    def interleaved(a: Any, b: Any, wide: int, high: int) -> Any:
-        """Take half of each block of four, ``wide`` lanes of ``a`` and of ``b`` in turns."""
-        block = [lane + side for lane in range(2 * high, 2 * high + 2, wide) for side in (0, LANES)]
-        block = [lane + step for lane in block for step in range(wide)]
-        return shuffled(a, b, [4 * part + lane for part in range(4) for lane in block])
+    def interleaved(a: Any, b: Any, block_size: int, high: int) -> Any:
+        """Take half of each block of four, ``block_size`` lanes of ``a`` and of ``b`` in turns."""
+        block = [lane + side for lane in range(2 * high, 2 * high + 2, block_size) for side in (0, LANES)]
+        block = [lane + step for lane in block for step in range(block_size)]
+        return shuffled(a, b, [4 * group + lane for group in range(4) for lane in block])
 
     # Vector r holds rows r, r + 4, r + 8 and r + 12; every block of four lanes is transposed by itself.
     vectors = []
@@ -207,8 +207,8 @@ def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> An
         total = None
         for group, weight in enumerate(args[1:]):
             lanes = ir.Constant(quad_index, list(range(4 * group, 4 * group + 4)))
-            part = builder.shuffle_vector(args[0], undefined, lanes)
-            term = builder.fmul(part, put_splat(builder, weight, 4), flags=_FLAGS)
+            vector = builder.shuffle_vector(args[0], undefined, lanes)
+            term = builder.fmul(vector, put_splat(builder, weight, 4), flags=_FLAGS)
             total = term if total is None else builder.fadd(total, term, flags=_FLAGS)
         values = [builder.extract_element(total, ir.Constant(ir.IntType(32), lane)) for lane in range(4)]
         return context.make_tuple(builder, sig.return_type, values)
@@ -241,7 +241,7 @@ _binary(operator.mul, "fmul")
 _binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
-def _of_llvm(name: str, builder: Any, x: Any) -> Any:
+def _call_llvm(name: str, builder: Any, x: Any) -> Any:
     """Call LLVM's function of this name, lane by lane."""
     kind = ir.FunctionType(VECTOR, [VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
@@ -251,13 +251,13 @@ def _of_llvm(name: str, builder: Any, x: Any) -> Any:
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Return the square root, lane by lane."""
-    return float32x16(float32x16), _made(partial(_of_llvm, "sqrt"))
+    return float32x16(float32x16), _made(partial(_call_llvm, "sqrt"))
 
 
 @intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
     """Return the largest whole number not above the value, lane by lane."""
-    return float32x16(float32x16), _made(partial(_of_llvm, "floor"))
+    return float32x16(float32x16), _made(partial(_call_llvm, "floor"))
 
 
 def target_has(context: Any, feature: str) -> bool:
@@ -278,7 +278,7 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         one, mask = constant(1.0), ir.IntType(LANES)
         if not target_has(context, "avx512f"):
-            return builder.fdiv(one, _of_llvm("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
+            return builder.fdiv(one, _call_llvm("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
         return builder.call(estimate, [args[0], one, ir.Constant(mask, -1)])

@@ -37,11 +37,11 @@ class Structures:
         self._bodies: dict[str, list[str]] = {}
         for name, body in _STRUCTURE.findall(text):
             self._bodies.setdefault(name, []).append(body)
-        self._made: dict[str, Any] = {**_TYPES, **known}
+        self._created: dict[str, Any] = {**_TYPES, **known}
 
     def number(self, expression: str) -> int:
         """Return the value of an integer, a name that is defined as one, or a sum of these."""
-        return sum(int(self._numbers.get(part.strip(), part)) for part in expression.split("+"))
+        return sum(int(self._numbers.get(term.strip(), term)) for term in expression.split("+"))
 
     def __getitem__(self, name: str) -> Any:
         """Return the ctypes structure called ``name``.
@@ -49,24 +49,24 @@ class Structures:
         Raises:
             ValueError: if it is not declared exactly once, or has a field that is not supported.
         """
-        if name not in self._made:
-            found = self._bodies.get(name, [])
-            if len(found) != 1:
-                raise ValueError(f"{name}: expected one declaration, got {len(found)}")
-            fields = [field for line in found[0].split(";") if line.strip() for field in self._fields(name, line)]
-            self._made[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
-        return self._made[name]
+        if name not in self._created:
+            body = self._bodies.get(name, [])
+            if len(body) != 1:
+                raise ValueError(f"{name}: expected one declaration, got {len(body)}")
+            fields = [field for line in body[0].split(";") if line.strip() for field in self._fields(name, line)]
+            self._created[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
+        return self._created[name]
 
     def _fields(self, structure: str, line: str) -> list[tuple[str, Any]]:
         """Return the fields of a line such as ``type one, *two, three[4]``."""
         fields, kind = [], ""
         for number, words in enumerate(" ".join(line.replace("const", " ").split()).split(",")):
-            found = (_NEXT if number else _FIRST).fullmatch(words)
-            if found is None:
+            match = (_NEXT if number else _FIRST).fullmatch(words)
+            if match is None:
                 raise ValueError(f"{structure}: cannot read the declaration {line.strip()!r}")
-            kind = found[1] or kind
-            held: Any = ctypes.c_void_p if "*" in found[2] else self[kind]
-            for length in reversed(re.findall(r"\[([^]]+)\]", found[4])):
-                held = held * self.number(length)
-            fields.append((found[3] + "_" * keyword.iskeyword(found[3]), held))
+            kind = match[1] or kind
+            field_type: Any = ctypes.c_void_p if "*" in match[2] else self[kind]
+            for length in reversed(re.findall(r"\[([^]]+)\]", match[4])):
+                field_type = field_type * self.number(length)
+            fields.append((match[3] + "_" * keyword.iskeyword(match[3]), field_type))
         return fields

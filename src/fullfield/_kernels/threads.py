@@ -61,14 +61,14 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
     claims = [_Claim(task) for task in tasks]
     futures: list[Future[object]] = []
     errors: list[BaseException] = []
-    here = claims[:1]
+    own = claims[:1]
     try:
         for claim in claims[1:]:
             futures.append(pool.submit(claim))
     except RuntimeError:  # no memory for another thread: this thread runs the tasks that none has begun
-        here = claims
+        own = claims
     try:
-        for claim in here:
+        for claim in own:
             claim()
     except BaseException as error:  # noqa: BLE001 - raised below, once no task runs any more
         errors.append(error)
@@ -82,12 +82,12 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
 
 def rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
     """Cut ``height`` rows into at most ``threads`` nearly equal parts of at least ``grain`` rows."""
-    parts = max(1, min(threads, height // grain))
-    edges = [round(i * height / parts) for i in range(parts + 1)]
+    strips = max(1, min(threads, height // grain))
+    edges = [round(i * height / strips) for i in range(strips + 1)]
     return list(pairwise(edges))
 
 
-def run_parts(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
+def run_chunks(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
     """Run ``task(first, last)`` over [0, count), in a few parts of at least ``grain`` per thread, as work varies."""
-    parts = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
-    run([partial(task, *part) for part in parts], threads)
+    chunks = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
+    run([partial(task, *chunk) for chunk in chunks], threads)

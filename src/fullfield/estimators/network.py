@@ -28,6 +28,7 @@ from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
 from fullfield.ops.correlation import BACKENDS
 from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 from fullfield.ops.tvl1 import RefinementConfig
+from fullfield.ops.tvl1.config import THREE_PASSES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -456,7 +457,7 @@ class AutoEstimator(RefinedEstimator):
 
     def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
         self._is_fast = config is not None and config.precision not in ("auto", "exact")
-        refinement = RefinementConfig() if self._is_fast else RefinementConfig(passes=3, rounds=1)
+        refinement = RefinementConfig() if self._is_fast else THREE_PASSES
         network = NetworkEstimator(
             METHODS["auto"].network or "", config, backend=backend, enlarge_small=not self._is_fast
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops._fused import reference
 from fullfield.ops._launching import is_eager, is_traced, why_not
-from fullfield.ops._operators import gradients_again
+from fullfield.ops._operators import recompute_gradients
 
 # Number of weights at a time without gradients.
 _ELEMENTS = 1 << 25
@@ -38,13 +38,13 @@ def convex_upsample(
     _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
     can = graph and is_eager(field, mask) and why_not(field.device) is None
-    if can and _kernels().convex_gradients_why_not(field, mask, factor) is None:
+    if can and _kernels().explain_no_convex_gradients(field, mask, factor) is None:
         found: Tensor = _Convex.apply(field, mask)  # type: ignore[no-untyped-call]
         return found
     if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
         return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
-    if field.device.type == "cuda" and _kernels().convex_why_not(field, mask, factor) is None:
+    if field.device.type == "cuda" and _kernels().explain_no_convex(field, mask, factor) is None:
         _kernels().convex_strip(field, mask, factor, out)
         return out
     rows = max(1, _ELEMENTS // max(1, mask.shape[1] * batch * width))
@@ -79,7 +79,7 @@ class _Convex(torch.autograd.Function):
             inputs = [t if again else t.detach().requires_grad_() for t in (field, mask)]
             upsample = partial(reference.convex_upsample, factor=_kernels().GRADIENTS_FACTOR)
             with torch.enable_grad():
-                found = gradients_again(upsample, inputs, grad, ctx.needs_input_grad, create_graph=again)
+                found = recompute_gradients(upsample, inputs, grad, ctx.needs_input_grad, create_graph=again)
             return found[0], found[1]
         of_field, of_mask = _kernels().convex_gradients(field, mask, grad)
         return of_field, of_mask

@@ -17,7 +17,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _warned: set[tuple[str, str]] = set()
 
 
-class NoRoom(str):
+class InsufficientMemory(str):
     """Reason that more free memory would remove."""
 
     __slots__ = ()
@@ -63,10 +63,10 @@ class Backends:
 
     def load(self, name: str) -> Any:
         """Return the backend's module."""
-        found = self._loaded.get(name)
-        if found is None:
-            found = self._loaded[name] = import_module(self._modules + name)
-        return found
+        module = self._loaded.get(name)
+        if module is None:
+            module = self._loaded[name] = import_module(self._modules + name)
+        return module
 
     def considers(self, name: str, *request: Any) -> bool:  # noqa: ARG002 - subclasses decide by it
         """Return whether an automatic choice may take the backend."""
@@ -93,7 +93,7 @@ class Backends:
             reason = self.why_not(backend, *request)
             if reason is None:
                 return backend
-            kind = NoRoomError if isinstance(reason, NoRoom) else InputError
+            kind = NoRoomError if isinstance(reason, InsufficientMemory) else InputError
             raise kind(f"backend: {backend!r} cannot serve this request ({self._listed(*request)})")
         for name in self.names:
             if self.considers(name, *request) and usable(self.operator, name, self.why_not(name, *request)):

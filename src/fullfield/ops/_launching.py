@@ -21,7 +21,7 @@ from fullfield._kernels.structures import Structures
 
 OLDEST, BFLOAT16 = (7, 5), (8, 0)
 """Compute capability that kernels need; that of tensor cores which multiply bfloat16."""
-MOST_BLOCKS = 2**31 - 1
+MAX_BLOCKS = 2**31 - 1
 # Sources that kernels of several operators are built behind.
 HALVES, VALUES, PRODUCTS, COPIES, BARRIERS, WARPS, SORT_ROWS, BATCHES, CONVEX_CELLS = (
     Path(nvrtc.__file__).with_name(f"{name}.cuh")
@@ -35,7 +35,7 @@ FRAMES = {**CODES, torch.uint8: 3}
 
 def why_not(device: torch.device) -> str | None:
     """Return None where kernels run on the device, else the reason that they do not."""
-    reason = why_not_nvidia(device)
+    reason = explain_non_nvidia(device)
     if reason is not None:
         return reason
     if device.index is None:
@@ -47,7 +47,7 @@ def why_not(device: torch.device) -> str | None:
 why_not.__dict__["_dynamo_marked_constant"] = True
 
 
-def why_not_nvidia(device: torch.device) -> str | None:
+def explain_non_nvidia(device: torch.device) -> str | None:
     """Return None if the device is an NVIDIA GPU to PyTorch, else the reason, which names the device."""
     if device.type == "cuda" and torch.version.hip is None:
         return None
@@ -68,20 +68,20 @@ def _why_not(index: int) -> str | None:
     return _too_old(index, OLDEST) or nvrtc.why_not()
 
 
-def _too_old(index: int, oldest: tuple[int, int], what: str = "") -> Missing | None:
+def _too_old(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:
     capability = torch.cuda.get_device_capability(index)
     if capability >= oldest:
         return None
-    return Missing(f"needs compute capability {oldest[0]}.{oldest[1]}{what}, got {capability[0]}.{capability[1]}")
+    return Missing(f"needs compute capability {oldest[0]}.{oldest[1]}{purpose}, got {capability[0]}.{capability[1]}")
 
 
-def why_not_bfloat16(device: torch.device) -> Missing | None:
+def explain_no_bfloat16(device: torch.device) -> Missing | None:
     """Return None where the tensor cores of a CUDA device multiply bfloat16, else the reason that they do not."""
     index = torch.cuda.current_device() if device.index is None else device.index
     return _too_old(index, BFLOAT16, " for bfloat16")
 
 
-why_not_bfloat16.__dict__["_dynamo_marked_constant"] = True
+explain_no_bfloat16.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def read_source(*files: Path) -> str:
 
 
 # Problems of a launch, numbers that a block sums.
-MOST_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).number, ("MOST_PROBLEMS", "SUMMED"))
+MAX_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).number, ("MAX_PROBLEMS", "SUMMED"))
 
 
 @dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
@@ -131,7 +131,7 @@ def device_at(index: int) -> Device:
     return Device(index, about.name, arch, about.multi_processor_count, shared)
 
 
-def device_of(device: torch.device) -> Device:
+def gpu_from_device(device: torch.device) -> Device:
     """Return the GPU that a CUDA device names."""
     return device_at(torch.cuda.current_device() if device.index is None else device.index)
 
@@ -198,8 +198,8 @@ class Kernels:
         """Launch ``rows`` of ``blocks`` on the device's current stream; without blocks, do nothing."""
         if blocks <= 0 or rows <= 0:
             return
-        if blocks > MOST_BLOCKS:
-            raise ValueError(f"{name}: expected at most {MOST_BLOCKS} blocks, got {blocks}")
+        if blocks > MAX_BLOCKS:
+            raise ValueError(f"{name}: expected at most {MAX_BLOCKS} blocks, got {blocks}")
         index, kernel = self.index, self._library[name]
         if shared > _SHARED_BY_DEFAULT:
             kernel.allow_shared(index, shared)
@@ -213,8 +213,8 @@ class Kernels:
     def launch_batch(self, name: str, params: Any, blocks: Sequence[int]) -> None:
         """Launch a :func:`batch` of problems once; ``blocks`` holds the number of blocks of each."""
         total = sum(blocks)
-        if total <= MOST_BLOCKS:
-            params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MOST_PROBLEMS - len(blocks))]
+        if total <= MAX_BLOCKS:
+            params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MAX_PROBLEMS - len(blocks))]
         self.launch(name, total, 256, params)
 
 
@@ -253,8 +253,8 @@ _KERNELS: dict[tuple[Any, Source, int], Kernels] = {}
 
 def kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
     """Return a source's kernels, compiled and loaded at the first call."""
-    found = _KERNELS.get((libraries, source, index))
-    return several(libraries, [source], index)[0] if found is None else found
+    loaded = _KERNELS.get((libraries, source, index))
+    return several(libraries, [source], index)[0] if loaded is None else loaded
 
 
 def several(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:

@@ -56,7 +56,7 @@ def register_for_func(
         return tuple(None if isinstance(found, list) else found for found in gradient(ctx, *grads))
 
     forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": backward}
-    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(form) for key, form in forms.items()})
+    function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in forms.items()})
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
@@ -79,7 +79,7 @@ class _Refusal(torch.autograd.Function):
         raise RuntimeError(f"{ctx.name} is differentiable only once: its gradient has no derivative")
 
 
-def once_only(
+def forbid_second_derivative(
     name: str, results: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """Return the results of a backward, made to raise where they are differentiated with respect to any of ``inputs``.
@@ -107,17 +107,21 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
     return False
 
 
-def gradients_again(
-    again: Callable[..., Tensor],
+def recompute_gradients(
+    recompute: Callable[..., Tensor],
     inputs: Sequence[Tensor],
     grad: Tensor,
-    wanted: Sequence[bool],
+    requested: Sequence[bool],
     *,
     create_graph: bool = True,
 ) -> list[Tensor | None]:
-    """Return gradients of the wanted inputs that can be differentiated, computed through ``again``; None for others."""
+    """Return differentiable gradients of the requested inputs, computed through ``recompute``; None for others."""
     # Aliases, because one input may be computed from another: the engine follows that path itself.
     inputs = [tensor.view_as(tensor) for tensor in inputs]
-    kept = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(again(*inputs), kept, grad, create_graph=create_graph) if kept else ())
-    return [next(found) if want else None for want in wanted]
+    differentiable = [tensor for tensor, is_requested in zip(inputs, requested, strict=True) if is_requested]
+    gradients = iter(
+        torch.autograd.grad(recompute(*inputs), differentiable, grad, create_graph=create_graph)
+        if differentiable
+        else ()
+    )
+    return [next(gradients) if is_requested else None for is_requested in requested]

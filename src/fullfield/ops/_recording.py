@@ -29,7 +29,7 @@ class InOrder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._done: torch.cuda.Event | None = None
+        self._finished: torch.cuda.Event | None = None
         self._seen: set[int] = set()
 
     def forget(self) -> None:
@@ -45,18 +45,18 @@ class InOrder:
                 them have finished.
         """
         on_gpu = self._device.type == "cuda"
-        here = torch.cuda.device(self._device) if on_gpu else nullcontext()
-        with torch.inference_mode(False), torch.no_grad(), here:
+        on_device = torch.cuda.device(self._device) if on_gpu else nullcontext()
+        with torch.inference_mode(False), torch.no_grad(), on_device:
             if not on_gpu or torch.cuda.is_current_stream_capturing():
                 yield
                 return
             stream = torch.cuda.current_stream()
-            if self._done is not None:
-                stream.wait_event(self._done)
+            if self._finished is not None:
+                stream.wait_event(self._finished)
             try:
                 yield
             finally:
-                self._done = stream.record_event()
+                self._finished = stream.record_event()
                 if stream.cuda_stream not in self._seen:
                     self._seen.add(stream.cuda_stream)
                     for tensor in tensors():

@@ -54,8 +54,8 @@ def warp(
 
 def _neighbors(position: Tensor, motion: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return both neighbouring pixels of ``position + motion`` along one axis, the second's weight, and a mask."""
-    far = size + 1  # a motion beyond it leads out of the frame from every pixel
-    motion = motion.nan_to_num(-far, far, -far).clamp(-far, far)
+    limit = size + 1  # a motion beyond it leads out of the frame from every pixel
+    motion = motion.nan_to_num(-limit, limit, -limit).clamp(-limit, limit)
     steps = motion.detach().floor()
     fraction = motion - steps
     first = position + steps.long()

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield._kernels.numba_cache import Kernels
-from fullfield._kernels.threads import run_parts
+from fullfield._kernels.threads import run_chunks
 from fullfield.ops.neighbors import Neighbors, knn_search, radius_search
 
 Floats = NDArray[np.float64]
@@ -110,7 +110,7 @@ kernels = Kernels(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 def parallel(count: int, task: Any) -> None:
     """Run ``task(first row, last row)`` on all threads."""
-    run_parts(count, _GRAIN, torch.get_num_threads(), task)
+    run_chunks(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def histograms(points: Floats, normals: Floats, radius: float, found: Neighbors | None = None) -> Floats:

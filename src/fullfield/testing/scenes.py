@@ -28,7 +28,7 @@ PALETTES = (
     ((56, 22, 70), (134, 48, 132), (214, 96, 150), (248, 170, 164), (255, 232, 208)),
 )
 
-_PIXELS_AT_ONCE = 2**17
+_STRIP_PIXELS = 2**17
 _LIGHT = (-0.5, -0.87)  # towards the light, in the plane of the picture
 
 
@@ -53,9 +53,9 @@ class Noise:
             [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]], dtype=torch.float64
         ).div_(spacing)
 
-    def __call__(self, places: Tensor) -> Tensor:
-        """Return the values ``[N]`` at ``places`` ``[2, N]``."""
-        node = (places.T @ self._to_lattice).remainder_(_LATTICE).add_(1.0)
+    def __call__(self, points: Tensor) -> Tensor:
+        """Return the values ``[N]`` at ``points`` ``[2, N]``."""
+        node = (points.T @ self._to_lattice).remainder_(_LATTICE).add_(1.0)
         node.mul_(2 / (_LATTICE + 2)).sub_(1.0)
         sampled = torch.nn.functional.grid_sample(self._values, node[None, None], mode="bicubic", align_corners=True)
         return sampled[0, 0, 0]
@@ -71,30 +71,30 @@ def texture(style: int, palette: int, size: float, middle: Tensor, generator: to
     cos, sin = math.cos(turn), math.sin(turn)
     pitch = max(14.0, size)
 
-    def level(places: Tensor) -> Tensor:
-        dx, dy = places - middle[:, None]
+    def level(points: Tensor) -> Tensor:
+        dx, dy = points - middle[:, None]
         x, y = cos * dx + sin * dy, cos * dy - sin * dx
         if style == 0:  # clouds
-            return 0.5 + 0.17 * coarse(places) + 0.13 * medium(places)
+            return 0.5 + 0.17 * coarse(points) + 0.13 * medium(points)
         if style == 1:  # marble
-            return 0.5 + 0.32 * torch.sin(2 * math.pi * x / pitch + 1.6 * coarse(places)) + 0.08 * medium(places)
+            return 0.5 + 0.32 * torch.sin(2 * math.pi * x / pitch + 1.6 * coarse(points)) + 0.08 * medium(points)
         if style == 2:  # rings
-            radius = torch.hypot(x, y) + 0.1 * pitch * coarse(places)
-            return 0.52 + 0.3 * torch.sin(2 * math.pi * radius / (0.8 * pitch)) + 0.08 * medium(places)
+            radius = torch.hypot(x, y) + 0.1 * pitch * coarse(points)
+            return 0.52 + 0.3 * torch.sin(2 * math.pi * radius / (0.8 * pitch)) + 0.08 * medium(points)
         if style == 3:  # dots, on a hexagonal grid
             wave = 2 * math.pi / pitch
             angles = (0.0, math.pi / 3, -math.pi / 3)
             dots = torch.stack([torch.cos(wave * (x * math.cos(a) + y * math.sin(a))) for a in angles]).sum(0)
-            return 0.45 + 0.36 * torch.sigmoid(2.5 * (dots - 0.6)) + 0.1 * medium(places)
+            return 0.45 + 0.36 * torch.sigmoid(2.5 * (dots - 0.6)) + 0.1 * medium(points)
         weave = torch.sin(2 * math.pi * x / pitch) * torch.sin(2 * math.pi * y / pitch)
-        return 0.5 + 0.3 * torch.tanh(1.6 * weave) + 0.09 * medium(places)
+        return 0.5 + 0.3 * torch.tanh(1.6 * weave) + 0.09 * medium(points)
 
-    def color(places: Tensor) -> Tensor:
-        place = (level(places) + 0.075 * fine(places)).clamp(0, 1) * (colors.shape[1] - 1)
-        lower = place.floor().clamp(max=colors.shape[1] - 2)
-        part = place - lower
+    def color(points: Tensor) -> Tensor:
+        level_index = (level(points) + 0.075 * fine(points)).clamp(0, 1) * (colors.shape[1] - 1)
+        lower = level_index.floor().clamp(max=colors.shape[1] - 2)
+        fraction = level_index - lower
         index = lower.to(torch.int64)
-        return torch.lerp(colors[:, index], colors[:, index + 1], part)
+        return torch.lerp(colors[:, index], colors[:, index + 1], fraction)
 
     return color
 
@@ -128,15 +128,15 @@ class _Layer:
     push: Tensor  # [2]
     turn: Tensor  # [2]: a, b
 
-    def motion(self, places: Tensor) -> Tensor:
-        """Return the displacement ``[2, N]`` of the points that are at ``places`` in frame 1."""
-        x, y = places - self.middle[:, None]
+    def motion(self, points: Tensor) -> Tensor:
+        """Return the displacement ``[2, N]`` of the points that are at ``points`` in frame 1."""
+        x, y = points - self.middle[:, None]
         a, b = self.turn
         return torch.stack([a * x - b * y, b * x + a * y]) + self.push[:, None]
 
-    def origin(self, places: Tensor) -> Tensor:
-        """Return the positions in frame 1 of the points that are at ``places`` in frame 2."""
-        x, y = places - (self.middle + self.push)[:, None]
+    def origin(self, points: Tensor) -> Tensor:
+        """Return the positions in frame 1 of the points that are at ``points`` in frame 2."""
+        x, y = points - (self.middle + self.push)[:, None]
         a, b = self.turn + torch.tensor([1.0, 0.0], dtype=torch.float64)
         turned = torch.stack([a * x + b * y, a * y - b * x]).div_(a * a + b * b)
         return turned + self.middle[:, None]
@@ -203,28 +203,28 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
     styles = torch.randperm(4, generator=generator).tolist()
     side, diagonal = min(height, width), math.hypot(height, width)
     middle = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
-    way = uniform(0, 2 * math.pi)
+    direction = uniform(0, 2 * math.pi)
     backdrop = texture(0, palettes[0], 0.22 * side, middle, generator)
     rotation = 0.16 * uniform(0.7, 1.0) * (1 if uniform(0, 1) < 0.5 else -1)
     turn = _turn(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
-    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _vector(way), turn)]
-    for index, (kind, across, down, part) in enumerate(_CAST):
-        place = torch.tensor(
+    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _vector(direction), turn)]
+    for index, (kind, across, down, fraction) in enumerate(_CAST):
+        centre = torch.tensor(
             [(across + uniform(-0.03, 0.03)) * width, (down + uniform(-0.04, 0.04)) * height], dtype=torch.float64
         )
-        size = part * side * uniform(0.9, 1.1)
-        way += 2 * math.pi / len(_CAST) * uniform(0.75, 1.25)
+        size = fraction * side * uniform(0.9, 1.1)
+        direction += 2 * math.pi / len(_CAST) * uniform(0.75, 1.25)
         push = uniform(0.6, 0.95) * max_motion
         # Shapes take the direction in which they stay in the frame.
-        away = [(way + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
-        heading = min(away, key=lambda angle: _outside(place + push * _vector(angle), size, height, width))
+        directions = [(direction + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
+        heading = min(directions, key=lambda angle: _outside(centre + push * _vector(angle), size, height, width))
         layers.append(
             _Layer(
                 texture(
-                    1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, place, generator
+                    1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, centre, generator
                 ),
-                _outline(kind, place, size, uniform(-0.5, 0.5)),
-                place,
+                _outline(kind, centre, size, uniform(-0.5, 0.5)),
+                centre,
                 push * _vector(heading),
                 _turn(max_motion / size, uniform(-0.3, 0.3) * (index % 3 != 0), uniform(-0.12, 0.2) * (index % 3 == 2)),
             )
@@ -244,18 +244,18 @@ def _turn(rate: float, rotation: float, growth: float) -> Tensor:
     return torch.tensor([factor * math.cos(angle) - 1, factor * math.sin(angle)], dtype=torch.float64)
 
 
-def _outside(place: Tensor, size: float, height: int, width: int) -> float:
-    """Return how many pixels a shape of radius ``size`` at ``place`` extends beyond the frame."""
-    x, y = float(place[0]), float(place[1])
+def _outside(centre: Tensor, size: float, height: int, width: int) -> float:
+    """Return how many pixels a shape of radius ``size`` at ``centre`` extends beyond the frame."""
+    x, y = float(centre[0]), float(centre[1])
     return max(0.0, 0.8 * size - x, x + 0.8 * size - width) + max(0.0, 0.8 * size - y, y + 0.8 * size - height)
 
 
-def _outline(kind: str, place: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
+def _outline(kind: str, centre: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
     """Return the signed distance to a shape of about the radius ``size``, as a function of positions."""
     cos, sin = math.cos(angle), math.sin(angle)
 
-    def distance(places: Tensor) -> Tensor:
-        dx, dy = places - place[:, None]
+    def distance(points: Tensor) -> Tensor:
+        dx, dy = points - centre[:, None]
         x, y = cos * dx + sin * dy, cos * dy - sin * dx
         if kind == "disc":
             return torch.hypot(x, y) - size
@@ -285,7 +285,7 @@ def _grid(width: int, rows: slice) -> Tensor:
 
 
 def _blocks(height: int, width: int) -> list[slice]:
-    rows = max(1, _PIXELS_AT_ONCE // width)
+    rows = max(1, _STRIP_PIXELS // width)
     return [slice(top, min(top + rows, height)) for top in range(0, height, rows)]
 
 
@@ -293,17 +293,17 @@ def _truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, T
     """Return the motion of the visible layer at each pixel centre of frame 1, and whether it is hidden in frame 2."""
     flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
     for rows in _blocks(height, width):
-        places = _grid(width, rows)
-        motion = layers[0].motion(places)
-        order = torch.zeros(places.shape[1], dtype=torch.int64)
+        points = _grid(width, rows)
+        motion = layers[0].motion(points)
+        order = torch.zeros(points.shape[1], dtype=torch.int64)
         for index, layer in enumerate(layers[1:], 1):
-            seen = _distance(layer, places) < 0
-            motion = torch.where(seen, layer.motion(places), motion)
+            seen = _distance(layer, points) < 0
+            motion = torch.where(seen, layer.motion(points), motion)
             order[seen] = index
-        there = places + motion
-        hidden = (there < -0.5).any(0) | (there[0] >= width - 0.5) | (there[1] >= height - 0.5)
+        targets = points + motion
+        hidden = (targets < -0.5).any(0) | (targets[0] >= width - 0.5) | (targets[1] >= height - 0.5)
         for index, layer in enumerate(layers[1:], 1):
-            hidden |= (order < index) & (_distance(layer, layer.origin(there)) < 0)
+            hidden |= (order < index) & (_distance(layer, layer.origin(targets)) < 0)
         flow[:, rows] = motion.reshape(2, -1, width).float()
         occluded[rows] = hidden.reshape(-1, width)
     return flow, occluded
@@ -315,33 +315,33 @@ def _render(layers: Sequence[_Layer], height: int, width: int, *, second: bool) 
         grid = _grid(width, rows)
         image = layers[0].color(layers[0].origin(grid) if second else grid)
         for layer in layers[1:]:
-            places = layer.origin(grid) if second else grid
+            points = layer.origin(grid) if second else grid
             # Share of a pixel behind a straight edge, from its distance in this frame.
-            cover = (0.5 - _distance(layer, places) * (layer.growth if second else 1.0)).clamp(0, 1)
+            cover = (0.5 - _distance(layer, points) * (layer.growth if second else 1.0)).clamp(0, 1)
             touched = cover.nonzero()[:, 0]
             if len(touched):
-                inner = places[:, touched]
+                inner = points[:, touched]
                 color = layer.color(inner) * _relief(layer, inner)
                 image[:, touched] = torch.lerp(image[:, touched], color.clamp(0, 1), cover[touched])
         frame[:, rows] = image.reshape(3, -1, width).float()
     return frame
 
 
-def _distance(layer: _Layer, places: Tensor) -> Tensor:
+def _distance(layer: _Layer, points: Tensor) -> Tensor:
     if layer.outline is None:
-        return torch.full_like(places[0], -math.inf)
-    return layer.outline(places)
+        return torch.full_like(points[0], -math.inf)
+    return layer.outline(points)
 
 
-def _relief(layer: _Layer, places: Tensor) -> Tensor:
+def _relief(layer: _Layer, points: Tensor) -> Tensor:
     """Return the brightness ``[N]`` that gives a shape a rounded rim; it belongs to the texture and moves with it."""
-    depth = _distance(layer, places)
+    depth = _distance(layer, points)
     step = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
-    slope_x = _distance(layer, places + step) - _distance(layer, places - step)
-    slope_y = _distance(layer, places + step.flip(0)) - _distance(layer, places - step.flip(0))
+    slope_x = _distance(layer, points + step) - _distance(layer, points - step)
+    slope_y = _distance(layer, points + step.flip(0)) - _distance(layer, points - step.flip(0))
     rim = 3.0
-    near = torch.exp(depth.clamp(max=0) / rim)
-    return 1 + near * (0.45 * (slope_x * _LIGHT[0] + slope_y * _LIGHT[1]) - 0.15)
+    falloff = torch.exp(depth.clamp(max=0) / rim)
+    return 1 + falloff * (0.45 * (slope_x * _LIGHT[0] + slope_y * _LIGHT[1]) - 0.15)
 
 
 def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> NDArray[np.float64]:
@@ -353,21 +353,21 @@ def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.
         scan: seed of the points; another scan samples other points of the same surfaces.
         noise: standard deviation of the points' error, in metres.
     """
-    room, draw = np.random.default_rng(seed), np.random.default_rng((seed, scan))
-    width, depth, height = room.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))
+    layout, draw = np.random.default_rng(seed), np.random.default_rng((seed, scan))
+    width, depth, height = layout.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))
     corners = [((0, 0, 0), (width, 0, 0), (0, depth, 0)), ((0, 0, 0), (width, 0, 0), (0, 0, height))]
     corners.append(((0, 0, 0), (0, depth, 0), (0, 0, height)))
     faces = [np.array(corner, np.float64) for corner in corners]
     for _ in range(12):
-        angle = room.uniform(0, np.pi)
+        angle = layout.uniform(0, np.pi)
         along = np.array([np.cos(angle), np.sin(angle), 0])
         edges = np.stack([along, np.array([-along[1], along[0], 0]), np.array([0.0, 0, 1])])
-        edges *= room.uniform(0.25, 1.0, (3, 1))
-        at = room.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
+        edges *= layout.uniform(0.25, 1.0, (3, 1))
+        at = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
         for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
             faces += [np.stack([at, edges[i], edges[j]]), np.stack([at + edges[k], edges[i], edges[j]])]
     areas = np.array([np.linalg.norm(np.cross(face[1], face[2])) for face in faces])
-    chosen = np.stack(faces)[draw.choice(len(faces), points, p=areas / areas.sum())]
+    triangles = np.stack(faces)[draw.choice(len(faces), points, p=areas / areas.sum())]
     u, v = draw.random((2, points, 1))
-    cloud: NDArray[np.float64] = chosen[:, 0] + u * chosen[:, 1] + v * chosen[:, 2]
+    cloud: NDArray[np.float64] = triangles[:, 0] + u * triangles[:, 1] + v * triangles[:, 2]
     return cloud + draw.normal(scale=noise, size=cloud.shape)

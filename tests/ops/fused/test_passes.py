@@ -339,6 +339,6 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_kernels_cannot_do_is_said() -> None:
     field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
-    assert cuda.convex_why_not(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
-    assert "factor of 2 to 8" in str(cuda.convex_why_not(field, mask, 9))
-    assert "float32 field" in str(cuda.convex_why_not(field.double(), mask, 8))
+    assert cuda.explain_no_convex(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
+    assert "factor of 2 to 8" in str(cuda.explain_no_convex(field, mask, 9))
+    assert "float32 field" in str(cuda.explain_no_convex(field.double(), mask, 8))

@@ -46,7 +46,7 @@ def machine(emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch) -
 
 def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: Device, bands: int | None = None) -> None:
     """``bands`` of 0: forms with wgmma for any number of rows."""
-    for name in ("device_at", "device_of"):
+    for name in ("device_at", "gpu_from_device"):
         monkeypatch.setattr(_launching, name, lambda _: gpu)
     if bands is not None:
         monkeypatch.setattr(config, "_BANDS", bands)
@@ -202,7 +202,7 @@ def test_few_rows_are_shared_and_many_are_not() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
         request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
         device = Device(0, "", "sm_80", 108, 163 << 10)
-        found = config.multiply_config(request, config.operands_of(request, False), device)
+        found = config.multiply_config(request, config.choose_operands(request, False), device)
         assert found.threads % (32 * found.sharing) == 0
         return found.slab_parts, found.cell_parts
 
@@ -243,7 +243,7 @@ def test_hopper(
         machine.schedule = schedule
         sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
     request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
-    operands = config.operands_of(request, False)
+    operands = config.choose_operands(request, False)
     assert isinstance(config.multiply_config(request, operands, gpu), config.MultiplyHopper)
     assert isinstance(config.outer_config(request, operands, gpu), config.OuterHopper) == wide
     for one, two in zip(*sets, strict=True):
@@ -322,7 +322,7 @@ def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPat
     tensors = [large.half(), weight, bias, (grad * 1e-4).half()]
     given = tensors[0], tensors[3]
     request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
-    assert isinstance(config.outer_config(request, config.operands_of(request, False), HOPPER), config.OuterHopper)
+    assert isinstance(config.outer_config(request, config.choose_operands(request, False), HOPPER), config.OuterHopper)
     found = launch.outer(request, *given, geometry.forward)
     exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
     buckets = weight_of_sums(geometry, *given, 1)
@@ -343,7 +343,7 @@ def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPat
 def test_shares_take_little_memory(rows: int) -> None:
     device = replace(HOPPER, processors=132)
     request = Request(torch.device("cuda", 0), torch.bfloat16, (64, 64), 1, 27, rows, rows, 16 * rows)
-    operands = config.operands_of(request, False)
+    operands = config.choose_operands(request, False)
     form = config.outer_config(request, operands, device)
     columns, cell_blocks = form.halves, -(-27 // form.cells)
     segments, slots, share = launch._segments(request, columns, cell_blocks, form, device)
@@ -354,7 +354,7 @@ def test_shares_take_little_memory(rows: int) -> None:
 def test_few_rows_and_other_gpus_take_mma_sync() -> None:
     def forms(rows: int, device: Device) -> set[str]:
         request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
-        operands = config.operands_of(request, False)
+        operands = config.choose_operands(request, False)
         found = config.multiply_config(request, operands, device), config.outer_config(request, operands, device)
         return {type(form).__name__ for form in found}
 

@@ -116,8 +116,8 @@ def test_backends_make_the_same_triplets(monkeypatch: pytest.MonkeyPatch, kernel
     turned = [backend.transpose(one, 300, kernel**3) for backend in (reference, cpu)]
     for a, b in zip(*turned, strict=True):
         assert torch.equal(a, b)
-    i, (j, k) = triplets.row_of_entry(one.rows), triplets.unpack(one, kernel**3)
-    jj, (ii, kk) = triplets.row_of_entry(turned[0].rows), triplets.unpack(turned[0], kernel**3)
+    i, (j, k) = triplets.expand_rows(one.rows), triplets.unpack(one, kernel**3)
+    jj, (ii, kk) = triplets.expand_rows(turned[0].rows), triplets.unpack(turned[0], kernel**3)
     assert {*zip(i.tolist(), j.tolist(), k.tolist(), strict=True)} == {
         *zip(ii.tolist(), jj.tolist(), kk.tolist(), strict=True)
     }

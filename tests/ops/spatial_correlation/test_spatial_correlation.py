@@ -146,18 +146,18 @@ def test_backends_say_why() -> None:
 @pytest.mark.parametrize("shared", sorted({64 << 10, 99 << 10, 163 << 10, 227 << 10}))
 def test_every_patch_fits_into_a_block(shared: int) -> None:
     for patch in product((1, 2, 10, 11, 32, 33, 100), repeat=2):
-        columns = cuda.columns_of(patch[1])
+        columns = cuda.choose_columns(patch[1])
         assert columns.group * columns.groups * columns.blocks >= patch[1]
         for others in (1, 10_000):
-            rows = cuda.rows_of(patch[0], columns, others, shared)
+            rows = cuda.choose_rows(patch[0], columns, others, shared)
             assert 1 <= rows <= patch[0]
             assert cuda.forward_threads(columns, rows) <= 512
             assert cuda.forward_shared(columns, rows) <= shared
-            half = cuda.half_of(patch, others)
+            half = cuda.choose_half_tiles(patch, others)
             assert half.columns * half.blocks >= patch[1]
             assert 1 <= half.rows <= patch[0]
             assert half.shared <= shared
-            assert cuda.backward_shared(columns, cuda.spread_of(columns, others, 256, shared)) <= shared
+            assert cuda.backward_shared(columns, cuda.choose_spread(columns, others, 256, shared)) <= shared
 
 
 def test_windows_of_odd_kinds_are_refused_or_dense() -> None:

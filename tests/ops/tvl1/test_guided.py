@@ -240,22 +240,18 @@ def test_memory_is_that_of_the_buffers() -> None:
     assert 64 * 96 * 4 * 28 < small < large < 2 * small
 
 
-def test_a_second_pass_begins_with_both_flows_refined() -> None:
+def test_a_second_pass_starts_with_the_refined_flow_and_the_given_backward_flow() -> None:
     inputs = pair(60, 80)
     everything = {"least_fall": 0.0, "passes_fall": 0.0}
-    config = RefinementConfig(rounds=1, **everything)
-    there = refine_flow(**inputs, config=config)
-    turned = {"frame1": inputs["frame2"], "frame2": inputs["frame1"]}
-    back = refine_flow(**turned, flow=inputs["backward"], backward=inputs["flow"], config=config)
-    expected = refine_flow(inputs["frame1"], inputs["frame2"], there, back, RefinementConfig(**everything))
+    once = inputs | {"flow": refine_flow(**inputs, config=RefinementConfig(rounds=1, **everything))}
+    expected = refine_flow(**once, config=RefinementConfig(**everything))
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2, **everything)), expected)
 
     three = refine_flow(**inputs, config=RefinementConfig(passes=3, **everything))
-    once_more = {"flow": there, "backward": back, "config": RefinementConfig(passes=2, **everything)}
-    assert torch.equal(refine_flow(inputs["frame1"], inputs["frame2"], **once_more), three)
+    assert torch.equal(refine_flow(**once, config=RefinementConfig(passes=2, **everything)), three)
     inputs.pop("backward")
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
-        "without a flow back there is nothing to find anew"
+        "without a backward flow there is nothing to compute again"
     )
 
 
@@ -336,7 +332,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
     )
     reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
-    flow, misfit, _ = reference._made(*frames, *flows, rounds=config.rounds)
+    flow, misfit, _ = reference._run_pass(*frames, *flows, rounds=config.rounds)
     for found in results:
         error = (found[0] - flow).abs()
         assert error.max() < 2e-3
@@ -453,7 +449,7 @@ def test_made_in_inference_mode_and_used_in_and_outside() -> None:
 @pytest.mark.usefixtures("machine")
 def test_emulated_memory_is_what_the_formula_says() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 24 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.count_bytes(30, 50) == 24 * 30 * 64 * 4
 
 
 # ---- on a GPU
@@ -537,11 +533,13 @@ def test_memory_is_what_the_formula_says() -> None:
     refiner = FlowRefiner(height, width, device="cuda")
     refiner(**inputs)
     kept = torch.cuda.memory_allocated() - before
-    assert abs(kept - guided_cuda.bytes_of(height, width)) < 2**20
+    assert abs(kept - guided_cuda.count_bytes(height, width)) < 2**20
     torch.cuda.reset_peak_memory_stats()
     refiner(**inputs)
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak < guided_cuda.bytes_of(height, width) + 2 * 4 * height * width + 2**21, "the result, and nothing else"
+    assert peak < guided_cuda.count_bytes(height, width) + 2 * 4 * height * width + 2**21, (
+        "the result, and nothing else"
+    )
 
 
 @on_gpu

@@ -294,7 +294,7 @@ def test_persistent_batches_on_streams(video: list[Tensor]) -> None:
     latency = solver.latency()
     assert latency.frames == 4
     assert 0 < latency.median <= latency.p99 < 1
-    solver.forget_latency()
+    solver.reset_latency()
     with pytest.raises(InputError, match="latency: expected at least one flow, got none"):
         solver.latency()
     assert solver.memory > 2 * 15 * 4 * 90 * 131

@@ -25,9 +25,9 @@ from fullfield.ops.tvl1.cuda import engine as engines
 from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
+from fullfield.ops.tvl1.cuda.passes import Passes, describe_planes
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import Level, pitch_of
+from fullfield.ops.tvl1.cuda.state import Level, row_pitch
 from fullfield.ops.tvl1.frames import gaussian_table, linear_table
 from tests.oracles.tvl1 import VARIANTS
 
@@ -46,7 +46,7 @@ def machine(request: pytest.FixtureRequest, emulate: Callable[..., Emulator]) ->
 def padded(values: Tensor) -> Tensor:
     """Planes [..., H, W] as a pass reads them: with a pitch, NaN behind every row."""
     width = values.shape[-1]
-    out = torch.empty((*values.shape[:-1], pitch_of(width, torch.float32)))
+    out = torch.empty((*values.shape[:-1], row_pitch(width, torch.float32)))
     out[..., :width] = values
     return out
 
@@ -106,9 +106,9 @@ def test_resample_is_the_reference_one(size: tuple[int, int], to: tuple[int, int
     if kind == "linear":
         size, to = to, size
     values = torch.randn(2, 3, *size)
-    source, target = padded(values), torch.empty(2, 3, to[0], pitch_of(to[1], torch.float32))
+    source, target = padded(values), torch.empty(2, 3, to[0], row_pitch(to[1], torch.float32))
     kit = Passes(CPU, torch.float32)
-    kit.resample(planes_of(source, size[1]), planes_of(target, to[1]), kind, scale=(1.5, -2.0))(0)
+    kit.resample(describe_planes(source, size[1]), describe_planes(target, to[1]), kind, scale=(1.5, -2.0))(0)
     table = gaussian_table if kind == "gaussian" else linear_table
     for item in range(2):
         for plane in range(3):
@@ -130,7 +130,7 @@ def test_median(side: int, dtype: torch.dtype, size: tuple[int, int]) -> None:
         level.origin.copy_(torch.randn(2, 2, *size) * 40)
         flow = level.flow.float() + level.origin.float()
     target = torch.empty(2, 2, *size)
-    Passes(CPU, dtype).median(level, side, planes_of(target))(0)
+    Passes(CPU, dtype).median(level, side, describe_planes(target))(0)
     want = torch.stack([reference.median_filter(item, side) for item in flow]) if side else flow
     assert torch.equal(target, want)
 
@@ -142,7 +142,7 @@ def test_median_notes_a_flow_that_is_not_finite(value: float) -> None:
     for bad in (0.0, value):
         level.flow.zero_()
         level.flow[0, 1, 4, 8] = bad
-        Passes(CPU, torch.float32).median(level, 0, planes_of(target), flags=flags)(0)
+        Passes(CPU, torch.float32).median(level, 0, describe_planes(target), flags=flags)(0)
         assert int(flags) == (0 if bad == 0 else passes.BAD_FLOW)
 
 
@@ -224,7 +224,7 @@ def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None =
     engine.read(frames, 0, flow, flags=True)
     engine.start.zero_()
     if start is not None:
-        engine.begin_at(start)
+        engine.start_from(start)
     engine.pyramid(0, 2)
     engine.solve(0, flags=True)
     return flow
@@ -362,7 +362,7 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
     planes, gpu = torch.zeros(3, 1, 2, 40, 64), Device(0, "", arch, 8, 227 << 10)
     cut = fused.tiling(40, 60, config, fused.SHAPES[0])
     assert cut is not None
-    image, flow, to = planes[0, :, 0], planes[1], planes_of(planes[2], 60)
+    image, flow, to = planes[0, :, 0], planes[1], describe_planes(planes[2], 60)
     launch = fused.launch(cut, level, config, gpu, fused.Warp(image, image, flow, to, None, None, True, False))
     assert launch.early is early
     text = fused.source(config, cut, torch.float32).text
@@ -408,7 +408,7 @@ def test_an_initial_flow_and_a_sequence() -> None:
     _, third = scene(35, 40)
     engine = Engine(1, 35, 40, config, CPU)
     before = solved(engine, (first, second))
-    engine.begin_at_last()
+    engine.start_from_last()
     kept = engine.start[..., :20].clone()
     flow = torch.empty_like(before)
     engine.read((third,), 0, flow)  # the second frame's pyramid lies at place 1
@@ -416,7 +416,7 @@ def test_an_initial_flow_and_a_sequence() -> None:
     engine.solve(1)
     again = solved(engine, (second, third), start=before)
     assert torch.equal(flow, again)
-    engine.begin_at(before)
+    engine.start_from(before)
     assert torch.equal(engine.start[..., :20], kept)
     assert (again.double() - expected((second, third), config, before)).abs().max() < 1e-3
     assert (again - solved(engine, (second, third))).abs().max() > 1e-3
@@ -465,7 +465,7 @@ def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> 
     for module in (persistent, solver_module):
         monkeypatch.setattr(module, "record", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
-    monkeypatch.setattr(persistent, "_placed", lambda *_: CPU)
+    monkeypatch.setattr(persistent, "_resolve_device", lambda *_: CPU)
     monkeypatch.setattr(persistent, "_event", Clock)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

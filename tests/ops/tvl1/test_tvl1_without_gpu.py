@@ -9,13 +9,13 @@ import torch
 
 from fullfield.ops import _recording
 from fullfield.ops.tvl1.cuda.pipeline import plan
-from fullfield.ops.tvl1.cuda.state import Level, pitch_of, planes_of
+from fullfield.ops.tvl1.cuda.state import Level, count_planes, row_pitch
 
 
 def test_levels_are_one_allocation() -> None:
     level = Level(2, 5, 70, torch.float16, torch.device("cpu"))
-    assert level.pitch == pitch_of(70, torch.float16) == 128
-    assert level.memory.shape == (2, planes_of(torch.float16), 5, 128)
+    assert level.pitch == row_pitch(70, torch.float16) == 128
+    assert level.memory.shape == (2, count_planes(torch.float16), 5, 128)
     level.memory.zero_()
     level.flow.fill_(1)
     level.front = 1

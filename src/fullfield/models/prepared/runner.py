@@ -373,7 +373,7 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
 
     reason = why_not(device)
     if reason is None and dtype == torch.bfloat16:
-        reason = _launching.why_not_bfloat16(device)
+        reason = _launching.explain_no_bfloat16(device)
     if reason is not None:
         raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
     from fullfield.ops._fused import cuda

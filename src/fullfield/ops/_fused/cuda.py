@@ -18,13 +18,13 @@ from fullfield.ops._launching import CODES, FRAMES, Kernels, address, read_sourc
 
 LIBRARIES = Libraries("kernels of the networks")
 LARGEST_FACTOR = 8
-_MOST_FIELDS = 7  # channels whose gradients kernels give
+_MAX_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
 _FOLDER = Path(__file__).parent
 _DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
-_OF_GRADIENTS = structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
-_Gradients = _OF_GRADIENTS["ConvexGradientParams"]
-GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_OF_GRADIENTS.number(name) for name in ("SIDE", "CELLS"))
+_GRADIENT_PARAMS = structures(_launching.CONVEX_CELLS, _FOLDER / "convex_gradients.cu")
+_Gradients = _GRADIENT_PARAMS["ConvexGradientParams"]
+GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_GRADIENT_PARAMS.number(name) for name in ("SIDE", "CELLS"))
 
 
 # ---- sources
@@ -90,7 +90,7 @@ def _ld(x: Tensor) -> int:
     return step
 
 
-def _whole(*tensors: Tensor | None) -> None:
+def _require_contiguous(*tensors: Tensor | None) -> None:
     for tensor in tensors:
         if tensor is not None and not tensor.is_contiguous():
             raise ValueError(f"expected a contiguous tensor, got strides {tensor.stride()}")
@@ -127,7 +127,7 @@ def convolve(
 def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.frames_to_cells` does."""
     batch, rows, columns, channels = out.shape
-    _whole(out)
+    _require_contiguous(out)
     if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
         raise ValueError(f"expected cells of a {frame.height}×{frame.width} frame, got {list(out.shape)}")
     params = _DECLARED["CellsParams"]()
@@ -144,7 +144,7 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
     """Run the pass as :func:`fullfield.ops._fused.reference.affine_` does."""
-    _whole(y, x)
+    _require_contiguous(y, x)
     batch, channels = y.shape[0], y.shape[3]
     params = _DECLARED["AffineParams"]()
     params.y, params.x = y.data_ptr(), address(x)
@@ -161,11 +161,11 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
     """Run the pass as :func:`fullfield.ops._fused.reference.moments` does."""
-    _whole(y)
+    _require_contiguous(y)
     batch, height, width, channels = y.shape
     if channels // _vector(y.dtype) > _THREADS:
         raise ValueError(f"moments: expected at most {_THREADS * _vector(y.dtype)} channels, got {channels}")
-    processors = _launching.device_of(y.device).processors
+    processors = _launching.gpu_from_device(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
     params = _DECLARED["MomentsParams"]()
     params.y, params.item, params.pixels, params.channels = y.data_ptr(), y[0].numel(), height * width, channels
@@ -181,21 +181,21 @@ def moments(y: Tensor, epsilon: float) -> Norm:
 
 def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.pack` does."""
-    _whole(source)
+    _require_contiguous(source)
     channels = source.shape[3]
     params = _DECLARED["PackParams"]()
     params.from_, params.bias = source.data_ptr(), address(bias)
     params.targets = _targets(source, to)
     params.pixels, params.channels = _pixels(source), channels
     if flow is not None:
-        _whole(flow[0])
+        _require_contiguous(flow[0])
         params.coords, params.flow_channel = flow[0].data_ptr(), flow[1]
     _pass(source, "pack", source.numel() // _vector(source.dtype), params)
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.flow_patches` does."""
-    _whole(coords, out)
+    _require_contiguous(coords, out)
     params = _DECLARED["PatchesParams"]()
     _, height, width, channels = out.shape
     params.coords, params.out = coords.data_ptr(), out.data_ptr()
@@ -207,15 +207,15 @@ def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
 def _targets(like: Tensor, to: Sequence[Target]) -> Any:
     """Return the targets of a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
-    found = _DECLARED["Targets"]()
-    found.plane, found.width = height * width, width
+    targets = _DECLARED["Targets"]()
+    targets.plane, targets.width = height * width, width
     for number, target in enumerate(to):
         shape = (batch, width, height, channels) if target.transposed else (batch, height, width, channels)
         if target.slice.shape != shape:
             raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
-        found.to[number], found.ld[number] = target.slice.data_ptr(), _ld(target.slice)
-        found.transposed[number] = target.transposed
-    return found
+        targets.to[number], targets.ld[number] = target.slice.data_ptr(), _ld(target.slice)
+        targets.transposed[number] = target.transposed
+    return targets
 
 
 def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
@@ -231,7 +231,7 @@ def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Ten
 def _gate(
     name: str, state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor | None, q_map: Tensor | None, to: Sequence[Target]
 ) -> None:
-    _whole(zr, zr_map, q, q_map)
+    _require_contiguous(zr, zr_map, q, q_map)
     params = _DECLARED["GateParams"]()
     params.targets = _targets(state, to)
     params.zr, params.zr_map, params.q, params.q_map = (address(t) for t in (zr, zr_map, q, q_map))
@@ -242,7 +242,7 @@ def _gate(
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.flow_step_` does."""
-    _whole(coords, taps)
+    _require_contiguous(coords, taps)
     params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
     params.pixels, params.plane = _pixels(taps), taps.shape[1] * taps.shape[2]
@@ -252,7 +252,7 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 def gelu_(y: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.gelu_` does."""
-    _whole(y)
+    _require_contiguous(y)
     params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
     _pass(y, "gelu", params.vectors, params)
@@ -260,7 +260,7 @@ def gelu_(y: Tensor) -> None:
 
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
     """Run the pass as :func:`fullfield.ops._fused.reference.depthwise_norm` does."""
-    _whole(x, weight, bias, out)
+    _require_contiguous(x, weight, bias, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
@@ -281,7 +281,7 @@ def depthwise_why_not(x: Tensor, weight: Tensor) -> str | None:
 
 def depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Convolve ``x`` [B, H, W, C] depthwise with ``weight`` [49, C], float32, to ``out``, which is not ``x``."""
-    _whole(x, weight, out)
+    _require_contiguous(x, weight, out)
     batch, height, width, channels = x.shape
     params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.out = (t.data_ptr() for t in (x, weight, out))
@@ -320,7 +320,7 @@ def convex_strip(
     _kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, rows=across)
 
 
-def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
+def explain_no_convex(field: Tensor, mask: Tensor, factor: int) -> str | None:
     """Return None if :func:`convex_strip` can do this, else the reason."""
     if mask.dtype not in CODES or field.dtype != torch.float32:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
@@ -350,8 +350,8 @@ def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor,
     return grad_field, grad_mask
 
 
-def convex_gradients_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
+def explain_no_convex_gradients(field: Tensor, mask: Tensor, factor: int) -> str | None:
     """Return None if :func:`convex_gradients` can do this, else the reason."""
-    if factor != GRADIENTS_FACTOR or not 1 <= field.shape[1] <= _MOST_FIELDS or not field.numel():
-        return f"needs a factor of {GRADIENTS_FACTOR} and 1 to {_MOST_FIELDS} channels"
-    return convex_why_not(field, mask, factor)
+    if factor != GRADIENTS_FACTOR or not 1 <= field.shape[1] <= _MAX_FIELDS or not field.numel():
+        return f"needs a factor of {GRADIENTS_FACTOR} and 1 to {_MAX_FIELDS} channels"
+    return explain_no_convex(field, mask, factor)

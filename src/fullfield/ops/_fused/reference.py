@@ -56,16 +56,16 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
         return _affine_(y, norm, x, x_norm)
     rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # rows whose float32 values stay in a core's cache
     for first in range(0, y.shape[1], rows):
-        part = slice(first, first + rows)
-        _affine_(y[:, part], norm, None if x is None else x[:, part], x_norm)
+        strip = slice(first, first + rows)
+        _affine_(y[:, strip], norm, None if x is None else x[:, strip], x_norm)
     return y
 
 
 def _affine_(y: Tensor, norm: Norm, x: Tensor | None, x_norm: Norm | None) -> Tensor:
-    done = _normed(y, norm).relu_()
+    result = _normed(y, norm).relu_()
     if x is not None:
-        done = done.add_(x if x_norm is None else _normed(x, x_norm)).relu_()
-    return y.copy_(done)
+        result = result.add_(x if x_norm is None else _normed(x, x_norm)).relu_()
+    return y.copy_(result)
 
 
 def _normed(x: Tensor, norm: Norm) -> Tensor:
@@ -151,8 +151,8 @@ def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out:
     """Convolve depthwise 7×7 (``weight`` [49, C], float32), then normalise to mean 0 and variance 1."""
     channels = x.shape[-1]
     filters = weight.t().reshape(channels, 1, 7, 7).to(torch.float32)
-    done = functional.conv2d(x.permute(0, 3, 1, 2).to(torch.float32), filters, bias, padding=3, groups=channels)
-    out.copy_(functional.layer_norm(done.permute(0, 2, 3, 1), (channels,), eps=epsilon))
+    convolved = functional.conv2d(x.permute(0, 3, 1, 2).to(torch.float32), filters, bias, padding=3, groups=channels)
+    out.copy_(functional.layer_norm(convolved.permute(0, 2, 3, 1), (channels,), eps=epsilon))
 
 
 def convex_upsample(
@@ -167,8 +167,8 @@ def convex_upsample(
     total = field.new_zeros(batch, channels, factor, factor, height, width)
     for neighbour in range(9):
         row, column = divmod(neighbour, 3)
-        part = padded[:, :, None, None, row : row + height, column : column + width]
-        total = torch.addcmul(total, weights[:, :, neighbour], part)
+        neighbors = padded[:, :, None, None, row : row + height, column : column + width]
+        total = torch.addcmul(total, weights[:, :, neighbour], neighbors)
     return total.permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, factor * width)
 
 

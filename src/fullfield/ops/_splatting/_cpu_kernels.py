@@ -15,9 +15,9 @@ _jit = jit_in(CACHE)
 
 
 @_jit
-def scatter_longest(flow, moved, known):
+def scatter_longest(flow, target, valid):
     """Write every finite vector to the pixel nearest to its end; the longest wins, of equally long ones the last."""
-    height, width = known.shape
+    height, width = valid.shape
     longest = np.full((height, width), np.float32(-1.0))
     for y in range(height):
         for x in range(width):
@@ -31,83 +31,83 @@ def scatter_longest(flow, moved, known):
             length = u * u + v * v
             if length >= longest[i, j]:
                 longest[i, j] = length
-                moved[0, i, j] = u
-                moved[1, i, j] = v
-                known[i, j] = 1
+                target[0, i, j] = u
+                target[1, i, j] = v
+                valid[i, j] = 1
 
 
 @_jit
-def fill_rings(field, known):
+def fill_rings(field, valid):
     """Fill unknown pixels (0) from known ones (1) in place; 2 marks the next ring."""
-    height, width = known.shape
+    height, width = valid.shape
     holes = 0
     for y in range(height):
         for x in range(width):
-            holes += known[y, x] == 0
+            holes += valid[y, x] == 0
     ring = np.empty(holes, np.int64)
     means = np.empty((2, holes), np.float32)
     end = 0
     for y in range(height):
         for x in range(width):
-            if known[y, x] == 0 and _touches(known, y, x):
+            if valid[y, x] == 0 and _touches(valid, y, x):
                 ring[end] = y * width + x
                 end += 1
     for k in range(end):
-        known[ring[k] // width, ring[k] % width] = 2
-    begin = 0
-    while begin < end:
-        for k in range(begin, end):
+        valid[ring[k] // width, ring[k] % width] = 2
+    start = 0
+    while start < end:
+        for k in range(start, end):
             y, x = ring[k] // width, ring[k] % width
             u, v, count = np.float32(0.0), np.float32(0.0), np.float32(0.0)
             for i in range(max(y - 1, 0), min(y + 2, height)):
                 for j in range(max(x - 1, 0), min(x + 2, width)):
-                    if known[i, j] == 1:
+                    if valid[i, j] == 1:
                         u += field[0, i, j]
                         v += field[1, i, j]
                         count += np.float32(1.0)
             means[0, k], means[1, k] = u / count, v / count
-        for k in range(begin, end):
+        for k in range(start, end):
             y, x = ring[k] // width, ring[k] % width
             field[0, y, x], field[1, y, x] = means[0, k], means[1, k]
-            known[y, x] = 1
+            valid[y, x] = 1
         last = end
-        for k in range(begin, last):
+        for k in range(start, last):
             y, x = ring[k] // width, ring[k] % width
             for i in range(max(y - 1, 0), min(y + 2, height)):
                 for j in range(max(x - 1, 0), min(x + 2, width)):
-                    if known[i, j] == 0:
-                        known[i, j] = 2
+                    if valid[i, j] == 0:
+                        valid[i, j] = 2
                         ring[end] = i * width + j
                         end += 1
-        begin = last
+        start = last
 
 
 @_jit
-def _touches(known, y, x):
-    height, width = known.shape
+def _touches(valid, y, x):
+    height, width = valid.shape
     for i in range(max(y - 1, 0), min(y + 2, height)):
         for j in range(max(x - 1, 0), min(x + 2, width)):
-            if known[i, j] == 1:
+            if valid[i, j] == 1:
                 return True
     return False
 
 
 @_jit
-def share_out(flow, part, weights, known, sums):
-    """Add every known vector to the four pixels around ``part`` of its length, bilinearly.
+def splat_vectors(flow, fraction, weights, valid, sums):
+    """Add every known vector to the four pixels around ``fraction`` of its length, bilinearly.
 
     ``weights`` holds strength and trust. ``sums`` receives strength times u and v, strength, share, and strength times
     trust.
     """
-    height, width = known.shape
-    way = np.float32(part)
+    height, width = valid.shape
+    scale = np.float32(fraction)
     one = np.float32(1.0)
     for y in range(height):
         for x in range(width):
-            if known[y, x] == 0:
+            if valid[y, x] == 0:
                 continue
             u, v = flow[0, y, x], flow[1, y, x]
-            to_x, to_y = np.float32(x) + way * u, np.float32(y) + way * v
+            to_x, to_y = np.float32(x) + scale * u, np.float32(y) + scale * v
             left, top = np.floor(to_x), np.floor(to_y)
             if not (-1 <= left < width and -1 <= top < height):
                 continue
@@ -117,13 +117,13 @@ def share_out(flow, part, weights, known, sums):
                 i = int(top) + dy
                 for dx in range(2):
                     j = int(left) + dx
-                    share = (right if dx else one - right) * (below if dy else one - below)
-                    if share > 0 and 0 <= i < height and 0 <= j < width:
-                        weight = strength * share
+                    overlap = (right if dx else one - right) * (below if dy else one - below)
+                    if overlap > 0 and 0 <= i < height and 0 <= j < width:
+                        weight = strength * overlap
                         sums[0, i, j] += u * weight
                         sums[1, i, j] += v * weight
                         sums[2, i, j] += weight
-                        sums[3, i, j] += share
+                        sums[3, i, j] += overlap
                         sums[4, i, j] += trust * weight
 
 
@@ -133,5 +133,5 @@ _mask = types.uint8[:, ::1]
 ENTRY_POINTS = {
     "scatter_longest": (scatter_longest, types.void(_field, _field, _mask)),
     "fill_rings": (fill_rings, types.void(_field, _mask)),
-    "share_out": (share_out, types.void(_field, types.float64, _field, _mask, _field)),
+    "splat_vectors": (splat_vectors, types.void(_field, types.float64, _field, _mask, _field)),
 }

@@ -39,6 +39,8 @@ def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Te
     weights = torch.stack((torch.exp(12 * trust), trust))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)
     have = known.to(torch.uint8).contiguous()
-    _kernels().share_out(flow.detach().contiguous().numpy(), float(part), weights.numpy(), have.numpy(), sums.numpy())
+    _kernels().splat_vectors(
+        flow.detach().contiguous().numpy(), float(part), weights.numpy(), have.numpy(), sums.numpy()
+    )
     weight = sums[2].clamp(min=1e-12)
     return sums[:2] / weight, sums[3], sums[4] / weight

@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 """Numba kernels of the CPU backend's gradient with respect to both feature maps.
 
-Two passes over a chunk of tiles. ``gradients_of_dots`` turns the gradient of the lookup into the gradient of the dot
-products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen channels
-at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides and the result
-does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level: thousands of
-products added to one float32, one after another, would be several times as far from the exact sum.
+Two passes over a chunk of tiles. ``compute_dot_gradients`` turns the gradient of the lookup into the gradient of the
+dot products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen
+channels at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides and the
+result does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level:
+thousands of products added to one float32, one after another, would be several times as far from the exact sum.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fullfield.ops.correlation._cpu_kernels import (
     LANES,
     _clip,
     _jit,
+    _locate_windows,
     _pitch,
-    _place,
     _read,
     _union,
+    count_tiles,
     largest_union,
     lookup_tiles,
     shares,
-    tiles_of,
     workspace,
 )
 from fullfield.ops.correlation._cpu_simd import PULL, STEP, push, scatter
@@ -39,11 +39,11 @@ _NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
 
 
 @_jit
-def gradients_of_dots(levels, scales, coords, grad, window, origin, first, last, notes, weights):
+def compute_dot_gradients(levels, scales, coords, grad, window, origin, first, last, notes, weights):
     """Write the gradient of the dot products of tiles [first, last) into slots counted from tile ``origin``."""
     side = window - 1
     slot = (largest_union(window) + 2) * LANES
-    tiles = tiles_of(coords)
+    tiles = count_tiles(coords)
     _, _, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, 0)
     zero = splat(np.float32(0.0))
     for index in range(first, last):
@@ -51,7 +51,7 @@ def gradients_of_dots(levels, scales, coords, grad, window, origin, first, last,
         tile = index % tiles
         for level in range(levels.shape[0]):
             at = (index - origin) * levels.shape[0] + level
-            seen = _place(
+            seen = _locate_windows(
                 coords, scales, b, level, tile, window,
                 levels[level, 1], levels[level, 2], lane_x, lane_y, fx, fy,
             )  # fmt: skip
@@ -129,11 +129,11 @@ def _single_gradients(
         own = load(f1_block, lane * LANES)
         pulled = splat(np.float32(0.0))
         for row in range(ys, ye):
-            here = p + row * width * LANES
+            cell = p + row * width * LANES
             at = w + ((row - y) * window - x) * LANES + lane
             for column in range(xs, xe):
                 weight = splat(weights[at + column * LANES])
-                k = here + column * LANES
+                k = cell + column * LANES
                 if want1:
                     pulled = pulled + weight * load(f2, k)
                 if want2:
@@ -182,6 +182,6 @@ _table = types.int64[:, ::1]
 
 ENTRY_POINTS = {
     "lookup_tiles": (lookup_tiles, (_flat, _flat, _table, _flat, _floats, _i, _i, _floats, _floats, _i, _i)),
-    "gradients_of_dots": (gradients_of_dots, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
+    "compute_dot_gradients": (compute_dot_gradients, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
     "collect_blocks": (collect_blocks, (_flat, _flat, _table, _table, _flat, *[_i] * 7, _flat, _flat)),
 }

@@ -30,7 +30,7 @@ _jit = jit_in(CACHE)
 
 
 @_jit
-def tiles_of(coords):  # type: ignore[no-untyped-def]
+def count_tiles(coords):  # type: ignore[no-untyped-def]
     """Return the number of tiles of an image."""
     return ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
 
@@ -68,18 +68,18 @@ def shares(fx, fy):  # type: ignore[no-untyped-def]
 @_jit
 def _row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
     """Compute one row of a window, at most MOST positions at a time."""
-    done = 0
-    while done < n:
-        part = min(n - done, MOST)
+    column = 0
+    while column < n:
+        count = min(n - column, MOST)
         if dense:
-            products(part, a, i, b, j + done * LANES, stride, blocks, out, o + done * LANES)
+            products(count, a, i, b, j + column * LANES, stride, blocks, out, o + column * LANES)
         else:
-            dots(part, a, i, b, j + done * LANES, stride, blocks, out, o + done)
-        done += part
+            dots(count, a, i, b, j + column * LANES, stride, blocks, out, o + column)
+        column += count
 
 
 @_jit
-def _place(coords, scales, b, level, tile, window, height2, width2, lane_x, lane_y, fx, fy):  # type: ignore[no-untyped-def]
+def _locate_windows(coords, scales, b, level, tile, window, height2, width2, lane_x, lane_y, fx, fy):  # type: ignore[no-untyped-def]
     """Write each lane's first column, row and fractions; return the number of lanes that see the map.
 
     A lane outside the source image, with coordinates that are not finite, or whose window misses the map gets
@@ -211,12 +211,12 @@ def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[n
     for row in range(window):
         before = gather(cells, offsets, row * pitch * LANES)
         for dx in range(side):
-            here = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
-            value = left * before + right * here
+            value_right = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
+            value = left * before + right * value_right
             if row > 0:
                 store(taps, (dx * side + row - 1) * LANES, above * load(line, dx * LANES) + below * value)
             store(line, dx * LANES, value)
-            before = here
+            before = value_right
 
 
 @_jit
@@ -226,11 +226,11 @@ def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-de
     top, left = _corner(tile, width)
     columns = min(TILE_WIDTH, width - left)
     by_b, by_channel, by_y, by_x = out.strides
-    whole = columns == TILE_WIDTH and by_x == 4
+    is_full_row = columns == TILE_WIDTH and by_x == 4
     for k in range(channels):
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
-            if whole:
+            if is_full_row:
                 put_half(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
                 continue
             for x in range(columns):
@@ -285,7 +285,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
     gradient of that, and the gradient of the coordinates is written into ``out`` [B, 2, H1, W1].
     """
     side = window - 1
-    tiles = tiles_of(coords)
+    tiles = count_tiles(coords)
     cells, pixel, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, blocks)
     slope = np.zeros(4 * LANES, np.float32)
     for index in range(first, last):
@@ -297,7 +297,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
             height = levels[level, 1]
             width = levels[level, 2]
             channel = level * side * side
-            seen = _place(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
+            seen = _locate_windows(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
             if seen > 0:
                 i2 = levels[level, 0] + b * levels[level, 4]
                 pitch = _window_cells(

@@ -79,9 +79,9 @@ def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
         name = "llvm.masked.gather.v16f32.v16p0"
         kind = ir.FunctionType(VECTOR, [_POINTERS, ir.IntType(32), _MASK, VECTOR])
         function = cgutils.get_or_insert_function(builder.module, kind, name)
-        whole = ir.Constant(_MASK, [1] * LANES)
+        all_lanes = ir.Constant(_MASK, [1] * LANES)
         align = ir.Constant(ir.IntType(32), 4)
-        return builder.call(function, [pointers, align, whole, ir.Constant(VECTOR, ir.Undefined)])
+        return builder.call(function, [pointers, align, all_lanes, ir.Constant(VECTOR, ir.Undefined)])
 
     return float32x16(array, offsets, types.intp), codegen
 
@@ -114,14 +114,14 @@ def products(
         def emit(width: int) -> None:
             cells = _zeros(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
-                here = builder.gep(b, [builder.mul(outer.index, args[5])])
+                operand = builder.gep(b, [builder.mul(outer.index, args[5])])
                 left = builder.gep(a, [builder.mul(outer.index, number(LANES * LANES))])
                 with cgutils.for_range(builder, number(LANES // UNROLL)) as inner:
                     first = builder.mul(inner.index, number(UNROLL))
                     for step in range(UNROLL):
                         channel = builder.add(first, number(step))
                         pixels = put_load(builder, left, builder.mul(channel, number(LANES)))
-                        row = builder.gep(here, [channel])
+                        row = builder.gep(operand, [channel])
                         for position, cell in enumerate(cells):
                             value = builder.load(builder.gep(row, [number(position * LANES)]))
                             _accumulate(builder, cell, pixels, put_splat(builder, value))
@@ -147,10 +147,10 @@ def dots(
         def emit(width: int) -> None:
             cells = _zeros(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
-                here = builder.gep(b, [builder.mul(loop.index, args[5])])
+                operand = builder.gep(b, [builder.mul(loop.index, args[5])])
                 channels = put_load(builder, a, builder.mul(loop.index, number(LANES)))
                 for position, cell in enumerate(cells):
-                    _accumulate(builder, cell, channels, put_load(builder, here, number(position * LANES)))
+                    _accumulate(builder, cell, channels, put_load(builder, operand, number(position * LANES)))
             for position, cell in enumerate(cells):
                 builder.store(_sum(builder, builder.load(cell)), builder.gep(c, [number(position)]))
 
@@ -167,8 +167,8 @@ def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         half = ir.VectorType(FLOAT, LANES // 2)
-        begin = builder.bitcast(place(context, builder, sig, args, 0, number(0)), _BYTES)
-        put_store(builder, put_load(builder, place(context, builder, sig, args, 2), kind=half), begin, args[1])
+        start = builder.bitcast(place(context, builder, sig, args, 0, number(0)), _BYTES)
+        put_store(builder, put_load(builder, place(context, builder, sig, args, 2), kind=half), start, args[1])
         return context.get_dummy_value()
 
     return types.void(array, types.intp, values, types.intp), codegen
@@ -182,8 +182,8 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
         pointers = _lane_pointers(context, builder, sig, args)
         kind = ir.FunctionType(ir.VoidType(), [VECTOR, _POINTERS, ir.IntType(32), _MASK])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.scatter.v16f32.v16p0")
-        whole = ir.Constant(_MASK, [1] * LANES)
-        builder.call(function, [args[3], pointers, ir.Constant(ir.IntType(32), 4), whole])
+        all_lanes = ir.Constant(_MASK, [1] * LANES)
+        builder.call(function, [args[3], pointers, ir.Constant(ir.IntType(32), 4), all_lanes])
         return context.get_dummy_value()
 
     return types.void(array, offsets, types.intp, float32x16), codegen
@@ -203,9 +203,9 @@ def _pull(width: int) -> Callable[..., None]:
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
                 cells = _zeros(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
-                    here = builder.mul(inner.index, number(LANES))
-                    pixels = put_load(builder, left, here)
-                    row = builder.gep(right, [here])
+                    offset = builder.mul(inner.index, number(LANES))
+                    pixels = put_load(builder, left, offset)
+                    row = builder.gep(right, [offset])
                     for channel, cell in enumerate(cells):
                         value = builder.load(builder.gep(row, [number(channel)]))
                         _accumulate(builder, cell, pixels, put_splat(builder, value))
@@ -229,13 +229,13 @@ def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out:
         a, b, c = (place(context, builder, sig, args, which) for which in (0, 2, 5))
         pixels = [put_load(builder, b, number(lane * LANES)) for lane in range(LANES)]
         with cgutils.for_range(builder, args[4]) as loop:
-            here = builder.mul(loop.index, number(LANES))
-            row = builder.gep(a, [here])
-            sums = [put_load(builder, c, here), constant(0.0)]
+            offset = builder.mul(loop.index, number(LANES))
+            row = builder.gep(a, [offset])
+            sums = [put_load(builder, c, offset), constant(0.0)]
             for lane, channels in enumerate(pixels):
                 value = put_splat(builder, builder.load(builder.gep(row, [number(lane)])))
                 sums[lane % 2] = _multiply_add(builder, value, channels, sums[lane % 2])
-            put_store(builder, builder.fadd(*sums, flags=_FLAGS), c, here)
+            put_store(builder, builder.fadd(*sums, flags=_FLAGS), c, offset)
         return context.get_dummy_value()
 
     i = types.intp

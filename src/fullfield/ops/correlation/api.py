@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops._operators import once_only, register
+from fullfield.ops._operators import forbid_second_derivative, register
 from fullfield.ops.correlation.prepared import NAME, Lookups, feature_gradients, pool, prepare
 from fullfield.ops.correlation.protocol import (
     FEATURES,
     LOOKUPS,
-    MOST_LEVELS,
+    MAX_LEVELS,
     Gradients,
     Prepared,
     Request,
+    build_request,
     check_coords,
     check_features,
     check_window,
+    flatten_sizes,
     is_channels_last,
     level_sizes,
     output_dtype,
-    request_of,
-    shape_of,
 )
 
 
@@ -38,8 +38,8 @@ def _prepare_request(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> tuple[Request, str]:
     """Return the request and the backend's name."""
-    shape = shape_of(fmap1, maps, levels)
-    request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
+    shape = flatten_sizes(fmap1, maps, levels)
+    request = build_request(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return request, LOOKUPS.choose(backend, request)
 
 
@@ -56,7 +56,7 @@ def _restored(
     coords: Tensor, state: list[Tensor], shape: list[int], pooled: bool, radius: int, backend: str | None,
     precision: str, grad: bool, dtype: torch.dtype,
 ) -> Prepared:  # fmt: skip
-    request = request_of(shape, pooled, radius, precision, grad, dtype, coords.device)
+    request = build_request(shape, pooled, radius, precision, grad, dtype, coords.device)
     restored: Prepared = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore(request, tuple(state))
     return restored
 
@@ -86,15 +86,19 @@ def _backward(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: A
 
 
 def _backward_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
-    shape, pooled, *_, dtype, wanted = options
+    shape, pooled, *_, dtype, requested = options
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_maps(shape, pooled))]
 
-    def like(want: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
-        return coords.new_empty((shape[0], shape[1], *size) if want else (0,), dtype=kind if want else coords.dtype)
+    def like(is_requested: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
+        return coords.new_empty(
+            (shape[0], shape[1], *size) if is_requested else (0,), dtype=kind if is_requested else coords.dtype
+        )
 
-    grad_coords = torch.empty_like(coords, memory_format=torch.contiguous_format) if wanted[2] else coords.new_empty(0)
-    return [like(wanted[0], (shape[2], shape[3])), *(like(wanted[1], size) for size in sizes), grad_coords]
+    grad_coords = (
+        torch.empty_like(coords, memory_format=torch.contiguous_format) if requested[2] else coords.new_empty(0)
+    )
+    return [like(requested[0], (shape[2], shape[3])), *(like(requested[1], size) for size in sizes), grad_coords]
 
 
 def _maps(shape: Sequence[int], pooled: bool) -> int:
@@ -111,15 +115,15 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: 
 def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     coords, link, *state = ctx.saved_tensors
     first, second, _, third = ctx.needs_input_grad[:4]
-    wanted = [bool(first), any(second), bool(third)]
+    requested = [bool(first), any(second), bool(third)]
     backward = torch.ops.fullfield.correlation_lookup_backward
     with torch.no_grad():
-        *grads, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
+        *grads, grad_coords = backward(grad_out, coords, state, *ctx.options, requested)
         each = zip(grads, ctx.carriers, (first, *second), strict=True)
-        found = [grad.to(dtype) if want else None for grad, dtype, want in each]
-        found.append(grad_coords if third else None)
-    one, *of_maps, grad_coords = once_only(NAME, found, (grad_out, coords, link))
-    return one, of_maps, None, grad_coords, [None] * len(state), *(None,) * 9
+        gradients = [grad.to(dtype) if is_requested else None for grad, dtype, is_requested in each]
+        gradients.append(grad_coords if third else None)
+    one, *grad_maps, grad_coords = forbid_second_derivative(NAME, gradients, (grad_out, coords, link))
+    return one, grad_maps, None, grad_coords, [None] * len(state), *(None,) * 9
 
 
 register(
@@ -175,7 +179,7 @@ def correlation_pyramid(
         InputError: naming ``fmap2`` or ``levels``.
     """
     _check.tensor(fmap2, "fmap2", ("B", "C", "H2", "W2"), dtypes=FEATURES)
-    _check.number(levels, "levels", integer=True, low=1, high=MOST_LEVELS)
+    _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
     return pool(fmap2, levels)
 
 

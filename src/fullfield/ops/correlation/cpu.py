@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, why_not
-from fullfield._kernels.threads import run_parts
+from fullfield._kernels.threads import run_chunks
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
@@ -55,8 +55,8 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
         if level.numel() == 0:  # PyTorch 2.6 pads nothing that is empty
             continue
         short = blocks * LANES - request.channels
-        whole = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
-        level.copy_(torch.unflatten(whole, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))
+        padded_map = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
+        level.copy_(torch.unflatten(padded_map, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))
     return Cpu(request, state)
 
 
@@ -122,9 +122,9 @@ class Cpu(Prepared):
 
     def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *extra: Any) -> None:
         r = self.request
-        given = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
-        task = partial(kernel, *given, self._window, _blocks(r), *extra, out.numpy())
-        run_parts(r.batch * self._tiles, 4, torch.get_num_threads(), task)
+        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
+        task = partial(kernel, *arrays, self._window, _blocks(r), *extra, out.numpy())
+        run_chunks(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up as :class:`Prepared` describes."""
@@ -162,8 +162,8 @@ class Cpu(Prepared):
         for origin in range(0, total, max(chunk, 1)):
             end = min(origin + chunk, total)
 
-            def gradients_of_dots(first: int, last: int, origin: int = origin) -> None:
-                kernels.gradients_of_dots(
+            def compute_dot_gradients(first: int, last: int, origin: int = origin) -> None:
+                kernels.compute_dot_gradients(
                     self._levels, self._scales, xy, grad, self._window, origin,
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
@@ -175,8 +175,8 @@ class Cpu(Prepared):
                 )  # fmt: skip
 
             threads = torch.get_num_threads()
-            run_parts(end - origin, 4, threads, gradients_of_dots)
-            run_parts(blocks, 1, threads, collect)
+            run_chunks(end - origin, 4, threads, compute_dot_gradients)
+            run_chunks(blocks, 1, threads, collect)
 
     def gradients(self, grads: Gradients) -> Gradients:
         """Return the sums, whose accumulators are in the state's layout; ``levels`` is a list of one there."""
@@ -185,8 +185,8 @@ class Cpu(Prepared):
         if grads.fmap1 is not None:
             rows, columns = _tiles(r)
             split = grads.fmap1.view(r.batch, rows, columns, _blocks(r) * LANES, *TILE).permute(0, 3, 1, 4, 2, 5)
-            whole = split.flatten(4).flatten(2, 3)[:, : r.channels, : r.size1[0], : r.size1[1]]
-            first = whole / max(r.channels, 1) ** 0.5
+            unpadded = split.flatten(4).flatten(2, 3)[:, : r.channels, : r.size1[0], : r.size1[1]]
+            first = unpadded / max(r.channels, 1) ** 0.5
         if grads.levels is not None:
             views = _level_views(r, grads.levels[0])
             rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]

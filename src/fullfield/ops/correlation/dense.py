@@ -11,36 +11,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops._backends import NoRoom
+from fullfield.ops._backends import InsufficientMemory
 from fullfield.ops.correlation import in_pytorch
 from fullfield.ops.correlation.protocol import Gradients, Request, as_written
 
 
 def supports(request: Request) -> str | None:
     """Return why the volume cannot serve the request; None if it can."""
-    return in_pytorch.supports(request) or no_room(request)
+    return in_pytorch.supports(request) or explain_lack_of_memory(request)
 
 
-def no_room(request: Request) -> str | None:
+def explain_lack_of_memory(request: Request) -> str | None:
     """Return why the GPU's memory is too small for the volume; None if it is not, and on other devices."""
     if request.device.type != "cuda":
         return None
     # PyTorch's cached blocks are free, too.
-    held = torch.cuda.memory_reserved(request.device) - torch.cuda.memory_allocated(request.device)
-    free = torch.cuda.mem_get_info(request.device)[0] + held
+    cached_bytes = torch.cuda.memory_reserved(request.device) - torch.cuda.memory_allocated(request.device)
+    free = torch.cuda.mem_get_info(request.device)[0] + cached_bytes
     if request.volume_bytes <= free:
         return None
-    return NoRoom(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
+    return InsufficientMemory(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
     """Compute the volumes of a pair."""
     dtype = request.accumulate_dtype
     source = fmap1.detach().flatten(2)
-    wide = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
+    scaled = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
     # Volumes first, then the features, which only the gradient needs.
     with as_written(fmap1.device):
-        volumes = [torch.bmm(wide, level.detach().flatten(2).to(dtype)) for level in maps]
+        volumes = [torch.bmm(scaled, level.detach().flatten(2).to(dtype)) for level in maps]
     features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
     return Dense(request, (*volumes, *features))
 

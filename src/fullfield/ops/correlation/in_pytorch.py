@@ -21,19 +21,19 @@ class Window(NamedTuple):
     fy: Tensor
 
 
-def place(
+def locate_windows(
     coords: Tensor,  # [n, 2] (x, y), level-0 pixels
     level: int,
     size: tuple[int, int],  # H2, W2 of the level
     radius: int,
 ) -> Window:
     """Return the windows; coordinates that are not finite, or far outside, see nothing and have fraction 0."""
-    reach = 2 * radius + 4
+    margin = 2 * radius + 4
     scaled = coords / 2**level
-    low = scaled > -reach
-    high = torch.stack((scaled[:, 0] < size[1] + reach, scaled[:, 1] < size[0] + reach), 1)
-    near = (low & high).all(1, keepdim=True)  # False for NaN, too
-    scaled = torch.where(near, scaled, -float(reach))
+    low = scaled > -margin
+    high = torch.stack((scaled[:, 0] < size[1] + margin, scaled[:, 1] < size[0] + margin), 1)
+    is_near = (low & high).all(1, keepdim=True)  # False for NaN, too
+    scaled = torch.where(is_near, scaled, -float(margin))
     base = scaled.detach().floor()
     fraction = scaled - base
     first = base.long() - radius
@@ -125,7 +125,7 @@ class PreparedInPyTorch(Prepared):
         """Number of source pixels of the whole batch."""
         return self.request.batch * self.request.size1[0] * self.request.size1[1]
 
-    def _parts(self, coords: Tensor) -> Iterator[tuple[int, slice, Window, Tensor, Tensor, Tensor]]:
+    def _chunks(self, coords: Tensor) -> Iterator[tuple[int, slice, Window, Tensor, Tensor, Tensor]]:
         r = self.request
         flat = coords.detach().permute(0, 2, 3, 1).reshape(-1, 2)
         step = max(1, self.chunk())
@@ -134,7 +134,7 @@ class PreparedInPyTorch(Prepared):
                 continue
             for start in range(0, self.pixels, step):
                 pixels = slice(start, min(start + step, self.pixels))
-                window = place(flat[pixels], level, size, r.radius)
+                window = locate_windows(flat[pixels], level, size, r.radius)
                 yield level, pixels, window, *cells(window, size, r.radius)
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
@@ -143,11 +143,11 @@ class PreparedInPyTorch(Prepared):
         taps = r.side**2
         out = coords.new_zeros((self.pixels, r.out_channels), dtype=out_dtype)
         with as_written(coords.device):
-            for level, pixels, window, x, y, inside in self._parts(coords):
+            for level, pixels, window, x, y, inside in self._chunks(coords):
                 dots = torch.where(inside, self.dots(level, pixels, x, y, inside), 0.0)
                 out[pixels, level * taps : (level + 1) * taps] = blend(dots, window).to(out_dtype)
-            whole = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
-            return laid_out(whole, out_dtype, channels_last)
+            result = out.view(r.batch, *r.size1, r.out_channels).permute(0, 3, 1, 2)
+            return laid_out(result, out_dtype, channels_last)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
@@ -159,12 +159,12 @@ class PreparedInPyTorch(Prepared):
         taps = r.side**2
         flat = grad_out.permute(0, 2, 3, 1).reshape(self.pixels, r.out_channels)
         grad_coords = coords.new_zeros((self.pixels, 2)) if coords_grad else None
-        for level, pixels, window, x, y, inside in self._parts(coords):
+        for level, pixels, window, x, y, inside in self._chunks(coords):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
             if any(grads.wanted):
-                wanted = torch.where(inside, blend_adjoint(grad, window, r.side), 0.0)
-                self.add_gradient(level, pixels, x, y, inside, wanted, grads)
+                dot_gradients = torch.where(inside, blend_adjoint(grad, window, r.side), 0.0)
+                self.add_gradient(level, pixels, x, y, inside, dot_gradients, grads)
             if grad_coords is not None:
                 dots = torch.where(inside, self.dots(level, pixels, x, y, inside), 0.0)
                 grad_coords[pixels] += slopes(grad, dots, window, r.side).to(grad_coords.dtype) / 2**level

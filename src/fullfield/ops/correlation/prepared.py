@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops._launching import is_traced, raw_stream
-from fullfield.ops._operators import direct_apply, once_only
+from fullfield.ops._operators import direct_apply, forbid_second_derivative
 from fullfield.ops.correlation.protocol import (
     LOOKUPS,
     Gradients,
     Prepared,
     Request,
-    request_of,
-    shape_of,
+    build_request,
+    flatten_sizes,
 )
 
 
@@ -69,22 +69,22 @@ def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) 
 def feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
     """Return the gradients of fmap1 and of the given maps from finished accumulators."""
     request = prepared.request
-    done = prepared.gradients(grads)
-    if done.levels is None:
-        return done.fmap1, [None] * (1 if request.pooled else request.levels)
-    return done.fmap1, [fold(done.levels)] if request.pooled else list(done.levels)
+    sums = prepared.gradients(grads)
+    if sums.levels is None:
+        return sums.fmap1, [None] * (1 if request.pooled else request.levels)
+    return sums.fmap1, [fold(sums.levels)] if request.pooled else list(sums.levels)
 
 
 class Pair:
     """Features of a pair and the accumulators of the running backward passes.
 
-    Its autograd nodes hold it, so it must not hold any of them: a cycle through a graph is never freed. ``wanted``
+    Its autograd nodes hold it, so it must not hold any of them: a cycle through a graph is never freed. ``requested``
     tells whether fmap1's and fmap2's gradients are requested.
     """
 
-    def __init__(self, prepared: Prepared, wanted: tuple[bool, bool]) -> None:
+    def __init__(self, prepared: Prepared, requested: tuple[bool, bool]) -> None:
         self.prepared = prepared
-        self._wanted = wanted
+        self._requested = requested
         device = prepared.request.device
         self._device = device if device.type == "cuda" else None
         self._index = device.index
@@ -95,20 +95,20 @@ class Pair:
         """Return the accumulators of the present backward pass."""
         task = torch._C._current_graph_task_id()
         stream = self._stream()
-        found = self._open.get(task)
-        if found is None:
-            grads = self.prepared.accumulators(*self._wanted)
+        entry = self._open.get(task)
+        if entry is None:
+            grads = self.prepared.accumulators(*self._requested)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._discard, task))
         else:
-            grads, last = found
+            grads, last = entry
             if last == stream:
                 return grads
             self._wait(last)  # lookups of one pair on several streams add to the same memory
         self._open[task] = (grads, stream)
         return grads
 
-    def _forget(self, task: int) -> None:
+    def _discard(self, task: int) -> None:
         self._open.pop(task, None)
 
     def finish(self) -> Gradients | None:
@@ -153,8 +153,8 @@ class PrepareNode(torch.autograd.Function):
         with torch.no_grad():
             first, rest = feature_gradients(ctx.pair.prepared, grads)
             both = zip((first, *rest), ctx.dtypes, strict=True)
-            found = [None if grad is None else grad.to(dtype) for grad, dtype in both]
-        return None, *once_only(NAME, found, (inputs,))
+            gradients = [None if grad is None else grad.to(dtype) for grad, dtype in both]
+        return None, *forbid_second_derivative(NAME, gradients, (inputs,))
 
 
 class LookupNode(torch.autograd.Function):
@@ -188,7 +188,12 @@ class LookupNode(torch.autograd.Function):
             grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
         # The preparation's own gradient is empty: it leads from the features' gradients to this lookup's inputs.
         to_features = preparation.detach() if ctx.needs_input_grad[1] else None
-        return None, *once_only(NAME, (to_features, grad_coords), (grad, coords, preparation)), None, None
+        return (
+            None,
+            *forbid_second_derivative(NAME, (to_features, grad_coords), (grad, coords, preparation)),
+            None,
+            None,
+        )
 
 
 add_lookup = direct_apply(LookupNode)
@@ -217,9 +222,9 @@ class Lookups:
         radius: int,
         backend: str | None,
     ) -> None:
-        wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
-        grad = torch.is_grad_enabled() and any(wanted)
-        self._shape = shape_of(fmap1, maps, levels)
+        requested = (fmap1.requires_grad, any(m.requires_grad for m in maps))
+        grad = torch.is_grad_enabled() and any(requested)
+        self._shape = flatten_sizes(fmap1, maps, levels)
         # A state made at one precision is not to be read at another.
         precision = _precision()
         carriers = fmap1, list(maps)
@@ -234,9 +239,9 @@ class Lookups:
                 carriers = fmap1.float(), [m.float() for m in maps]
         else:
             pooled = len(maps) == 1
-            request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
+            request = build_request(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
             backend = LOOKUPS.choose(backend, request)
-            self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
+            self._pair = Pair(prepare(request, backend, fmap1, maps), requested)
             self._state = list(self._pair.prepared.state)
             if grad:
                 self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]

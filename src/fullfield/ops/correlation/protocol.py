@@ -33,13 +33,13 @@ from fullfield.ops._backends import Backends
 
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # dtypes of feature maps
 Precision = str  # "highest", "high" or "medium": torch.get_float32_matmul_precision()
-MOST_LEVELS = 8
-MOST_RADIUS = 8
+MAX_LEVELS = 8
+MAX_RADIUS = 8
 # By preference. An automatic choice takes the first that can, and "dense" only where its volume is small.
 BACKENDS = ("cuda", "cpu", "dense", "reference")
 # Without a kernel the volume is faster than the reference wherever it fits, so an automatic choice depends on memory:
 # on CUDA and ROCm this share of the GPU's, elsewhere these bytes. Both are the same for every pair of a sequence.
-DENSE_SHARE = 1 / 8
+DENSE_MEMORY_FRACTION = 1 / 8
 DENSE_BYTES = 1 << 30
 
 
@@ -95,14 +95,14 @@ def level_sizes(height: int, width: int, levels: int) -> tuple[tuple[int, int], 
     return tuple((height // 2**level, width // 2**level) for level in range(levels))
 
 
-def shape_of(fmap1: Tensor, maps: Sequence[Tensor], levels: int) -> list[int]:
+def flatten_sizes(fmap1: Tensor, maps: Sequence[Tensor], levels: int) -> list[int]:
     """Return B, C, H1, W1, then H2, W2 of every level; ``maps`` are all levels, or the finest alone."""
     pooled = len(maps) == 1
     sizes = level_sizes(maps[0].shape[2], maps[0].shape[3], levels) if pooled else [m.shape[-2:] for m in maps]
     return [*fmap1.shape, *(side for size in sizes for side in size)]
 
 
-def request_of(
+def build_request(
     shape: Sequence[int],
     pooled: bool,
     radius: int,
@@ -111,7 +111,7 @@ def request_of(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Request:
-    """Return the request for checked features whose sizes are ``shape``, in the order of :func:`shape_of`."""
+    """Return the request for checked features whose sizes are ``shape``, in the order of :func:`flatten_sizes`."""
     return Request(
         batch=shape[0],
         channels=shape[1],
@@ -140,7 +140,9 @@ def _tensor(
     if (
         isinstance(value, Tensor)
         and value.ndim == len(shape)
-        and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
+        and all(
+            isinstance(expected, str) or have == expected for have, expected in zip(value.shape, shape, strict=True)
+        )
         and value.dtype in dtypes
         and (device is None or value.device == device)
     ):
@@ -158,8 +160,8 @@ def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) 
 
 def check_window(levels: int, radius: int) -> None:
     """Check the number of levels and the radius."""
-    _check.number(levels, "levels", integer=True, low=1, high=MOST_LEVELS)
-    _check.number(radius, "radius", integer=True, low=1, high=MOST_RADIUS)
+    _check.number(levels, "levels", integer=True, low=1, high=MAX_LEVELS)
+    _check.number(radius, "radius", integer=True, low=1, high=MAX_RADIUS)
 
 
 def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
@@ -274,5 +276,5 @@ LOOKUPS = _Lookups("correlation_lookup", f"{__package__}.", BACKENDS)
 def _too_large(request: Request) -> bool:
     limit = float(DENSE_BYTES)
     if request.device.type == "cuda" and torch.cuda.is_available():
-        limit = torch.cuda.get_device_properties(request.device).total_memory * DENSE_SHARE
+        limit = torch.cuda.get_device_properties(request.device).total_memory * DENSE_MEMORY_FRACTION
     return request.volume_bytes * (1 + request.grad) > limit

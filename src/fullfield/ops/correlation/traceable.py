@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.correlation.in_pytorch import blend, cells, place
+from fullfield.ops.correlation.in_pytorch import blend, cells, locate_windows
 from fullfield.ops.correlation.protocol import level_sizes
 
 FORMS = ("linear", "dense")
@@ -71,7 +71,7 @@ def traceable_lookup(
         if size[0] == 0 or size[1] == 0:
             taps.append(flat.new_zeros(flat.shape[0], (2 * radius + 1) ** 2))
             continue
-        window = place(flat, level, size, radius)
+        window = locate_windows(flat, level, size, radius)
         x, y, inside = cells(window, size, radius)
         positions = y * size[1] + x
         if form == "linear":

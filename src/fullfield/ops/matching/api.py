@@ -15,9 +15,9 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.ops._backends import Backends
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import direct_apply, gradients_again, wants_gradient
+from fullfield.ops._operators import direct_apply, recompute_gradients, wants_gradient
 from fullfield.ops.matching import chunks, cuda, fused
-from fullfield.ops.matching.protocol import Request, map_of, rows_of, size_of
+from fullfield.ops.matching.protocol import Request, spatial_size, to_map, to_rows
 from fullfield.ops.spatial_correlation import spatial_correlation
 
 BACKENDS = ("cuda", "chunks")
@@ -26,53 +26,54 @@ MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-class _Matched(torch.autograd.Function):
+class _Match(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
-        found, query, key, logarithms = _forward(fmap1, fmap2, scale)
+        matches, query, key, logarithms = _forward(fmap1, fmap2, scale)
         ctx.scale = scale
-        ctx.save_for_backward(fmap1, fmap2, query, key, found, logarithms)
-        return found
+        ctx.save_for_backward(fmap1, fmap2, query, key, matches, logarithms)
+        return matches
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        fmap1, fmap2, query, key, found, logarithms = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
+        fmap1, fmap2, query, key, matches, logarithms = ctx.saved_tensors
+        requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for second-order gradients
-            again = partial(chunks.matched, scale=ctx.scale)
-            return *gradients_again(again, (fmap1, fmap2), grad, wanted), None
-        saved = (query, key, found.flatten(2), logarithms)
-        sizes = size_of(fmap1), size_of(fmap2)
+            recompute = partial(chunks.match_rows, scale=ctx.scale)
+            return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None
+        saved = (query, key, matches.flatten(2), logarithms)
+        sizes = spatial_size(fmap1), spatial_size(fmap2)
         both = cuda.backward(saved, grad.flatten(2), sizes, ctx.scale)
         return *(
-            _gradient(one, fmap) if want else None for one, fmap, want in zip(both, (fmap1, fmap2), wanted, strict=True)
+            _gradient(one, fmap) if is_requested else None
+            for one, fmap, is_requested in zip(both, (fmap1, fmap2), requested, strict=True)
         ), None
 
 
 def _forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key = cuda.rows(fmap1), cuda.rows(fmap2, aligned=True)
-    flow, logarithms = cuda.forward(query, key, (size_of(fmap1), size_of(fmap2)), scale)
+    flow, logarithms = cuda.forward(query, key, (spatial_size(fmap1), spatial_size(fmap2)), scale)
     return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
 
 
-def _gradient(found: Tensor, fmap: Tensor) -> Tensor:
+def _gradient(gradient: Tensor, fmap: Tensor) -> Tensor:
     """Return rows, some of which may be padding, as a map [B, C, H, W]."""
-    return map_of(found[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
+    return to_map(gradient[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
-_apply = direct_apply(_Matched)
+_apply = direct_apply(_Match)
 
 
-def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+def match_rows(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
     if wants_gradient(fmap1, fmap2):
         return _apply(fmap1, fmap2, scale)
     return _forward(fmap1, fmap2, scale)[0]
 
 
-_MATCHED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "cuda": matched,
-    "chunks": chunks.matched,
+_MATCHERS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "cuda": match_rows,
+    "chunks": chunks.match_rows,
 }
 
 
@@ -84,7 +85,7 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
 
 
 def _named(dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
-    return _chosen(Request(dtype, device, eager), backend)
+    return _choose(Request(dtype, device, eager), backend)
 
 
 # As torch.compiler.assume_constant_result does, which would import the compiler: called while code is traced.
@@ -92,7 +93,7 @@ _named.__dict__["_dynamo_marked_constant"] = True
 
 
 @functools.lru_cache(256)
-def _chosen(request: Request, backend: str | None) -> str:
+def _choose(request: Request, backend: str | None) -> str:
     return MATCHERS.choose(backend, request)
 
 
@@ -132,8 +133,8 @@ def global_matching(
     scale = max(fmap1.shape[1], 1) ** -0.5
     name = _named(fmap1.dtype, fmap1.device, is_eager(fmap1, fmap2), backend)
     if fmap1.numel() == 0:
-        return chunks.matched(fmap1, fmap2, scale)
-    return _MATCHED[name](fmap1, fmap2, scale)
+        return chunks.match_rows(fmap1, fmap2, scale)
+    return _MATCHERS[name](fmap1, fmap2, scale)
 
 
 def global_attention(
@@ -152,10 +153,10 @@ def global_attention(
     Source: Xu et al., GMFlow, 2022, equation 5 (propagation).
     """
     _check_maps(fmap1, fmap2)
-    place = (fmap2.shape[0], "V", *fmap2.shape[2:])
-    _check.tensor(values, "values", place, dtypes=_FLOATS, device=fmap1.device)
-    query, key, value = rows_of(fmap1), rows_of(fmap2), rows_of(values)
-    return map_of(attend(query, key, value), fmap1).to(values.dtype)
+    value_shape = (fmap2.shape[0], "V", *fmap2.shape[2:])
+    _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
+    query, key, value = to_rows(fmap1), to_rows(fmap2), to_rows(values)
+    return to_map(attend(query, key, value), fmap1).to(values.dtype)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -190,8 +191,8 @@ def local_matching(
     )  # [2r+1, H], [2r+1, W]
     inside = [(at >= 0) & (at < n) for at, n in ((rows, height), (columns, width))]
     exists = inside[0][:, None, :, None] & inside[1][None, :, None, :]
-    whole = scores.masked_fill(~exists, -torch.inf).flatten(1, 2).softmax(1)
-    shares = torch.unflatten(whole, 1, (2 * radius + 1, 2 * radius + 1))
+    weights = scores.masked_fill(~exists, -torch.inf).flatten(1, 2).softmax(1)
+    shares = torch.unflatten(weights, 1, (2 * radius + 1, 2 * radius + 1))
     steps = offsets.to(scores.dtype)
     u = (shares.sum(1) * steps[:, None, None]).sum(1)
     v = (shares.sum(2) * steps[:, None, None]).sum(1)
@@ -216,8 +217,8 @@ def local_attention(
     """
     _check.number(radius, "radius", integer=True, low=0)
     scores = _scores(fmap1, fmap2, radius)
-    place = (fmap1.shape[0], "V", *fmap1.shape[2:])
-    _check.tensor(values, "values", place, dtypes=_FLOATS, device=fmap1.device)
+    value_shape = (fmap1.shape[0], "V", *fmap1.shape[2:])
+    _check.tensor(values, "values", value_shape, dtypes=_FLOATS, device=fmap1.device)
     shares = scores.flatten(1, 2).softmax(1)
     around = functional.pad(values.to(scores.dtype), (radius,) * 4)
     side, (height, width) = 2 * radius + 1, fmap1.shape[2:]
@@ -230,6 +231,6 @@ def local_attention(
 
 def _scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:
     """Return the scores [B, 2r+1, 2r+1, H, W], float32 or float64."""
-    found = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
+    scores = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
-    return found.to(exact) / math.sqrt(max(fmap1.shape[1], 1))
+    return scores.to(exact) / math.sqrt(max(fmap1.shape[1], 1))

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import direct_apply, gradients_again
-from fullfield.ops.matching.protocol import Request, flow_of, positions_of, rows_at_a_time, rows_of
+from fullfield.ops._operators import direct_apply, recompute_gradients
+from fullfield.ops.matching.protocol import Request, flow_from_matches, grid_positions, rows_at_a_time, to_rows
 
 
 def supports(_request: Request) -> None:
@@ -28,18 +28,18 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 
 def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute with PyTorch's own gradients and recompute what they need."""
-    found = [
-        checkpoint(_rows, part, key, value, scale, use_reentrant=False, preserve_rng_state=False)
-        for part in torch.split(query, rows_at_a_time(key), -2)
+    chunks = [
+        checkpoint(_rows, rows, key, value, scale, use_reentrant=False, preserve_rng_state=False)
+        for rows in torch.split(query, rows_at_a_time(key), -2)
     ]
-    return torch.cat(found, -2)
+    return torch.cat(chunks, -2)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        parts = torch.split(query, rows_at_a_time(key), -2)
-        out = torch.cat([_rows(part, key, value, scale) for part in parts], -2)
+        chunks = torch.split(query, rows_at_a_time(key), -2)
+        out = torch.cat([_rows(rows, key, value, scale) for rows in chunks], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)
         return out
@@ -47,14 +47,15 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         query, key, value, out = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        requested = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for second-order gradients
-            again = partial(_differentiable, scale=ctx.scale)
-            return *gradients_again(again, (query, key, value), grad, wanted), None
+            recompute = partial(_differentiable, scale=ctx.scale)
+            return *recompute_gradients(recompute, (query, key, value), grad, requested), None
         with torch.autocast(query.device.type, enabled=False):
-            found = _gradients(query, key, value, out, grad, ctx.scale)
+            gradients = _gradients(query, key, value, out, grad, ctx.scale)
         return *(
-            one.to(t.dtype) if want else None for one, t, want in zip(found, (query, key, value), wanted, strict=True)
+            one.to(t.dtype) if is_requested else None
+            for one, t, is_requested in zip(gradients, (query, key, value), requested, strict=True)
         ), None
 
 
@@ -62,18 +63,18 @@ def _gradients(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = key.to(out.dtype), value.to(out.dtype)
-    of_query, of_key, of_value = (torch.zeros_like(t, dtype=out.dtype) for t in (query, key, value))
+    grad_query, grad_key, grad_value = (torch.zeros_like(t, dtype=out.dtype) for t in (query, key, value))
     each = rows_at_a_time(key)
-    for begin in range(0, query.shape[-2], each):
-        at = slice(begin, begin + each)
-        rows, part = query[..., at, :].to(out.dtype) * scale, grad[..., at, :]
+    for start in range(0, query.shape[-2], each):
+        at = slice(start, start + each)
+        rows, grad_rows = query[..., at, :].to(out.dtype) * scale, grad[..., at, :]
         shares = torch.softmax(rows @ keys.transpose(-2, -1), -1)
-        of_value += shares.transpose(-2, -1) @ part
-        inner = (part * out[..., at, :]).sum(-1, keepdim=True)
-        shares *= part @ values.transpose(-2, -1) - inner  # from here on the gradient of the products
-        of_query[..., at, :] = shares @ keys * scale
-        of_key += shares.transpose(-2, -1) @ rows
-    return of_query, of_key, of_value
+        grad_value += shares.transpose(-2, -1) @ grad_rows
+        inner = (grad_rows * out[..., at, :]).sum(-1, keepdim=True)
+        shares *= grad_rows @ values.transpose(-2, -1) - inner  # from here on the gradient of the products
+        grad_query[..., at, :] = shares @ keys * scale
+        grad_key += shares.transpose(-2, -1) @ rows
+    return grad_query, grad_key, grad_value
 
 
 _apply = direct_apply(_Attention)
@@ -86,8 +87,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return _apply(query, key, value, scale)
 
 
-def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+def match_rows(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """Return the flow [B, 2, H1, W1]."""
-    value = positions_of(fmap2).flatten(1).transpose(0, 1)
-    query, key = rows_of(fmap1), rows_of(fmap2)
-    return flow_of(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)
+    value = grid_positions(fmap2).flatten(1).transpose(0, 1)
+    query, key = to_rows(fmap1), to_rows(fmap2)
+    return flow_from_matches(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)

@@ -44,15 +44,15 @@ def source(dtype: torch.dtype) -> Source:
 
 def rows(fmap: Tensor, aligned: bool = False) -> Tensor:
     """Return the map as contiguous rows [B, N, C]; with ``aligned``, rows of zeros that no kernel counts follow."""
-    found = fmap.flatten(2).transpose(1, 2)
-    lacking = -found.shape[1] % _ALIGNED if aligned else 0
-    return functional.pad(found, (0, 0, 0, lacking)) if lacking else found.contiguous()
+    flat = fmap.flatten(2).transpose(1, 2)
+    lacking = -flat.shape[1] % _ALIGNED if aligned else 0
+    return functional.pad(flat, (0, 0, 0, lacking)) if lacking else flat.contiguous()
 
 
 def _products(one: Tensor, two: Tensor) -> Tensor:
     """Return the products [B, N, M] of [B, N, C] and [B, C, M], always float32."""
     as_they_are = one.is_cuda and one.dtype in HALVES and _WIDENS
-    if as_they_are and (one.dtype == torch.float16 or _launching.why_not_bfloat16(one.device) is None):
+    if as_they_are and (one.dtype == torch.float16 or _launching.explain_no_bfloat16(one.device) is None):
         return torch.bmm(one, two, out_dtype=torch.float32)
     return torch.bmm(one.float(), two.float())
 
@@ -72,18 +72,18 @@ class _Rows:
         p.sharpness, p.scale = scale * _LOG2_E, scale
         self.kernels = _launching.kernels(LIBRARIES, source(query.dtype), query.get_device())
 
-    def parts(self) -> list[slice]:
+    def chunks(self) -> list[slice]:
         """Return the rows that are in memory together."""
         each = rows_at_a_time(self.key)
         each -= each % 64 if each > 64 else 0
         return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
 
-    def products(self, part: slice) -> Tensor:
+    def products(self, chunk: slice) -> Tensor:
         """Return the products of these rows [B, n, M] and pass them to the kernels."""
-        found = _products(self.query[:, part], self.key.transpose(1, 2))
-        self.params.products, self.params.begin = found.data_ptr(), part.start
-        self.params.rows = part.stop - part.start
-        return found
+        product_rows = _products(self.query[:, chunk], self.key.transpose(1, 2))
+        self.params.products, self.params.begin = product_rows.data_ptr(), chunk.start
+        self.params.rows = chunk.stop - chunk.start
+        return product_rows
 
     def launch(self, name: str) -> None:
         self.kernels.launch(name, self.batch * self.params.rows, _THREADS, self.params)
@@ -101,10 +101,10 @@ def forward(
     work = _Rows(query, key, sizes, scale)
     work.params.flow, work.params.logarithms = flow.data_ptr(), logarithms.data_ptr()
     with torch.autocast(query.device.type, enabled=False):
-        for part in work.parts():
-            held = work.products(part)
+        for chunk in work.chunks():
+            product_rows = work.products(chunk)
             work.launch("positions")
-            del held
+            del product_rows
     return flow, logarithms
 
 
@@ -126,18 +126,18 @@ def backward(
         unit = torch.where(unit.isfinite() & (unit > 0), unit, 1.0)
         p.unit = unit.data_ptr()
     half = query.dtype in HALVES
-    of_query = query.new_empty(query.shape, dtype=torch.float32)
-    of_key = key.new_zeros(key.shape, dtype=torch.float32)
+    grad_query = query.new_empty(query.shape, dtype=torch.float32)
+    grad_key = key.new_zeros(key.shape, dtype=torch.float32)
     with torch.autocast(query.device.type, enabled=False):
-        for part in work.parts():
-            held = work.products(part)
-            moved = held.new_empty(held.shape, dtype=query.dtype) if half else held
-            p.grad_products = moved.data_ptr()
+        for chunk in work.chunks():
+            product_rows = work.products(chunk)
+            grad_rows = product_rows.new_empty(product_rows.shape, dtype=query.dtype) if half else product_rows
+            p.grad_products = grad_rows.data_ptr()
             work.launch("gradient")
-            del held
-            of_query[:, part] = _products(moved, key)
-            of_key += _products(moved.transpose(1, 2), query[:, part])
+            del product_rows
+            grad_query[:, chunk] = _products(grad_rows, key)
+            grad_key += _products(grad_rows.transpose(1, 2), query[:, chunk])
     if unit is not None:
-        of_query *= unit
-        of_key *= unit
-    return of_query, of_key
+        grad_query *= unit
+        grad_key *= unit
+    return grad_query, grad_key

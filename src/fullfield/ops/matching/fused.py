@@ -17,7 +17,7 @@ WIDEST = 256
 
 def supports(request: Request) -> str | None:
     """Return None if the fused kernels can serve the request, else the reason."""
-    reason = _launching.why_not_nvidia(request.device)
+    reason = _launching.explain_non_nvidia(request.device)
     if reason is not None:
         return reason
     if request.dtype not in (torch.float32, *HALVES):
@@ -25,7 +25,7 @@ def supports(request: Request) -> str | None:
     if not 0 < request.channels <= WIDEST:
         return f"needs 1 to {WIDEST} channels"
     # Below, PyTorch would multiply out the whole matrix.
-    return _launching.why_not_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
+    return _launching.explain_no_bfloat16(request.device) if request.dtype == torch.bfloat16 else None
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
@@ -40,8 +40,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     outer = -(-width // step) * step
     if half:
         inner = outer = max(inner, outer)
-    parts = _padded(query, inner), _padded(key, inner), _padded(value.to(query.dtype), outer)
+    padded = _padded(query, inner), _padded(key, inner), _padded(value.to(query.dtype), outer)
     with torch.autocast("cuda", enabled=False):
-        q, k, v = (part.unsqueeze(1) for part in parts)
-        found = functional.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1)
-    return found[..., :width]
+        q, k, v = (tensor.unsqueeze(1) for tensor in padded)
+        result = functional.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1)
+    return result[..., :width]

@@ -31,27 +31,27 @@ def rows_at_a_time(key: Tensor) -> int:
     return max(ELEMENTS // max(key.shape[-2] * key.shape[:-2].numel(), 1), 1)
 
 
-def rows_of(fmap: Tensor) -> Tensor:
+def to_rows(fmap: Tensor) -> Tensor:
     """Return [B, C, H, W] as rows [B, H·W, C]."""
     return fmap.flatten(2).transpose(1, 2)
 
 
-def map_of(rows: Tensor, like: Tensor) -> Tensor:
+def to_map(rows: Tensor, like: Tensor) -> Tensor:
     """Return rows [B, H·W, C] as a map [B, C, H, W]."""
     return torch.unflatten(rows.transpose(1, 2), 2, (like.shape[2], like.shape[3]))
 
 
-def size_of(fmap: Tensor) -> tuple[int, int]:
+def spatial_size(fmap: Tensor) -> tuple[int, int]:
     """Return height and width."""
     return int(fmap.shape[2]), int(fmap.shape[3])
 
 
-def positions_of(fmap: Tensor) -> Tensor:
+def grid_positions(fmap: Tensor) -> Tensor:
     """Return the positions [2, H, W], (x, y), float32 or float64."""
     exact = torch.float64 if fmap.dtype == torch.float64 else torch.float32
-    return positions(size_of(fmap), fmap.device, exact)
+    return positions(spatial_size(fmap), fmap.device, exact)
 
 
-def flow_of(found: Tensor, fmap1: Tensor) -> Tensor:
+def flow_from_matches(matches: Tensor, fmap1: Tensor) -> Tensor:
     """Return the flow [B, 2, H1, W1] to the matched positions [B, H1·W1, 2]."""
-    return map_of(found, fmap1) - positions_of(fmap1)
+    return to_map(matches, fmap1) - grid_positions(fmap1)

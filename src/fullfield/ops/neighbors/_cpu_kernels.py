@@ -18,7 +18,7 @@ from fullfield.ops.neighbors._cpu_simd import __file__ as _own_simd_file
 from fullfield.ops.neighbors._cpu_simd import put_within
 
 LEAF = 12
-_DEPTH, _FEW = 64, 64
+_DEPTH, _LEAF_SIZE = 64, 64
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
 _jit = jit_in(CACHE)
@@ -66,7 +66,7 @@ def _runs(keys, starts, shape, cells, q, runs):
 @_jit
 def _sort(numbers, count):
     """Sort the first ``count`` numbers; for a few of them numba's own function takes a multiple of the time."""
-    if count > _FEW:
+    if count > _LEAF_SIZE:
         for n in range(1, count):
             if numbers[n - 1] > numbers[n]:
                 numbers[:count].sort()
@@ -93,8 +93,8 @@ def _same_cell(cells, visit, step, last):
 
 
 @_jit
-def _candidates(points, columns, order, runs, sort, who, places, squares):
-    """Write the points of nine runs into ``who`` and their coordinates into ``places``; return their number.
+def _candidates(points, columns, order, runs, sort, who, coordinates, squares):
+    """Write the points of nine runs into ``who`` and their coordinates into ``coordinates``; return their number.
 
     Arrays that are too short are replaced by longer ones.
     """
@@ -103,8 +103,8 @@ def _candidates(points, columns, order, runs, sort, who, places, squares):
         count += runs[run, 1] - runs[run, 0]
     if count + LANES > who.size:
         who = np.empty(count + count // 4 + LANES, np.int32)
-        places, squares = np.empty((3, who.size), np.float32), np.empty(who.size, np.float32)
-    xs, ys, zs, at = places[0], places[1], places[2], np.uintp(0)
+        coordinates, squares = np.empty((3, who.size), np.float32), np.empty(who.size, np.float32)
+    xs, ys, zs, at = coordinates[0], coordinates[1], coordinates[2], np.uintp(0)
     for run in range(9):
         for i in range(np.uintp(runs[run, 0]), np.uintp(runs[run, 1])):
             who[at], xs[at], ys[at], zs[at] = order[i], columns[0, i], columns[1, i], columns[2, i]
@@ -113,18 +113,18 @@ def _candidates(points, columns, order, runs, sort, who, places, squares):
         _sort(who, count)
         for n in range(np.uintp(count)):
             i = np.uintp(who[n])
-            places[0, n], places[1, n], places[2, n] = points[i, 0], points[i, 1], points[i, 2]
+            coordinates[0, n], coordinates[1, n], coordinates[2, n] = points[i, 0], points[i, 1], points[i, 2]
     for n in range(LANES):
         squares[count + n] = np.inf  # a vector reads beyond the last
-    return count, who, places, squares
+    return count, who, coordinates, squares
 
 
 # Indices without sign: numba looks whether signed ones are negative, and LLVM then makes no vectors of the loops.
 @_jit
-def _measure(places, count, queries, q, squares):
+def _measure(coordinates, count, queries, q, squares):
     """Write the squared distances of the first ``count`` places from a query."""
     x, y, z = queries[q, 0], queries[q, 1], queries[q, 2]
-    xs, ys, zs = places[0], places[1], places[2]
+    xs, ys, zs = coordinates[0], coordinates[1], coordinates[2]
     for n in range(np.uintp(count)):
         dx, dy, dz = x - xs[n], y - ys[n], z - zs[n]
         squares[n] = (dx * dx + dy * dy) + dz * dz
@@ -141,8 +141,8 @@ def radius_rows(
     most 50 bytes for each point in the fullest 27 cells around a query, and 1 KiB, in each thread.
     """
     runs, count, end = np.zeros((9, 2), np.int64), 0, first
-    who, places, squares = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
-    found, sort_rows = np.empty(0, np.int32), False
+    who, coordinates, squares = np.empty(0, np.int32), np.empty((3, 0), np.float32), np.empty(0, np.float32)
+    neighbors, sort_rows = np.empty(0, np.int32), False
     for step in range(first, last):
         q = visit[step]
         if step == end:
@@ -156,10 +156,12 @@ def radius_rows(
                 # Few queries have fewer neighbours than candidates: then sorting each row takes less time.
                 sort_all = hits > np.sum(runs[:, 1] - runs[:, 0])
             sort_rows = sort and not sort_all
-            count, who, places, squares = _candidates(points, columns, order, runs, sort_all, who, places, squares)
-            if fill and found.size < who.size:
-                found = np.empty(who.size, np.int32)
-        _measure(places, count, queries, q, squares)
+            count, who, coordinates, squares = _candidates(
+                points, columns, order, runs, sort_all, who, coordinates, squares
+            )
+            if fill and neighbors.size < who.size:
+                neighbors = np.empty(who.size, np.int32)
+        _measure(coordinates, count, queries, q, squares)
         if not fill:
             within = np.int32(0)
             for n in range(np.uintp(count)):
@@ -168,12 +170,12 @@ def radius_rows(
             continue
         at = 0
         for n in range(0, count, LANES):
-            at = put_within(squares, n, limit, who, n, found, at)
+            at = put_within(squares, n, limit, who, n, neighbors, at)
         if sort_rows:
-            _sort(found, at)
+            _sort(neighbors, at)
         start = np.uintp(rows[q])
         for n in range(np.uintp(at)):
-            indices[start + n] = found[n]
+            indices[start + n] = neighbors[n]
 
 
 @_jit
@@ -196,7 +198,7 @@ def _scrambled(corner):
 
 
 @_jit
-def thin_rows(points, offsets, cell, slots, kept):
+def thin_rows(points, offsets, cell, slots, is_kept):
     """Mark the points that remain when every cell of each cloud keeps the one nearest to its middle.
 
     ``slots`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points of
@@ -205,19 +207,19 @@ def thin_rows(points, offsets, cell, slots, kept):
     mask = np.uint64(slots.size - 1)
     for cloud in range(offsets.size - 1):
         for i in range(offsets[cloud], offsets[cloud + 1]):
-            corner, away = _in_cell(points, i, cell)
+            corner, distance = _in_cell(points, i, cell)
             slot = _scrambled(corner) & mask
             while slots[slot] >= offsets[cloud]:
-                other, least = _in_cell(points, slots[slot], cell)
+                other, nearest_distance = _in_cell(points, slots[slot], cell)
                 if corner == other:
                     break
                 slot = (slot + np.uint64(1)) & mask
             rival = slots[slot]
             if rival >= offsets[cloud]:
-                if away >= least:
+                if distance >= nearest_distance:
                     continue
-                kept[rival] = False
-            kept[i], slots[slot] = True, i
+                is_kept[rival] = False
+            is_kept[i], slots[slot] = True, i
 
 
 @_jit
@@ -285,30 +287,30 @@ def build_tree(points, order, axes, cuts, first, last):
 def nearest_rows(points, order, axes, cuts, bounds, queries, batches, k, rows, indices, first, last):
     """Find the ``k`` nearest of queries ``first ... last``, by distance, then index; ``points`` are in tree order."""
     stack = np.empty((_DEPTH, 2), np.int64)
-    least = np.empty(_DEPTH, np.float32)
+    lower_bounds = np.empty(_DEPTH, np.float32)
     best = np.empty(k, np.float32)
     who = np.empty(k, np.int32)
     for q in range(first, last):
-        wanted = rows[q + 1] - rows[q]
-        if wanted == 0:
+        row_size = rows[q + 1] - rows[q]
+        if row_size == 0:
             continue
-        found = 0
+        count = 0
         stack[0, 0] = bounds[batches[q]]
         stack[0, 1] = bounds[batches[q] + 1]
-        least[0] = np.float32(0.0)
+        lower_bounds[0] = np.float32(0.0)
         size = 1
         while size > 0:
             size -= 1
             low = stack[size, 0]
             high = stack[size, 1]
-            if found == wanted and least[size] > best[wanted - 1]:
+            if count == row_size and lower_bounds[size] > best[row_size - 1]:
                 continue
             while high - low > LEAF:
                 middle = (low + high) >> 1
                 axis = axes[middle]
-                away = queries[q, axis] - cuts[middle]
-                far = away * away
-                if away < 0:
+                offset = queries[q, axis] - cuts[middle]
+                squared = offset * offset
+                if offset < 0:
                     stack[size, 0] = middle
                     stack[size, 1] = high
                     high = middle
@@ -316,26 +318,26 @@ def nearest_rows(points, order, axes, cuts, bounds, queries, batches, k, rows, i
                     stack[size, 0] = low
                     stack[size, 1] = middle
                     low = middle
-                least[size] = far
+                lower_bounds[size] = squared
                 size += 1
             for i in range(low, high):
                 distance = _squared(points, i, queries, q)
                 index = order[i]
-                if found == wanted:
-                    worst = best[wanted - 1]
-                    if distance > worst or (distance == worst and index > who[wanted - 1]):
+                if count == row_size:
+                    worst = best[row_size - 1]
+                    if distance > worst or (distance == worst and index > who[row_size - 1]):
                         continue
-                    at = wanted - 1
+                    at = row_size - 1
                 else:
-                    at = found
-                    found += 1
+                    at = count
+                    count += 1
                 while at > 0 and (distance < best[at - 1] or (distance == best[at - 1] and index < who[at - 1])):
                     best[at] = best[at - 1]
                     who[at] = who[at - 1]
                     at -= 1
                 best[at] = distance
                 who[at] = index
-        for at in range(wanted):
+        for at in range(row_size):
             indices[rows[q] + at] = who[at]
 
 

@@ -18,26 +18,26 @@ def packing(packs: bool) -> Any:
 
     @intrinsic
     def put_within(
-        typingctx: Any, squares: Any, sn: Any, limit: Any, who: Any, wn: Any, found: Any, at: Any
+        typingctx: Any, squares: Any, sn: Any, limit: Any, who: Any, wn: Any, results: Any, at: Any
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            distances, given, into = (place(context, builder, sig, args, which) for which in (0, 3, 5))
-            near = builder.fcmp_ordered("<=", put_load(builder, distances), put_splat(builder, args[2]))
+            distances, source, into = (place(context, builder, sig, args, which) for which in (0, 3, 5))
+            within = builder.fcmp_ordered("<=", put_load(builder, distances), put_splat(builder, args[2]))
             if packs and target_has(context, "avx512f"):
-                indices = put_load(builder, given, kind=INTEGERS)
-                kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, near.type])
+                indices = put_load(builder, source, kind=INTEGERS)
+                kind = ir.FunctionType(INTEGERS, [INTEGERS, INTEGERS, within.type])
                 pack = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v16i32")
-                put_store(builder, builder.call(pack, [indices, indices, near]), into)
-                bits = builder.ctpop(builder.bitcast(near, ir.IntType(LANES)))
+                put_store(builder, builder.call(pack, [indices, indices, within]), into)
+                bits = builder.ctpop(builder.bitcast(within, ir.IntType(LANES)))
                 return builder.add(args[6], builder.zext(bits, INDEX))
             count = number(0)
             for lane in range(LANES):  # without a branch: the next one overwrites it
-                builder.store(builder.load(builder.gep(given, [number(lane)])), builder.gep(into, [count]))
-                hit = builder.extract_element(near, ir.Constant(ir.IntType(32), lane))
+                builder.store(builder.load(builder.gep(source, [number(lane)])), builder.gep(into, [count]))
+                hit = builder.extract_element(within, ir.Constant(ir.IntType(32), lane))
                 count = builder.add(count, builder.zext(hit, INDEX))
             return builder.add(args[6], count)
 
-        return types.intp(squares, types.intp, types.float32, who, types.intp, found, types.intp), codegen
+        return types.intp(squares, types.intp, types.float32, who, types.intp, results, types.intp), codegen
 
     return put_within
 

@@ -16,7 +16,7 @@ from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_
 BACKENDS = ("cuda", "cpu", "reference")
 """Backends, preferred first: kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
 SEARCHES = Backends("neighbour search", f"{__package__}.", BACKENDS)
-MOST_NEAREST = 1024
+MAX_NEIGHBORS = 1024
 _BITS = 21  # bits of a coordinate in a Morton code
 
 
@@ -46,11 +46,11 @@ def radius_search(
             backend cannot run.
     """
     check_length(radius, "radius")
-    cloud, asked = check_pair(points, queries, offsets, query_offsets)
-    pair = recentred(cloud, asked)
-    search = _chosen(backend, points).radius_search
-    found: Neighbors = search(*pair, cloud.offsets, asked.offsets, float(radius), sort=bool(sort))
-    return found
+    cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
+    pair = recentred(cloud, query_cloud)
+    search = _choose(backend, points).radius_search
+    neighbors: Neighbors = search(*pair, cloud.offsets, query_cloud.offsets, float(radius), sort=bool(sort))
+    return neighbors
 
 
 def knn_search(
@@ -70,32 +70,32 @@ def knn_search(
     Raises:
         InputError: if coordinates are not finite, k < 1, offsets do not fit, or the backend cannot run.
     """
-    _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
-    cloud, asked = check_pair(points, queries, offsets, query_offsets)
-    return nearest_neighbors(cloud, asked, recentred(cloud, asked), int(k), backend)
+    _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
+    cloud, query_cloud = check_pair(points, queries, offsets, query_offsets)
+    return nearest_neighbors(cloud, query_cloud, recentred(cloud, query_cloud), int(k), backend)
 
 
 def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
     """Run :func:`radius_search` on checked clouds and results of :func:`recentred`; GPUs wait once for all."""
     if not searches:
         return []
-    module = _chosen(None, searches[0][2][0])
-    given = [(*pair, cloud.offsets, asked.offsets, radius) for cloud, asked, pair, radius in searches]
+    module = _choose(None, searches[0][2][0])
+    arguments = [(*pair, cloud.offsets, query_cloud.offsets, radius) for cloud, query_cloud, pair, radius in searches]
     if hasattr(module, "radius_searches"):
-        found: list[Neighbors] = module.radius_searches(given)
-        return found
-    return [module.radius_search(*search) for search in given]
+        neighbors: list[Neighbors] = module.radius_searches(arguments)
+        return neighbors
+    return [module.radius_search(*search) for search in arguments]
 
 
 def nearest_neighbors(
-    cloud: Cloud, asked: Cloud, pair: tuple[Tensor, Tensor], k: int, backend: str | None = None
+    cloud: Cloud, query_cloud: Cloud, pair: tuple[Tensor, Tensor], k: int, backend: str | None = None
 ) -> Neighbors:
     """Run :func:`knn_search` on checked clouds and a result of :func:`recentred`."""
-    found: Neighbors = _chosen(backend, pair[0]).knn_search(*pair, cloud.offsets, asked.offsets, k)
-    return found
+    neighbors: Neighbors = _choose(backend, pair[0]).knn_search(*pair, cloud.offsets, query_cloud.offsets, k)
+    return neighbors
 
 
-def _chosen(backend: str | None, points: Tensor) -> Any:
+def _choose(backend: str | None, points: Tensor) -> Any:
     return SEARCHES.load(SEARCHES.choose(backend, points.device))
 
 
@@ -112,8 +112,8 @@ def spatial_order(
     """
     cloud = check_cloud(points, offsets)
     edges = cloud.offsets.tolist()
-    parts = [_along(cloud.points[first:last]) + first for first, last in pairwise(edges)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64, device=points.device)
+    orders = [_along(cloud.points[first:last]) + first for first, last in pairwise(edges)]
+    return torch.cat(orders) if orders else torch.zeros(0, dtype=torch.int64, device=points.device)
 
 
 def _along(points: Tensor) -> Tensor:

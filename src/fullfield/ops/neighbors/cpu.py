@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, why_not
-from fullfield._kernels.threads import run_parts
+from fullfield._kernels.threads import run_chunks
 from fullfield.ops.neighbors.ragged import Neighbors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _GRAIN = 64
-_MOST_CELLS = 1 << 62
+_MAX_CELLS = 1 << 62
 # Cells are slightly wider than the radius, because a float32 distance may be rounded down to the radius.
 _MARGIN = 1.0 + 1e-5
 
@@ -32,7 +32,7 @@ _kernels = Kernels(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
 def _parallel(count: int, task: Any) -> None:
-    run_parts(count, _GRAIN, torch.get_num_threads(), task)
+    run_chunks(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def _writable(tensor: Tensor) -> NDArray[np.float32]:
@@ -49,8 +49,8 @@ def _cells(columns: NDArray[np.float32], offsets: Tensor, low: Any, cell: float)
     cells = np.empty((4, columns.shape[1]), np.int64)
     cells[0] = _batches(offsets)
     for axis, column in enumerate(columns):
-        away = np.clip((column.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
-        np.floor(away, out=cells[3 - axis], casting="unsafe")
+        cell_index = np.clip((column.astype(np.float64) - low[axis]) / cell, -4.0, 2.0**60)
+        np.floor(cell_index, out=cells[3 - axis], casting="unsafe")
     return cells
 
 
@@ -68,14 +68,14 @@ def radius_search(
     Without ``sort`` the points of a query are in no particular order.
     """
     kernel = _kernels().radius_rows
-    spots, asked = _writable(points), _writable(queries)
-    rows = np.zeros(len(asked) + 1, np.int64)
-    if not len(spots) or not len(asked):
+    spots, query_spots = _writable(points), _writable(queries)
+    rows = np.zeros(len(query_spots) + 1, np.int64)
+    if not len(spots) or not len(query_spots):
         return Neighbors(torch.from_numpy(rows), torch.zeros(0, dtype=torch.int32))
     columns = np.ascontiguousarray(spots.T)
     low, high = columns.min(1).astype(np.float64), columns.max(1).astype(np.float64)
     cell = radius * _MARGIN
-    while np.prod(np.floor((high - low) / cell) + 1.0) * (offsets.numel() - 1) > _MOST_CELLS:
+    while np.prod(np.floor((high - low) / cell) + 1.0) * (offsets.numel() - 1) > _MAX_CELLS:
         cell *= 2.0
     shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
 
@@ -86,25 +86,36 @@ def radius_search(
     starts = np.append(first, len(spots)).astype(np.int64)
     around, visit = cells, order
     if queries is not points:
-        around = _cells(np.ascontiguousarray(asked.T), query_offsets, low, cell)
+        around = _cells(np.ascontiguousarray(query_spots.T), query_offsets, low, cell)
         np.minimum(around, np.append(2**62, shape + 2)[:, None], out=around)
         visit = np.argsort(_numbers(around, shape), kind="stable")  # queries of a cell together
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
     columns = columns.take(order, 1)
-    common = (spots, columns, order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
+    common = (
+        spots,
+        columns,
+        order.astype(np.int32),
+        used,
+        starts,
+        shape,
+        query_spots,
+        around,
+        visit,
+        np.float32(limit),
+    )
 
     nothing = np.empty(0, np.int32)
-    _parallel(len(asked), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
+    _parallel(len(query_spots), lambda a, b: kernel(*common, False, sort, rows, nothing, a, b))
     np.cumsum(rows, out=rows)
     indices = np.empty(rows[-1], np.int32)
-    _parallel(len(asked), lambda a, b: kernel(*common, True, sort, rows, indices, a, b))
+    _parallel(len(query_spots), lambda a, b: kernel(*common, True, sort, rows, indices, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
     """Find the k nearest points; see :func:`fullfield.ops.neighbors.knn_search`."""
     kernels = _kernels()
-    spots, asked = _writable(points), _writable(queries)
+    spots, query_spots = _writable(points), _writable(queries)
     bounds = offsets.numpy()
     order = np.arange(len(spots), dtype=np.int32)
     axes, cuts = np.zeros(len(spots), np.int8), np.zeros(len(spots), np.float32)
@@ -112,18 +123,18 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
         kernels.build_tree(spots, order, axes, cuts, first, last)
     sizes = np.minimum(np.diff(bounds), k)
     batches = _batches(query_offsets)
-    rows = np.zeros(len(asked) + 1, np.int64)
+    rows = np.zeros(len(query_spots) + 1, np.int64)
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
-    common = (spots[order], order, axes, cuts, bounds, asked, batches, k, rows, indices)
-    _parallel(len(asked), lambda a, b: kernels.nearest_rows(*common, a, b))
+    common = (spots[order], order, axes, cuts, bounds, query_spots, batches, k, rows, indices)
+    _parallel(len(query_spots), lambda a, b: kernels.nearest_rows(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
 
 
 def thin(points: Tensor, offsets: Tensor, cell: float) -> Tensor:
     """Return the kept points [K]; see :func:`fullfield.ops.neighbors.grid_downsample`."""
     spots = _writable(points.to(torch.float64).contiguous())
-    kept = np.zeros(len(spots), bool)
+    mask = np.zeros(len(spots), bool)
     slots = np.full(1 << (len(spots) + len(spots) // 2).bit_length(), -1, np.int32)
-    _kernels().thin_rows(spots, offsets.numpy(), cell, slots, kept)
-    return torch.from_numpy(np.flatnonzero(kept))
+    _kernels().thin_rows(spots, offsets.numpy(), cell, slots, mask)
+    return torch.from_numpy(np.flatnonzero(mask))

@@ -40,8 +40,8 @@ def grid_downsample(
             small that their numbers along an axis exceed 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
-    (found,) = thinned(check_shape(points, offsets), [float(cell)])[1]
-    return Downsampled(found.kept, found.cloud.offsets)
+    (thinned_cloud,) = thinned(check_shape(points, offsets), [float(cell)])[1]
+    return Downsampled(thinned_cloud.kept, thinned_cloud.cloud.offsets)
 
 
 def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thinned]]:
@@ -53,27 +53,27 @@ def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thin
         InputError: as :func:`grid_downsample`.
     """
     fast = cuda.supports(cloud.points.device) is None and cloud.points.shape[0] > 0
-    found: list[cuda.Thinned] = []
+    results: list[cuda.Thinned] = []
     if not fast:
-        cloud = _checked(cloud, largest_coordinate(cloud.points), cells)
+        cloud = _check_cells(cloud, largest_coordinate(cloud.points), cells)
     last = cloud
-    while len(found) < len(cells):
-        left = cells[len(found) :]
+    while len(results) < len(cells):
+        left = cells[len(results) :]
         if fast:
             some = left if last.points.shape[0] <= _CHAINED else left[:1]
-            largest, more = cuda.thin(last, some)
-            if not found:
-                cloud = _checked(cloud, largest, cells)
+            largest, thinner = cuda.thin(last, some)
+            if not results:
+                cloud = _check_cells(cloud, largest, cells)
             if last.points.shape[0] > _CHAINED:  # frees the memory of the points that were dropped
-                more = [cuda.Thinned(kept.clone(), c._replace(points=c.points.clone())) for kept, c in more]
-            found += more
+                thinner = [cuda.Thinned(indices.clone(), c._replace(points=c.points.clone())) for indices, c in thinner]
+            results += thinner
         else:
-            found.append(_thin(last, left[0]))
-        last = found[-1].cloud
-    return cloud, found
+            results.append(_thin(last, left[0]))
+        last = results[-1].cloud
+    return cloud, results
 
 
-def _checked(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
+def _check_cells(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
     check_finite(cloud, largest)
     for cell in cells:
         _check.require(
@@ -86,18 +86,18 @@ def _thin(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
     on_cpu = cpu.supports(cloud.points.device) is None
-    kept = cpu.thin(cloud.points, cloud.offsets, cell) if on_cpu else _kept(cloud, cell)
-    offsets = torch.searchsorted(kept, cloud.offsets.to(kept.device)).cpu()
-    return cuda.Thinned(kept, Cloud(cloud.points.index_select(0, kept), offsets, cloud.largest))
+    indices = cpu.thin(cloud.points, cloud.offsets, cell) if on_cpu else _select_nearest(cloud, cell)
+    offsets = torch.searchsorted(indices, cloud.offsets.to(indices.device)).cpu()
+    return cuda.Thinned(indices, Cloud(cloud.points.index_select(0, indices), offsets, cloud.largest))
 
 
-def _kept(cloud: Cloud, cell: float) -> Tensor:
+def _select_nearest(cloud: Cloud, cell: float) -> Tensor:
     points = cloud.points.to(torch.float64)
     # A tensor, because CUDA would multiply by the reciprocal of a number.
     scaled = points / torch.tensor(cell, dtype=torch.float64, device=points.device).expand(points.shape)
     corner = scaled.floor()
     x, y, z = (scaled - corner - 0.5).square().unbind(1)
-    away, batch = (x + y) + z, cloud.batch_of_point()
+    distance, batch = (x + y) + z, cloud.batch_index()
     low = corner.amin(0)
     shape: list[float] = (corner.amax(0) - low + 1).tolist()
     if math.prod([*shape, float(cloud.batches)]) < 2.0**62:  # one number for a cell and its cloud
@@ -105,14 +105,16 @@ def _kept(cloud: Cloud, cell: float) -> Tensor:
         key = ((batch * int(shape[0]) + step[:, 0]) * int(shape[1]) + step[:, 1]) * int(shape[2]) + step[:, 2]
         key, order = torch.sort(key, stable=True)
         group = torch.nn.functional.pad((key[1:] != key[:-1]).cumsum(0), (1, 0))
-        away = away[order]
-        least = away.new_full((int(group[-1]) + 1,), torch.inf).scatter_reduce_(0, group, away, "amin")
-        nearest = torch.nonzero(away == least[group])[:, 0]
+        distance = distance[order]
+        nearest_distance = distance.new_full((int(group[-1]) + 1,), torch.inf).scatter_reduce_(
+            0, group, distance, "amin"
+        )
+        nearest = torch.nonzero(distance == nearest_distance[group])[:, 0]
         group = group[nearest]
         first = torch.ones(group.numel(), dtype=torch.bool, device=points.device)
         first[1:] = group[1:] != group[:-1]
         return order[nearest[first]].sort().values
-    order = torch.argsort(away, stable=True)
+    order = torch.argsort(distance, stable=True)
     for column in (*corner.unbind(1), batch):
         order = order[torch.argsort(column[order], stable=True)]
     first = torch.ones(order.numel(), dtype=torch.bool, device=points.device)

@@ -12,13 +12,13 @@ from torch._subclasses import FakeTensor
 from fullfield import _check
 
 FLOATS = (torch.float32, torch.float64)
-MOST_POINTS = 2**31 - 1
+MAX_POINTS = 2**31 - 1
 # Lengths whose squares are normal float32 numbers.
-_LEAST_LENGTH, _MOST_LENGTH = 1e-18, 1e18
+_MIN_LENGTH, _MAX_LENGTH = 1e-18, 1e18
 # Number of a cloud's points that its middle is computed from.
 _SAMPLED = 63
 # Twice this value fits float32.
-_MOST_COORDINATE = 1.7e38
+_MAX_COORDINATE = 1.7e38
 
 
 class Neighbors(NamedTuple):
@@ -41,16 +41,16 @@ class Cloud(NamedTuple):
         """Number of clouds."""
         return self.offsets.numel() - 1
 
-    def batch_of_point(self) -> Tensor:
+    def batch_index(self) -> Tensor:
         """Return the number of each point's cloud, [N] int64 on the points' device."""
-        place, count = self.points.device, self.points.shape[0]
-        numbers, sizes = torch.arange(self.batches, device=place), self.offsets.diff().to(place)
+        cloud_device, count = self.points.device, self.points.shape[0]
+        numbers, sizes = torch.arange(self.batches, device=cloud_device), self.offsets.diff().to(cloud_device)
         return torch.repeat_interleave(numbers, sizes, output_size=count)
 
 
 def check_length(value: object, name: str) -> None:
     """Check a length; InputError if float32 distances cannot be compared with it."""
-    _check.number(value, name, low=_LEAST_LENGTH, high=_MOST_LENGTH)
+    _check.number(value, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
 
 
 def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
@@ -70,14 +70,14 @@ def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
     check_real(points, name)
     count = points.shape[0]
-    _check.require(count <= MOST_POINTS, name, f"at most {MOST_POINTS} points", str(count))
+    _check.require(count <= MAX_POINTS, name, f"at most {MAX_POINTS} points", str(count))
     if offsets is None:
         return Cloud(points.detach(), torch.tensor([0, count]))
     _check.tensor(offsets, of, ("B + 1",), dtypes=(torch.int32, torch.int64))
     rows = offsets.detach().to("cpu", torch.int64)
     numbers: list[int] = rows.tolist()  # plain integers are compared faster
-    fits = len(numbers) >= 1 and numbers[0] == 0 and numbers[-1] == count and numbers == sorted(numbers)
-    _check.require(fits, of, f"offsets that rise from 0 to {count}", str(numbers[:8]))
+    is_valid = len(numbers) >= 1 and numbers[0] == 0 and numbers[-1] == count and numbers == sorted(numbers)
+    _check.require(is_valid, of, f"offsets that rise from 0 to {count}", str(numbers[:8]))
     return Cloud(points.detach(), rows)
 
 
@@ -110,11 +110,11 @@ def check_pair(
     if queries is None:
         _check.require(query_offsets is None, names[1], f"None without {names[0]}", query_offsets)
         return cloud, cloud
-    asked = check_cloud(queries, query_offsets, *names)
+    query_cloud = check_cloud(queries, query_offsets, *names)
     _check.tensor(queries, names[0], ("M", 3), dtypes=(points.dtype,), device=points.device)
-    same = asked.batches == cloud.batches
-    _check.require(same, names[1], f"{cloud.batches} clouds, as the points have", f"{asked.batches}")
-    return cloud, asked
+    same = query_cloud.batches == cloud.batches
+    _check.require(same, names[1], f"{cloud.batches} clouds, as the points have", f"{query_cloud.batches}")
+    return cloud, query_cloud
 
 
 def largest_coordinate(points: Tensor) -> float:
@@ -134,13 +134,15 @@ def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     if cloud.points.dtype == torch.float32:
         points = cloud.points.contiguous()
         return points, points if queries is cloud else queries.points.contiguous()
-    most = max(cloud.largest, queries.largest)
-    fits = most <= _MOST_COORDINATE
-    _check.require(fits, "points", f"coordinates of at most {_MOST_COORDINATE:g}, as float32 holds", f"{most:g}")
+    largest_coordinate = max(cloud.largest, queries.largest)
+    is_valid = largest_coordinate <= _MAX_COORDINATE
+    _check.require(
+        is_valid, "points", f"coordinates of at most {_MAX_COORDINATE:g}, as float32 holds", f"{largest_coordinate:g}"
+    )
     middle = _middles(cloud)
 
     def shifted(c: Cloud) -> Tensor:
-        return (c.points - middle[c.batch_of_point()]).to(torch.float32).contiguous()
+        return (c.points - middle[c.batch_index()]).to(torch.float32).contiguous()
 
     points = shifted(cloud)
     return points, points if queries is cloud else shifted(queries)
@@ -150,6 +152,6 @@ def _middles(cloud: Cloud) -> Tensor:
     """Return the medians [B, 3] float64 by axis, of points at even steps in the tensor."""
     if not cloud.points.shape[0]:
         return cloud.points.new_zeros(cloud.batches, 3)
-    chosen = cloud.offsets[:-1, None] + torch.arange(_SAMPLED) * cloud.offsets.diff()[:, None] // _SAMPLED
-    chosen = chosen.clamp(max=cloud.points.shape[0] - 1)  # for an empty cloud the first point of the next one
-    return cloud.points[chosen.to(cloud.points.device)].median(1).values
+    sample = cloud.offsets[:-1, None] + torch.arange(_SAMPLED) * cloud.offsets.diff()[:, None] // _SAMPLED
+    sample = sample.clamp(max=cloud.points.shape[0] - 1)  # for an empty cloud the first point of the next one
+    return cloud.points[sample.to(cloud.points.device)].median(1).values

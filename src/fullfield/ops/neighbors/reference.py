@@ -30,18 +30,18 @@ def _rows(
     query_offsets: Tensor,
     choose: Callable[[Tensor], tuple[Tensor, Tensor]],
 ) -> Neighbors:
-    counts, found = [], []
-    bounds, asked = offsets.tolist(), query_offsets.tolist()
+    counts, chunks = [], []
+    bounds, query_bounds = offsets.tolist(), query_offsets.tolist()
     for batch in range(len(bounds) - 1):
         own = points[bounds[batch] : bounds[batch + 1]]
         step = max(1, _BLOCK // max(1, own.shape[0]))
-        for part in torch.split(queries[asked[batch] : asked[batch + 1]], step):
-            count, indices = choose(_squared(part, own))
+        for queries_chunk in torch.split(queries[query_bounds[batch] : query_bounds[batch + 1]], step):
+            count, indices = choose(_squared(queries_chunk, own))
             counts.append(count)
-            found.append((indices + bounds[batch]).to(torch.int32))
+            chunks.append((indices + bounds[batch]).to(torch.int32))
     none = torch.zeros(1, dtype=torch.int64, device=points.device)
     rows = torch.cat([none, *counts]).cumsum(0)
-    return Neighbors(rows, torch.cat([none[:0].to(torch.int32), *found]))
+    return Neighbors(rows, torch.cat([none[:0].to(torch.int32), *chunks]))
 
 
 def radius_search(
@@ -57,8 +57,8 @@ def radius_search(
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
 
     def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
-        near = distances <= limit
-        return near.sum(1), near.nonzero()[:, 1]
+        is_near = distances <= limit
+        return is_near.sum(1), is_near.nonzero()[:, 1]
 
     return _rows(points, queries, offsets, query_offsets, choose)
 

@@ -19,7 +19,7 @@ from fullfield.ops.point_conv._cpu_simd import __file__ as _own_simd_file
 
 TILE = 64
 BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
-_WIDE = PANEL * LANES
+_WIDE_STEP = PANEL * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
 _jit = jit_in(CACHE)
@@ -51,18 +51,18 @@ def _put(index, cell, bits, entries, cells, at):
 
 
 @_jit
-def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, places, p):
+def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, row_offsets, p):
     """Multiply all panels of ``pitch`` channels: ``b`` holds them in sequence, ``depth`` rows each, or side by side."""
     channel = 0
     while channel < pitch:
         side_by_side = single.size == 0
         start = bi + (channel if side_by_side else channel * depth)
-        if pitch - channel >= _WIDE:
-            accumulate_panel(n, depth, a, p * row, row, step, b, start, offsets, out, oi + channel, places, p)
-            channel += _WIDE
+        if pitch - channel >= _WIDE_STEP:
+            accumulate_panel(n, depth, a, p * row, row, step, b, start, offsets, out, oi + channel, row_offsets, p)
+            channel += _WIDE_STEP
         else:
             steps = offsets if side_by_side else single
-            accumulate_single(n, depth, a, p * row, row, step, b, start, steps, out, oi + channel, places, p)
+            accumulate_single(n, depth, a, p * row, row, step, b, start, steps, out, oi + channel, row_offsets, p)
             channel += LANES
 
 
@@ -80,14 +80,14 @@ def _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
 
 
 @_jit
-def _sum_rows(features, channels, entries, cells, bits, begin, end, c0, width, sums, to):
+def _sum_rows(features, channels, entries, cells, bits, first_entry, end, c0, width, sums, to):
     """Write the sum of ``width`` channels from c0 on, over the rows of entries [begin, end), to ``sums[to]`` on."""
-    together, wide = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
+    together, vector_width = width // (4 * LANES) * 4 * LANES, width // LANES * LANES
     for c in range(0, together, 4 * LANES):  # four sums at once, as each waits for its last addition
-        start = _index(entries, cells, bits, begin) * channels + c0 + c
+        start = _index(entries, cells, bits, first_entry) * channels + c0 + c
         w, x = load(features, start), load(features, start + LANES)
         y, z = load(features, start + 2 * LANES), load(features, start + 3 * LANES)
-        for at in range(begin + 1, end):
+        for at in range(first_entry + 1, end):
             start = _index(entries, cells, bits, at) * channels + c0 + c
             w, x = w + load(features, start), x + load(features, start + LANES)
             y, z = y + load(features, start + 2 * LANES), z + load(features, start + 3 * LANES)
@@ -95,14 +95,14 @@ def _sum_rows(features, channels, entries, cells, bits, begin, end, c0, width, s
         store(sums, to + c + LANES, x)
         store(sums, to + c + 2 * LANES, y)
         store(sums, to + c + 3 * LANES, z)
-    for c in range(together, wide, LANES):
-        total = load(features, _index(entries, cells, bits, begin) * channels + c0 + c)
-        for at in range(begin + 1, end):
+    for c in range(together, vector_width, LANES):
+        total = load(features, _index(entries, cells, bits, first_entry) * channels + c0 + c)
+        for at in range(first_entry + 1, end):
             total = total + load(features, _index(entries, cells, bits, at) * channels + c0 + c)
         store(sums, to + c, total)
-    for c in range(wide, width):
-        value = features[_index(entries, cells, bits, begin) * channels + c0 + c]
-        for at in range(begin + 1, end):
+    for c in range(vector_width, width):
+        value = features[_index(entries, cells, bits, first_entry) * channels + c0 + c]
+        for at in range(first_entry + 1, end):
             value += features[_index(entries, cells, bits, at) * channels + c0 + c]
         sums[to + c] = value
 
@@ -132,9 +132,9 @@ def _buckets(
     following = kernel
     for r in range(count):
         if upcoming[r] == k:
-            begin = cursor[r]
+            start = cursor[r]
             end = rows[top + r + 1]
-            at = begin + 1
+            at = start + 1
             upcoming[r] = kernel
             while at < end:
                 cell = _cell(entries, cells, bits, at)
@@ -142,7 +142,7 @@ def _buckets(
                     upcoming[r] = cell
                     break
                 at += 1
-            _sum_rows(features, channels, entries, cells, bits, begin, at, c0, width, sums, n * pitch)
+            _sum_rows(features, channels, entries, cells, bits, start, at, c0, width, sums, n * pitch)
             cursor[r] = at
             used[n] = r
             n += 1
@@ -162,7 +162,7 @@ def multiply_tiles(
     cursor = np.zeros(TILE, np.int64)
     upcoming = np.zeros(TILE, np.int64)
     used = np.zeros(TILE + 2, np.int64)
-    wide = np.arange(inputs) * _WIDE
+    lane_starts = np.arange(inputs) * _WIDE_STEP
     single = np.arange(inputs + 1) * LANES
     for tile in range(first, last):
         top = tile * TILE
@@ -181,9 +181,24 @@ def multiply_tiles(
                 start = (g * kernel + k) * inputs * pitch
                 q = 0
                 while q < n:
-                    part = min((n - q + 1) // 2 * 2, MOST)
-                    _product(part, inputs, sums, inputs, 1, weight, start, pitch, wide, single, result, 0, used, q)
-                    q += part
+                    row_count = min((n - q + 1) // 2 * 2, MOST)
+                    _product(
+                        row_count,
+                        inputs,
+                        sums,
+                        inputs,
+                        1,
+                        weight,
+                        start,
+                        pitch,
+                        lane_starts,
+                        single,
+                        result,
+                        0,
+                        used,
+                        q,
+                    )
+                    q += row_count
                 k = following
             for r in range(count):
                 for c in range(outputs):
@@ -203,7 +218,7 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
     cursor = np.zeros(TILE, np.int64)
     upcoming = np.zeros(TILE, np.int64)
     used = np.zeros(TILE, np.int64)
-    places = np.arange(BLOCK) * pitch
+    row_starts = np.arange(BLOCK) * pitch
     nothing = np.empty(0, np.int64)
     for tile in range(first, last):
         top = tile * TILE
@@ -221,30 +236,30 @@ def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, o
                 used[q] *= pitch
             start = (k * height + block * BLOCK) * pitch
             for channel in range(0, min(BLOCK, height - block * BLOCK), SQUARE):
-                _product(SQUARE, n, sums, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, places, channel)
+                _product(SQUARE, n, sums, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, row_starts, channel)
             k = following
 
 
 @_jit
-def assemble_rows(found, indices, points, centers, grid, sides, bits, entries, cells, first, last):
+def assemble_rows(row_starts, indices, points, centers, grid, sides, bits, entries, cells, first, last):
     """Write the sorted cells of the neighbours of centres [first, last)."""
     # Adding and taking away 1.5 * 2**23 rounds halves to even.
     half = np.float32(12582912.0)
-    most = np.float32(64.0)
-    room = 0
+    max_steps = np.float32(64.0)
+    capacity = 0
     for row in range(first, last):
-        room = max(room, found[row + 1] - found[row])
-    keys = np.empty(room, np.int64)
+        capacity = max(capacity, row_starts[row + 1] - row_starts[row])
+    keys = np.empty(capacity, np.int64)
     for row in range(first, last):
-        start = found[row]
-        count = found[row + 1] - start
+        start = row_starts[row]
+        count = row_starts[row + 1] - start
         for n in range(count):
             j = indices[start + n]
             cell = 0
             for axis in range(3):
-                away = (points[j, axis] - centers[row, axis]) / grid
-                away = min(max(away, -most), most)
-                steps = int((away + half) - half) + sides[axis] // 2
+                distance = (points[j, axis] - centers[row, axis]) / grid
+                distance = min(max(distance, -max_steps), max_steps)
+                steps = int((distance + half) - half) + sides[axis] // 2
                 cell = cell * sides[axis] + min(max(steps, 0), sides[axis] - 1)
             keys[n] = (cell << 32) | j
         keys[:count].sort()
@@ -271,10 +286,10 @@ def scatter_rows(rows, entries, cells, bits, starts, others, other_cells):
 
 @_jit
 def sort_rows(rows, entries, cells, bits, first, last):
-    room = 0
+    capacity = 0
     for row in range(first, last):
-        room = max(room, rows[row + 1] - rows[row])
-    keys = np.empty(room, np.int64)
+        capacity = max(capacity, rows[row + 1] - rows[row])
+    keys = np.empty(capacity, np.int64)
     for row in range(first, last):
         start = rows[row]
         count = rows[row + 1] - start

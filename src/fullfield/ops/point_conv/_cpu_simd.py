@@ -42,8 +42,8 @@ def _accumulate(vectors: int, widths: tuple[int, ...]) -> Any:
                         builder.store(put_load(builder, homes[-1]), cells[-1])
                 starts = [builder.gep(left, [builder.mul(row_step, number(r))]) for r in range(width)]
                 with cgutils.for_range(builder, args[1]) as loop:
-                    here = builder.gep(right, [builder.load(builder.gep(steps, [loop.index]))])
-                    across = [put_load(builder, builder.gep(here, [number(v * LANES)])) for v in range(vectors)]
+                    operand = builder.gep(right, [builder.load(builder.gep(steps, [loop.index]))])
+                    across = [put_load(builder, builder.gep(operand, [number(v * LANES)])) for v in range(vectors)]
                     along = builder.mul(loop.index, depth_step)
                     for r in range(width):
                         value = put_splat(builder, builder.load(builder.gep(starts[r], [along])))

@@ -63,8 +63,8 @@ def product(
     triplets = Triplets(*forward)
     module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
     with plain_mode(features.device.type):
-        given = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
-        out: Tensor = module.multiply(request, *given, triplets)
+        operands = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
+        out: Tensor = module.multiply(request, *operands, triplets)
     return out
 
 
@@ -145,12 +145,12 @@ def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     features, weight, directions = _saved(ctx)
     mirrored, groups, backend = ctx.options
-    wanted = ctx.needs_input_grad
+    requested = ctx.needs_input_grad
     two = None
-    if wanted[1]:
+    if requested[1]:
         two = _WEIGHT(features, grad, *directions, mirrored, weight.shape[0], groups, backend)
-    one = _adjoint(grad, weight, *directions, *ctx.options) if wanted[0] else None
-    three = _column_sums(grad) if wanted[2] else None
+    one = _adjoint(grad, weight, *directions, *ctx.options) if requested[0] else None
+    three = _column_sums(grad) if requested[2] else None
     return (one, two, three, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None)
 
 
@@ -158,8 +158,8 @@ def _column_sums(rows: Tensor) -> Tensor:
     """Sum over rows in the accumulating dtype, block by block, in an order that no number of threads changes."""
     exact = torch.float64 if rows.dtype == torch.float64 else torch.float32
     rows, blocks = rows.contiguous(), rows.shape[0] // _BLOCK
-    whole = rows[: blocks * _BLOCK].reshape(blocks, _BLOCK, rows.shape[1])
-    total = whole.sum(1, dtype=exact).sum(0) + rows[blocks * _BLOCK :].sum(0, dtype=exact)
+    blocks_of_rows = rows[: blocks * _BLOCK].reshape(blocks, _BLOCK, rows.shape[1])
+    total = blocks_of_rows.sum(1, dtype=exact).sum(0) + rows[blocks * _BLOCK :].sum(0, dtype=exact)
     return total.to(rows.dtype)
 
 
@@ -172,9 +172,9 @@ def _weight_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
 
 def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
     features, grad, directions = _saved(ctx)
-    wanted = ctx.needs_input_grad
-    one = _adjoint(grad, grad_weight, *directions, *ctx.options) if wanted[0] else None
-    two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if wanted[1] else None
+    requested = ctx.needs_input_grad
+    one = _adjoint(grad, grad_weight, *directions, *ctx.options) if requested[0] else None
+    two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if requested[1] else None
     return (one, two, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None, None)
 
 
@@ -204,16 +204,16 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        again = torch.is_grad_enabled()  # for gradients of the gradient
+        requested = ctx.needs_input_grad
+        is_recomputed = torch.is_grad_enabled()  # for gradients of the gradient
         one = two = three = None
-        if wanted[1]:
+        if requested[1]:
             forward, backward, mirrored, groups, backend = ctx.rest
-            outer = _WEIGHT if again else weight_product
+            outer = _WEIGHT if is_recomputed else weight_product
             two = outer(features, grad, forward, backward, mirrored, weight.shape[0], groups, backend)
-        if wanted[0]:  # last: the other's partial sums are free by then
-            one = (_adjoint if again else transposed_product)(grad, weight, *ctx.rest)
-        if wanted[2]:
+        if requested[0]:  # last: the other's partial sums are free by then
+            one = (_adjoint if is_recomputed else transposed_product)(grad, weight, *ctx.rest)
+        if requested[2]:
             three = _column_sums(grad)
         return (one, two, three, None, None, None, None, None)
 
@@ -286,13 +286,13 @@ def point_conv(
     Source: PointCNN++ (arXiv 2511.23227).
     """
     _check.require(isinstance(geometry, PointGeometry), "geometry", "a PointGeometry", geometry)
-    place = geometry.device
-    if isinstance(features, Tensor) and features.device == place and torch.is_autocast_enabled(place.type):
-        dtype = torch.get_autocast_dtype(place.type)
+    device = geometry.device
+    if isinstance(features, Tensor) and features.device == device and torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
         if features.dtype != torch.float64:
             features, weight = features.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-    check_conv(features, weight, bias, geometry.points, geometry.cells, place, groups)
+    check_conv(features, weight, bias, geometry.points, geometry.cells, device, groups)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
     return convolve(features, weight, bias, *geometry.directions(), geometry.mirrored, groups, backend)
@@ -319,7 +319,7 @@ def point_conv_norm(
         and (residual is None or residual.shape == (geometry.centers, weight.shape[-1]))
     ):
         check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
-        if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= layer_norm.MOST_CHANNELS:
+        if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= layer_norm.MAX_CHANNELS:
             residual = None if residual is None else residual.contiguous()
             if wants_gradient(features, weight, scale, shift, residual):
                 if features.requires_grad:
@@ -358,7 +358,7 @@ class _ConvNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight, scale, shift, convolved, out = ctx.saved_tensors
-        geometry, wanted = ctx.geometry, ctx.needs_input_grad
+        geometry, requested = ctx.geometry, ctx.needs_input_grad
         module, request = ctx.module, ctx.request
         if request.dtype is torch.float32:
             request = request._replace(precision=torch.get_float32_matmul_precision())
@@ -366,23 +366,25 @@ class _ConvNorm(torch.autograd.Function):
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
             rest = (*geometry.directions(), geometry.mirrored, request.groups, ctx.backend)
 
-            def again(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+            def recompute(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
                 return point_norm(convolve(features, weight, None, *rest), scale, shift, "layer", ctx.eps)
 
-            return *gradients_before_relu(again, (features, weight, scale, shift), out, grad, wanted[:5]), *nothing
-        found = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, wanted[4])
-        grad_convolved, of_scale, of_shift, of_residual = found
+            return *gradients_before_relu(
+                recompute, (features, weight, scale, shift), out, grad, requested[:5]
+            ), *nothing
+        gradients = layer_norm.backward(convolved, out, scale, grad.contiguous(), ctx.eps, requested[4])
+        grad_convolved, grad_scale, grad_shift, grad_residual = gradients
         one = two = None
         with plain_mode(grad.device.type):
-            if wanted[1]:
+            if requested[1]:
                 two = module.outer(request, features.contiguous(), grad_convolved, geometry.forward)
-            if wanted[0]:
+            if requested[0]:
                 triplets = geometry.forward if geometry.mirrored else geometry.backward
                 transposed = request._replace(
                     channels=request.channels[::-1], rows=request.columns, columns=request.rows
                 )
                 one = multiply_transposed(module, transposed, grad_convolved, weight, triplets, geometry.mirrored)
-        return one, two, of_scale, of_shift, of_residual, *nothing
+        return one, two, grad_scale, grad_shift, grad_residual, *nothing
 
 
 _apply_both = direct_apply(_ConvNorm)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, why_not
-from fullfield._kernels.threads import run_parts
+from fullfield._kernels.threads import run_chunks
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits, rows_of
 
@@ -40,7 +40,7 @@ _kernels = Kernels(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
 def _parallel(count: int, grain: int, task: Any) -> None:
-    run_parts(count, grain, torch.get_num_threads(), task)
+    run_chunks(count, grain, torch.get_num_threads(), task)
 
 
 def _floats(tensor: Tensor) -> NDArray[np.float32]:
@@ -49,8 +49,8 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
-    rows, entries, beside = (t.numpy() for t in triplets)
-    return rows, entries.view(np.uint32), beside, index_bits(cells)
+    rows, entries, side_cells = (t.numpy() for t in triplets)
+    return rows, entries.view(np.uint32), side_cells, index_bits(cells)
 
 
 def _joined(request: Request) -> tuple[int, int]:
@@ -67,8 +67,8 @@ def _block_diagonal(weight: Tensor, groups: int, joined: int) -> Tensor:
     cells, inputs, outputs = weight.shape
     split = weight.detach().to(torch.float32).view(cells, inputs, groups, joined, outputs // (groups * joined))
     out = split.new_zeros(groups, cells, joined, inputs, joined, split.shape[4])
-    for part in range(joined):
-        out[:, :, part, :, part] = split[:, :, :, part].permute(2, 0, 1, 3)
+    for group in range(joined):
+        out[:, :, group, :, group] = split[:, :, :, group].permute(2, 0, 1, 3)
     return out.view(groups, cells, joined * inputs, -1)
 
 
@@ -110,8 +110,8 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
     tiles = -(-request.rows // TILE)
-    share = 4 * groups * request.cells * height * pitch
-    segments = max(1, min(_SEGMENTS, tiles // _SEGMENT_TILES, _SEGMENT_BYTES // max(share, 1)))
+    output_bytes = 4 * groups * request.cells * height * pitch
+    segments = max(1, min(_SEGMENTS, tiles // _SEGMENT_TILES, _SEGMENT_BYTES // max(output_bytes, 1)))
     sums = torch.zeros(segments, groups, request.cells, height, pitch, dtype=torch.float32)
     arrays = (_floats(features), _floats(grad), *_arrays(triplets, request.cells), request.cells)
     blocks = -(-inputs // BLOCK)
@@ -126,7 +126,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
         _parallel(segments * groups * blocks, 1, task)
     total = sums.sum(0)[:, :, :inputs, :outputs]
     split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
-    own = torch.stack([split[:, :, part, :, part] for part in range(joined)], dim=1)
+    own = torch.stack([split[:, :, group, :, group] for group in range(joined)], dim=1)
     return own.permute(2, 3, 0, 1, 4).flatten(2).to(request.dtype)
 
 
@@ -143,25 +143,31 @@ def assemble(
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
     triplets = _empty(rows.contiguous(), points.shape[0], indices.numel(), count)
     _, entries, cells, bits = _arrays(triplets, count)
-    given = (triplets.rows.numpy(), indices.contiguous().numpy(), _floats(points), _floats(centers), np.float32(grid))
+    arguments = (
+        triplets.rows.numpy(),
+        indices.contiguous().numpy(),
+        _floats(points),
+        _floats(centers),
+        np.float32(grid),
+    )
     sides = np.array(kernel_size, np.int64)
-    _parallel(rows.numel() - 1, 256, lambda a, b: kernel(*given, sides, bits, entries, cells, a, b))
+    _parallel(rows.numel() - 1, 256, lambda a, b: kernel(*arguments, sides, bits, entries, cells, a, b))
     return triplets
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
     kernels = _kernels()
-    rows, entries, beside, bits = _arrays(triplets, cells)
+    rows, entries, cell_array, bits = _arrays(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)
-    kernels.count_entries(entries, beside, bits, counts.numpy())
+    kernels.count_entries(entries, cell_array, bits, counts.numpy())
     out = _empty(rows_of(counts), len(rows) - 1, len(entries), cells)
     others = _arrays(out, cells)
-    kernels.scatter_rows(rows, entries, beside, bits, out.rows[:-1].clone().numpy(), *others[1:3])
+    kernels.scatter_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
     _parallel(columns, 256, lambda a, b: kernels.sort_rows(*others, a, b))
     return out
 
 
 def _empty(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
-    beside = 0 if fits(columns, cells) else entries
-    return Triplets(rows, torch.empty(entries, dtype=torch.int32), torch.empty(beside, dtype=torch.uint8))
+    cell_count = 0 if fits(columns, cells) else entries
+    return Triplets(rows, torch.empty(entries, dtype=torch.int32), torch.empty(cell_count, dtype=torch.uint8))

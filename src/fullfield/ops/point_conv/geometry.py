@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several_within
+from fullfield.ops.neighbors.api import MAX_NEIGHBORS, nearest_neighbors, several_within
 from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
 from fullfield.ops.point_conv import protocol, reference
 from fullfield.ops.point_conv.protocol import Transposition, Wanted, kernel_sides
-from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
+from fullfield.ops.point_conv.triplets import Triplets, expand_rows, rows_of, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +57,12 @@ class PointGeometry:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all triplets and row offsets."""
-        return sum(t.nbytes for way in (self.forward, self.backward) if way is not None for t in way)
+        return sum(t.nbytes for triplets in (self.forward, self.backward) if triplets is not None for t in triplets)
 
     def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (i, j, k), int64 [T] each, sorted by i, then k, then j."""
         index, cell = unpack(self.forward, self.cells)
-        return row_of_entry(self.forward.rows), index, cell
+        return expand_rows(self.forward.rows), index, cell
 
     def directions(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the triplets of both directions as the registered operators take them."""
@@ -81,9 +81,9 @@ class PointGeometry:
 
     def to(self, device: str | torch.device) -> PointGeometry:
         """Return the geometry on ``device``."""
-        place = _check.device(device)
-        backward = None if self.backward is None else Triplets(*(t.to(place) for t in self.backward))
-        return replace(self, forward=Triplets(*(t.to(place) for t in self.forward)), backward=backward)
+        target = _check.device(device)
+        backward = None if self.backward is None else Triplets(*(t.to(target) for t in self.backward))
+        return replace(self, forward=Triplets(*(t.to(target) for t in self.forward)), backward=backward)
 
 
 def kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
@@ -126,11 +126,11 @@ def radius_geometry(
     """
     check_length(grid, "grid")
     sides = kernel_sides(kernel_size)
-    reach = kernel_radius(grid, sides) if radius is None else radius
-    check_length(reach, "radius")
+    search_radius = kernel_radius(grid, sides) if radius is None else radius
+    check_length(search_radius, "radius")
     clouds = _clouds(points, offsets, centers, center_offsets)
-    (made,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(reach), gradient)])
-    return made
+    (geometry,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(search_radius), gradient)])
+    return geometry
 
 
 class RadiusRequest(NamedTuple):
@@ -150,11 +150,15 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
         return []
     pairs = [recentred(r.points, r.centers) for r in requests]
     every = several_within([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
-    wanted = [Wanted(found, *pair, r.grid, r.sides) for r, pair, found in zip(requests, pairs, every, strict=True)]
-    triplets = _assembled(wanted)
-    del every, wanted  # before the other direction takes its memory
-    ways = [_Ways(r.points, r.centers, r.sides, r.centers is r.points and _odd(r.sides), r.gradient) for r in requests]
-    return _finished(triplets, ways)
+    assemblies = [
+        Wanted(neighbors, *pair, r.grid, r.sides) for r, pair, neighbors in zip(requests, pairs, every, strict=True)
+    ]
+    triplets = _assemble(assemblies)
+    del every, assemblies  # before the other direction takes its memory
+    directions = [
+        _Directions(r.points, r.centers, r.sides, r.centers is r.points and _odd(r.sides), r.gradient) for r in requests
+    ]
+    return _add_backward(triplets, directions)
 
 
 def knn_geometry(
@@ -171,12 +175,12 @@ def knn_geometry(
     """Return the geometry in which every centre reads its ``k`` nearest points; else as :func:`radius_geometry`."""
     check_length(grid, "grid")
     sides = kernel_sides(kernel_size)
-    _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
+    _check.number(k, "k", integer=True, low=1, high=MAX_NEIGHBORS)
     clouds = _clouds(points, offsets, centers, center_offsets)
     pair = recentred(*clouds)
-    found = nearest_neighbors(*clouds, pair, int(k))
-    triplets = _assembled([Wanted(found, *pair, float(grid), sides)])
-    return _finished(triplets, [_Ways(*clouds, sides, False, gradient)])[0]
+    neighbors = nearest_neighbors(*clouds, pair, int(k))
+    triplets = _assemble([Wanted(neighbors, *pair, float(grid), sides)])
+    return _add_backward(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
 
 
 def voxel_geometry(
@@ -199,9 +203,11 @@ def voxel_geometry(
     """
     _check.number(grid, "grid", above=0.0)
     sides = kernel_sides(kernel_size)
-    cloud, asked = _clouds(points, offsets, centers, center_offsets)
-    triplets = _voxel_triplets(cloud, asked, float(grid), sides)
-    return _finished([triplets], [_Ways(cloud, asked, sides, centers is None and _odd(sides), gradient)])[0]
+    cloud, center_cloud = _clouds(points, offsets, centers, center_offsets)
+    triplets = _voxel_triplets(cloud, center_cloud, float(grid), sides)
+    return _add_backward(
+        [triplets], [_Directions(cloud, center_cloud, sides, centers is None and _odd(sides), gradient)]
+    )[0]
 
 
 def triplet_geometry(
@@ -229,20 +235,20 @@ def triplet_geometry(
     for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):
         _check.tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
         check_real(column, name)
-        whole = column.to(torch.int64)
-        inside = not whole.numel() or (int(whole.min()) >= 0 and int(whole.max()) < limit)
+        indices = column.to(torch.int64)
+        inside = not indices.numel() or (int(indices.min()) >= 0 and int(indices.max()) < limit)
         _check.require(inside, name, f"numbers from 0 to {limit - 1}", column)
-        columns.append(whole)
+        columns.append(indices)
     pairs = columns[0] * sizes[1] + columns[1]
     repeated = bool((pairs.sort().values.diff() == 0).any())
     _check.require(not repeated, "j", "every pair (i, j) once", "repeated pairs")
     blank = torch.empty(0, 3, device=i.device, dtype=torch.float32)
     clouds = [
-        Cloud(blank.expand(0, 3), _checked_offsets(rows, count, name))
+        Cloud(blank.expand(0, 3), _check_offsets(rows, count, name))
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
     triplets = reference.sort(columns[0], columns[1], columns[2], sizes, limits[2])
-    return _finished([triplets], [_Ways(clouds[0], clouds[1], sides, False, gradient)])[0]
+    return _add_backward([triplets], [_Directions(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
 def sorted_geometry(
@@ -255,10 +261,10 @@ def sorted_geometry(
 ) -> PointGeometry:
     """Return the geometry of triplets whose points are also centres, sorted by centre and cell; unchecked."""
     cloud = Cloud(points, offsets)
-    return _finished([triplets], [_Ways(cloud, cloud, kernel_size, False, gradient)])[0]
+    return _add_backward([triplets], [_Directions(cloud, cloud, kernel_size, False, gradient)])[0]
 
 
-def _checked_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
+def _check_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
     """Return the offsets on the CPU, checked as those of ``count`` points."""
     stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(count, 3)
     return check_cloud(stand_in, offsets, "points", name).offsets
@@ -274,7 +280,7 @@ def _clouds(
     return check_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
 
 
-class _Ways(NamedTuple):
+class _Directions(NamedTuple):
     """Settings that the directions of a geometry depend on."""
 
     points: Cloud
@@ -284,64 +290,70 @@ class _Ways(NamedTuple):
     gradient: bool
 
 
-def _assembled(wanted: Sequence[Wanted]) -> list[Triplets]:
+def _assemble(requests: Sequence[Wanted]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
-    build: Any = protocol.builder(wanted[0].points.device)
+    build: Any = protocol.builder(requests[0].points.device)
     if hasattr(build, "assemble_all"):
-        made: list[Triplets] = build.assemble_all(wanted)
-        return made
-    return [build.assemble(*one) for one in wanted]
+        triplets: list[Triplets] = build.assemble_all(requests)
+        return triplets
+    return [build.assemble(*one) for one in requests]
 
 
-def _finished(triplets: Sequence[Triplets], ways: Sequence[_Ways]) -> list[PointGeometry]:
+def _add_backward(triplets: Sequence[Triplets], directions: Sequence[_Directions]) -> list[PointGeometry]:
     """Return the geometry, with the rows of the other side if they are requested."""
-    counts = [int(way.points.offsets[-1]) for way in ways]
-    places = [n for n, way in enumerate(ways) if way.gradient and not way.mirrored]
-    wanted = [Transposition(triplets[n], counts[n], math.prod(ways[n].sides)) for n in places]
+    counts = [int(direction.points.offsets[-1]) for direction in directions]
+    indices = [n for n, direction in enumerate(directions) if direction.gradient and not direction.mirrored]
+    transpositions = [Transposition(triplets[n], counts[n], math.prod(directions[n].sides)) for n in indices]
     build: Any = protocol.builder(triplets[0].rows.device)
-    several = hasattr(build, "transpose_all") and bool(wanted)
-    transposed = build.transpose_all(wanted) if several else [build.transpose(*one) for one in wanted]
-    backward = dict(zip(places, transposed, strict=True))
+    several = hasattr(build, "transpose_all") and bool(transpositions)
+    transposed = build.transpose_all(transpositions) if several else [build.transpose(*one) for one in transpositions]
+    backward = dict(zip(indices, transposed, strict=True))
     return [
         PointGeometry(
-            made, backward.get(n), way.mirrored, way.sides, counts[n], way.points.offsets, way.centers.offsets
+            forward,
+            backward.get(n),
+            direction.mirrored,
+            direction.sides,
+            counts[n],
+            direction.points.offsets,
+            direction.centers.offsets,
         )
-        for n, (made, way) in enumerate(zip(triplets, ways, strict=True))
+        for n, (forward, direction) in enumerate(zip(triplets, directions, strict=True))
     ]
 
 
-def _voxel_triplets(cloud: Cloud, asked: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:
+def _voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:
     device = cloud.points.device
     # A tensor, for CUDA would multiply by the reciprocal of a number.
     side = torch.tensor(grid, dtype=torch.float64, device=device)
-    spots, places = ((c.points.to(torch.float64) / side).floor() for c in (cloud, asked))
-    both = torch.cat([spots, places])
-    if not spots.shape[0] or not places.shape[0]:
+    spots, center_cells = ((c.points.to(torch.float64) / side).floor() for c in (cloud, center_cloud))
+    both = torch.cat([spots, center_cells])
+    if not spots.shape[0] or not center_cells.shape[0]:
         none = torch.empty(0, dtype=torch.int64, device=device)
-        return reference.sort(none, none, none, (places.shape[0], spots.shape[0]), math.prod(sides))
+        return reference.sort(none, none, none, (center_cells.shape[0], spots.shape[0]), math.prod(sides))
     # A margin on either side, so that a step out of the grid meets no voxel of the next line.
     low = both.amin(0) - max(sides)
     shape = (both.amax(0) + max(sides) + 1 - low).tolist()
-    fits = math.prod([*shape, float(cloud.batches)]) < 2.0**62
-    _check.require(fits, "grid", "voxels whose numbers fit 62 bits", f"{grid:g} for these coordinates")
+    is_exact = math.prod([*shape, float(cloud.batches)]) < 2.0**62
+    _check.require(is_exact, "grid", "voxels whose numbers fit 62 bits", f"{grid:g} for these coordinates")
     y, z = int(shape[1]), int(shape[2])
 
     def keys(corner: Tensor, batch: Tensor) -> Tensor:
         c = (corner - low).to(torch.int64)
         return ((batch * int(shape[0]) + c[:, 0]) * y + c[:, 1]) * z + c[:, 2]
 
-    stock, order = torch.sort(keys(spots, cloud.batch_of_point()), stable=True)
-    wanted = keys(places, asked.batch_of_point())
+    stock, order = torch.sort(keys(spots, cloud.batch_index()), stable=True)
+    center_keys = keys(center_cells, center_cloud.batch_index())
     row, index, cell = [], [], []
-    every = torch.arange(places.shape[0], device=device)
+    every = torch.arange(center_cells.shape[0], device=device)
     for k in range(math.prod(sides)):
         kx, ky, kz = k // (sides[1] * sides[2]), k // sides[2] % sides[1], k % sides[2]
         step = ((kx - sides[0] // 2) * y + ky - sides[1] // 2) * z + kz - sides[2] // 2
-        first = torch.searchsorted(stock, wanted + step)
-        counts = torch.searchsorted(stock, wanted + step, right=True) - first
+        first = torch.searchsorted(stock, center_keys + step)
+        counts = torch.searchsorted(stock, center_keys + step, right=True) - first
         row.append(torch.repeat_interleave(every, counts))
         within = torch.arange(row[-1].numel(), device=device) - rows_of(counts)[:-1][row[-1]]
         index.append(order[first[row[-1]] + within])
         cell.append(torch.full_like(row[-1], k))
-    size = (places.shape[0], spots.shape[0])
+    size = (center_cells.shape[0], spots.shape[0])
     return reference.sort(torch.cat(row), torch.cat(index), torch.cat(cell), size, math.prod(sides))

@@ -17,7 +17,7 @@ from fullfield.ops._operators import register_for_func
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import check_rows
-from fullfield.ops.point_conv.triplets import Triplets, row_chunks, row_of_entry, unpack
+from fullfield.ops.point_conv.triplets import Triplets, expand_rows, row_chunks, unpack
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 16 << 20
@@ -52,9 +52,9 @@ def point_pool(
     out: Tensor
     if mode == "max":
         if is_eager(features):
-            wanted = torch.is_grad_enabled() and features.requires_grad
-            found: Tensor = _Max.apply(features, *directions) if wanted else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
-            return found
+            needs_gradient = torch.is_grad_enabled() and features.requires_grad
+            pooled: Tensor = _Max.apply(features, *directions) if needs_gradient else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
+            return pooled
         out = _MAX(features, *directions)[0]
         return out
     counts = geometry.forward.rows.diff().clamp(min=1)[:, None]
@@ -97,11 +97,11 @@ def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells:
         if start == end:
             continue
         index, _ = unpack(triplets, cells, start, end)
-        row = row_of_entry(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
+        row = expand_rows(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
         gathered = features.index_select(0, index)
         best = out[first:last].fill_(-torch.inf).scatter_reduce_(0, row, gathered, "amax")
-        chosen = best.gather(0, row)
-        hits = (gathered == chosen) | gathered.isnan()
+        winner_rows = best.gather(0, row)
+        hits = (gathered == winner_rows) | gathered.isnan()
         at = torch.where(hits, index[:, None], nowhere).to(torch.int32)
         winners[first:last].fill_(nowhere).scatter_reduce_(0, row, at, "amin")
     none = (triplets.rows.diff() == 0)[:, None]
@@ -123,9 +123,9 @@ def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: 
     for first, last, start, end in row_chunks(triplets.rows, _limit(grad)):
         index, _ = unpack(triplets, cells, start, end)
         rows = triplets.rows[first : last + 1] - start
-        point = row_of_entry(rows)[:, None] + first
-        share = torch.where(winners[index] == point, grad[index], 0).to(exact)
-        out[first:last] = torch.segment_reduce(share, "sum", offsets=rows, initial=0, unsafe=True)
+        point = expand_rows(rows)[:, None] + first
+        contribution = torch.where(winners[index] == point, grad[index], 0).to(exact)
+        out[first:last] = torch.segment_reduce(contribution, "sum", offsets=rows, initial=0, unsafe=True)
     return out
 
 
@@ -154,12 +154,12 @@ def _max_gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
 
 
-def _again_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+def _double_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
     ctx.save_for_backward(inputs[1])
     ctx.count = len(inputs[2])
 
 
-def _again(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _double_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Differentiate the backward pass, which is linear in its gradient: gather at the points of the maxima."""
     (winners,) = ctx.saved_tensors
     taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
@@ -176,7 +176,7 @@ _MAX = register_for_func(
 )  # fmt: skip
 _COLLECT = register_for_func(
     "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
-    _max_backward, _max_backward_fake, _again_setup, _again,
+    _max_backward, _max_backward_fake, _double_setup, _double_backward,
 )  # fmt: skip
 
 
@@ -193,6 +193,6 @@ class _Max(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (winners,) = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # for gradients of the gradient
-        collect = _COLLECT if again else _max_backward
+        is_recomputed = torch.is_grad_enabled()  # for gradients of the gradient
+        collect = _COLLECT if is_recomputed else _max_backward
         return collect(grad, winners, ctx.backward_rows, ctx.cells), None, None, None

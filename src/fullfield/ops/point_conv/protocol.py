@@ -84,7 +84,7 @@ class Request(NamedTuple):
 
 # ---- checks of callers' arguments
 
-MOST_CELLS_PER_AXIS = 8  # so that a cell has nine bits
+MAX_CELLS_PER_AXIS = 8  # so that a cell has nine bits
 
 
 def kernel_sides(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
@@ -92,7 +92,7 @@ def kernel_sides(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
     sides = list(kernel_size) if isinstance(kernel_size, Iterable) else [kernel_size] * 3
     _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
     for side in sides:
-        _check.number(side, "kernel_size", integer=True, low=1, high=MOST_CELLS_PER_AXIS)
+        _check.number(side, "kernel_size", integer=True, low=1, high=MAX_CELLS_PER_AXIS)
     return (int(sides[0]), int(sides[1]), int(sides[2]))
 
 
@@ -103,14 +103,16 @@ def check_conv(
     if not isinstance(groups, int) or groups < 1:
         _check.number(groups, "groups", integer=True, low=1)
     if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
-        rows, given, dtype = features.shape, weight.shape, features.dtype
-        fits = len(rows) == 2 and len(given) == 3 and as_many(rows[0], points) and given[0] == cells
-        fits = fits and rows[1] == given[1] * groups and given[2] % groups == 0
+        rows, weight_shape, dtype = features.shape, weight.shape, features.dtype
+        is_valid = (
+            len(rows) == 2 and len(weight_shape) == 3 and is_same_count(rows[0], points) and weight_shape[0] == cells
+        )
+        is_valid = is_valid and rows[1] == weight_shape[1] * groups and weight_shape[2] % groups == 0
         same = weight.dtype is dtype and dtype in FEATURES and features.device == weight.device == device
         if bias is not None:
-            same = same and isinstance(bias, Tensor) and bias.shape == given[2:] and bias.dtype is dtype
+            same = same and isinstance(bias, Tensor) and bias.shape == weight_shape[2:] and bias.dtype is dtype
             same = same and bias.device == device
-        if fits and same:
+        if is_valid and same:
             return
     check_rows(features, points, device, "Cin")
     inputs = features.shape[1]
@@ -125,12 +127,12 @@ def check_conv(
 
 def check_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
     """Check that features have one row per point."""
-    fits = isinstance(features, Tensor) and features.ndim == 2 and as_many(features.shape[0], points)
-    rows = None if fits else int(points)
+    is_valid = isinstance(features, Tensor) and features.ndim == 2 and is_same_count(features.shape[0], points)
+    rows = None if is_valid else int(points)
     _check.tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
 
 
-def as_many(rows: int, points: int) -> bool:
+def is_same_count(rows: int, points: int) -> bool:
     """Return whether the numbers are equal, by two inequalities.
 
     After an equation torch.compile would write sizes of other tensors as sums with ``points``, which Inductor then does

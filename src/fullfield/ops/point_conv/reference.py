@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.point_conv.protocol import FEATURES, Request
-from fullfield.ops.point_conv.triplets import Triplets, pack, row_chunks, row_of_entry, rows_of, unpack
+from fullfield.ops.point_conv.triplets import Triplets, expand_rows, pack, row_chunks, rows_of, unpack
 
 # Gathered features and products worked on at a time; a row that alone needs more is still done at once.
 CHUNK_BYTES = 16 << 20
@@ -37,8 +37,8 @@ def _by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
     """Return (cell, positions) of the cells in use."""
     order = torch.argsort(cell, stable=True)
     counts = torch.bincount(cell, minlength=cells).tolist()
-    parts = torch.split(order, counts)
-    return [(k, part) for k, part in enumerate(parts) if counts[k]]
+    groups = torch.split(order, counts)
+    return [(k, group) for k, group in enumerate(groups) if counts[k]]
 
 
 def _grouped(rows: Tensor, groups: int) -> Tensor:
@@ -70,7 +70,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     out = features.new_zeros(shape, dtype=exact)
     for first, last, start, end in _chunks(request, triplets.rows):
         index, cell = unpack(triplets, request.cells, start, end)
-        row = row_of_entry(triplets.rows[first : last + 1] - start) + first
+        row = expand_rows(triplets.rows[first : last + 1] - start) + first
         for k, at in _by_cell(cell, request.cells):
             inputs = _grouped(features.index_select(0, index[at]).to(exact), groups)
             outputs = _grouped(grad.index_select(0, row[at]).to(exact), groups)
@@ -87,20 +87,20 @@ def assemble(
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
     rows, indices = neighbors
-    row, index = row_of_entry(rows), indices.to(torch.int64)
+    row, index = expand_rows(rows), indices.to(torch.int64)
     # A tensor, for CUDA would multiply by the reciprocal of a number.
     step = torch.tensor(grid, dtype=torch.float32, device=points.device).expand(index.numel())
     cell = torch.zeros_like(index)
     for axis, size in enumerate(kernel_size):
-        away = torch.round((points[index, axis] - centers[row, axis]) / step)
-        cell = cell * size + (away + size // 2).clamp_(0, size - 1).to(torch.int64)
+        steps = torch.round((points[index, axis] - centers[row, axis]) / step)
+        cell = cell * size + (steps + size // 2).clamp_(0, size - 1).to(torch.int64)
     return sort(row, index, cell, (rows.numel() - 1, points.shape[0]), kernel_size[0] * kernel_size[1] * kernel_size[2])
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """Return the triplets by point instead of by centre."""
     index, cell = unpack(triplets, cells)
-    return sort(index, row_of_entry(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
+    return sort(index, expand_rows(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
 
 
 def sort(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:

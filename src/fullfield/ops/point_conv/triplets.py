@@ -48,7 +48,7 @@ def unpack(triplets: Triplets, cells: int, first: int = 0, last: int | None = No
     return words & ((1 << bits) - 1), words >> bits
 
 
-def row_of_entry(rows: Tensor) -> Tensor:
+def expand_rows(rows: Tensor) -> Tensor:
     """Return the row of every entry, [T] int64."""
     return torch.repeat_interleave(torch.arange(rows.numel() - 1, device=rows.device), rows.diff())
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops._backends import usable
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import direct_apply, gradients_again, wants_gradient
+from fullfield.ops._operators import direct_apply, recompute_gradients, wants_gradient
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.reference import Running, normalised
 
@@ -54,12 +54,12 @@ def point_norm(
         InputError: naming the argument that does not fit.
     """
     shape = features.shape
-    fits = len(shape) == 2 and weight.shape == bias.shape == shape[1:] and features.dtype in _FLOATS
-    fits = fits and weight.device == bias.device == features.device
+    is_valid = len(shape) == 2 and weight.shape == bias.shape == shape[1:] and features.dtype in _FLOATS
+    is_valid = is_valid and weight.device == bias.device == features.device
     if residual is not None:
-        fits = fits and residual.shape == shape and residual.dtype == features.dtype
-        fits = fits and residual.device == features.device
-    if not fits or kind != "layer":
+        is_valid = is_valid and residual.shape == shape and residual.dtype == features.dtype
+        is_valid = is_valid and residual.device == features.device
+    if not is_valid or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     fast = kind == "layer" and is_eager(features, weight, bias, residual)
     if not fast or not usable("point_norm", "cuda", cuda.supports(features, weight, bias, residual)):
@@ -94,12 +94,19 @@ def _check_norm(
 
 
 def gradients_before_relu(
-    again: Callable[..., Tensor], inputs: Sequence[Tensor], out: Tensor | None, grad: Tensor, wanted: Sequence[bool]
+    recompute: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    out: Tensor | None,
+    grad: Tensor,
+    requested: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return :func:`gradients_again` and then the residual's gradient; ``out`` is the result if a ReLU was applied."""
-    through = grad if out is None else grad.masked_fill(out <= 0, 0)
-    *others, of_residual = wanted
-    return [*gradients_again(again, inputs, through, others), through if of_residual else None]
+    """Return :func:`recompute_gradients`, then the residual's gradient; ``out`` is the result if a ReLU was applied."""
+    grad_before = grad if out is None else grad.masked_fill(out <= 0, 0)
+    *others, is_residual_requested = requested
+    return [
+        *recompute_gradients(recompute, inputs, grad_before, others),
+        grad_before if is_residual_requested else None,
+    ]
 
 
 class _Norm(torch.autograd.Function):
@@ -115,14 +122,14 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight, bias, out = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:4]
+        requested = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # for second-order gradients
 
-            def again(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            def recompute(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
                 return normalised(features, weight, bias, "layer", ctx.eps, (), None, None, False)
 
-            return *gradients_before_relu(again, (features, weight, bias), out, grad, wanted), None, None
-        return *cuda.backward(features, out, weight, grad.contiguous(), ctx.eps, wanted[3]), None, None
+            return *gradients_before_relu(recompute, (features, weight, bias), out, grad, requested), None, None
+        return *cuda.backward(features, out, weight, grad.contiguous(), ctx.eps, requested[3]), None, None
 
 
 _apply = direct_apply(_Norm)

@@ -16,8 +16,8 @@ LIBRARIES = Libraries("normalisation kernels")
 _SOURCE = Path(__file__).with_name("norm.cu")
 _Params = structures(_SOURCE)["NormParams"]
 # Most channels of a lane; fewest rows that a block sums; threads of a block.
-_MOST_VALUES, _LEAST_ROWS, _THREADS = 32, 32, 128
-MOST_CHANNELS = 32 * _MOST_VALUES
+_MAX_VALUES, _MIN_ROWS, _THREADS = 32, 32, 128
+MAX_CHANNELS = 32 * _MAX_VALUES
 # Blocks that the rows are distributed over.
 _BLOCKS = 528
 
@@ -34,8 +34,8 @@ def supports(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | 
     dtype, learned, device = features.dtype, weight.dtype, features.device
     if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
         return "needs rows of float32, float16 or bfloat16, and parameters of float32 or their dtype"
-    if features.shape[1] > MOST_CHANNELS:
-        return f"needs at most {MOST_CHANNELS} channels"
+    if features.shape[1] > MAX_CHANNELS:
+        return f"needs at most {MAX_CHANNELS} channels"
     same = bias.dtype is learned and weight.device == bias.device == device
     if not same or (residual is not None and (residual.dtype is not dtype or residual.device != device)):
         return "needs parameters of one dtype, and a residual of the rows' dtype, on one device"
@@ -45,9 +45,9 @@ def supports(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | 
 
 
 @functools.cache
-def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) -> Source:
-    """Return the source of all kernels for rows of ``channels``; ``wide``: rows begin at multiples of 16 bytes."""
-    vector = 16 // dtype.itemsize if wide else 1
+def source(dtype: torch.dtype, learned: torch.dtype, channels: int, is_wide: bool) -> Source:
+    """Return the source of all kernels for rows of ``channels``; ``is_wide``: rows begin at multiples of 16 bytes."""
+    vector = 16 // dtype.itemsize if is_wide else 1
     lanes, steps = _layout(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.defining(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
@@ -81,18 +81,18 @@ def backward(
     ``y`` is the result if a ReLU was applied. All tensors are contiguous.
     """
     out, relu = torch.empty_like(x), y is not None
-    of_residual = torch.empty_like(x) if wants_residual and relu else None
-    of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+    grad_residual = torch.empty_like(x) if wants_residual and relu else None
+    grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
     p = _Params()
     p.x, p.y, p.grad, p.out = x.data_ptr(), address(y), grad.data_ptr(), out.data_ptr()
-    p.weight, p.grad_residual = weight.data_ptr(), address(of_residual)
+    p.weight, p.grad_residual = weight.data_ptr(), address(grad_residual)
     (p.rows, p.channels), p.relu, p.eps = x.shape, relu, eps
-    p.grad_weight, p.grad_bias = of_weight.data_ptr(), of_bias.data_ptr()
-    p.chunk = max(_LEAST_ROWS, -(-p.rows // _BLOCKS))
+    p.grad_weight, p.grad_bias = grad_weight.data_ptr(), grad_bias.data_ptr()
+    p.chunk = max(_MIN_ROWS, -(-p.rows // _BLOCKS))
     p.chunks = -(-p.rows // p.chunk)
     partial = x.new_empty((p.chunks, 2, p.channels), dtype=torch.float32)
     p.partial = partial.data_ptr()
     kernels = _kernels(x, weight, p.y, p.grad, p.out, p.grad_residual)
     kernels.launch("layer_backward", p.chunks, _THREADS, p)
     kernels.launch("add_chunks", -(-2 * p.channels // 32), 256, p)
-    return out, of_weight, of_bias, grad if wants_residual and not relu else of_residual
+    return out, grad_weight, grad_bias, grad if wants_residual and not relu else grad_residual

@@ -44,12 +44,12 @@ def normalised(
             batch = (running.mean, running.var, weight, bias, running.update, running.momentum, eps)
             out = functional.batch_norm(features, *batch)
     else:
-        parts = []
-        for part in torch.split(features.to(exact), list(sizes)):
-            away = part - part.mean(0, keepdim=True) if part.shape[0] else part
-            variance = away.square().mean(0, keepdim=True) if part.shape[0] else 1.0
-            parts.append(away * (variance + eps) ** -0.5)
-        out = torch.cat(parts) * weight + bias
+        clouds = []
+        for cloud in torch.split(features.to(exact), list(sizes)):
+            centred = cloud - cloud.mean(0, keepdim=True) if cloud.shape[0] else cloud
+            variance = centred.square().mean(0, keepdim=True) if cloud.shape[0] else 1.0
+            clouds.append(centred * (variance + eps) ** -0.5)
+        out = torch.cat(clouds) * weight + bias
     out = out.to(features.dtype)
     if residual is not None:
         out = out + residual

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from fullfield import _check
 from fullfield.ops._launching import is_eager
-from fullfield.ops._operators import direct_apply, gradients_again, register, wants_gradient
+from fullfield.ops._operators import direct_apply, recompute_gradients, register, wants_gradient
 from fullfield.ops.spatial_correlation.protocol import BACKENDS, FEATURES, SAMPLERS, Pair, Request, Window, choose
 from fullfield.ops.spatial_correlation.reference import compared
 
@@ -21,7 +21,7 @@ __all__ = ["BACKENDS", "backends", "spatial_correlation"]
 _FLOATS = (*FEATURES, torch.float64)
 
 
-def _window_of(numbers: Sequence[int]) -> Window:
+def _parse_window(numbers: Sequence[int]) -> Window:
     pairs = [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
     return Window(*pairs)
 
@@ -31,27 +31,27 @@ def _numbers(window: Window) -> list[int]:
 
 
 def _forward(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
-    found = _window_of(window)
-    out: Tensor = choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
+    parsed = _parse_window(window)
+    out: Tensor = choose(parsed, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), parsed)
     return out
 
 
 def _forward_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
-    found = _window_of(window)
-    return fmap1.new_empty((fmap1.shape[0], *found.patch, *found.out_size((fmap1.shape[2], fmap1.shape[3]))))
+    parsed = _parse_window(window)
+    return fmap1.new_empty((fmap1.shape[0], *parsed.patch, *parsed.out_size((fmap1.shape[2], fmap1.shape[3]))))
 
 
 def _backward(
-    fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, wanted: list[bool]
+    fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, requested: list[bool]
 ) -> list[Tensor]:
-    found = _window_of(window)
+    parsed = _parse_window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    grads: list[Tensor] = choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
+    grads: list[Tensor] = choose(parsed, fmap1, backend).backward(*maps, parsed, (requested[0], requested[1]))
     return grads
 
 
 def _backward_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
-    return [m.new_empty(m.shape) for m, want in zip((fmap1, fmap2), rest[-1], strict=True) if want]
+    return [m.new_empty(m.shape) for m, is_requested in zip((fmap1, fmap2), rest[-1], strict=True) if is_requested]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
@@ -61,13 +61,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: 
 
 def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
-    wanted = [bool(want) for want in ctx.needs_input_grad[:2]]
+    requested = [bool(is_requested) for is_requested in ctx.needs_input_grad[:2]]
     if torch.is_grad_enabled():  # for gradients of the gradient
-        again = partial(compared, window=_window_of(ctx.window))
-        return *gradients_again(again, (fmap1, fmap2), grad, wanted), None, None
+        recompute = partial(compared, window=_parse_window(ctx.window))
+        return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
-    found = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, wanted))
-    return *(next(found) if want else None for want in wanted), None, None
+    gradients = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, requested))
+    return *(next(gradients) if is_requested else None for is_requested in requested), None, None
 
 
 # window: patch, dilation_patch, stride, padding; height before width.
@@ -92,12 +92,12 @@ class _Compared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         fmap1, fmap2 = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
+        requested = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            again = partial(compared, window=ctx.window)
-            return *gradients_again(again, (fmap1, fmap2), grad, wanted), None, None
-        left = iter(ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, wanted))
-        return *(next(left) if want else None for want in wanted), None, None
+            recompute = partial(compared, window=ctx.window)
+            return *recompute_gradients(recompute, (fmap1, fmap2), grad, requested), None, None
+        left = iter(ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, requested))
+        return *(next(left) if is_requested else None for is_requested in requested), None, None
 
 
 _apply = direct_apply(_Compared)
@@ -153,8 +153,8 @@ def spatial_correlation(
         compiling = torch.compiler.is_compiling()
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
             return compared(fmap1, fmap2, window)
-        found: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
-        return found
+        result: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
+        return result
     module = choose(window, fmap1, backend)
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
     if wants_gradient(fmap1, fmap2):
@@ -165,12 +165,12 @@ def spatial_correlation(
 
 def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:
     """Check the arguments and return the window, which is kept for later calls."""
-    given = (patch_size, dilation_patch, stride, padding)
-    keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in given)
-    return (_kept_window if keeps else _made_window)(*given)
+    sizes = (patch_size, dilation_patch, stride, padding)
+    keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in sizes)
+    return (_cached_window if keeps else _build_window)(*sizes)
 
 
-def _made_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
+def _build_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
     return Window(
         _pair(patch_size, "patch_size", 1),
         _pair(dilation_patch, "dilation_patch", 1),
@@ -179,12 +179,12 @@ def _made_window(patch_size: object, dilation_patch: object, stride: object, pad
     )
 
 
-_kept_window: Callable[..., Window] = functools.lru_cache(256)(_made_window)
+_cached_window: Callable[..., Window] = functools.lru_cache(256)(_build_window)
 
 
 def _pair(value: object, name: str, low: int) -> Pair:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     _check.require(len(pair) == 2, name, "a number or a pair", value)
-    for part in pair:
-        _check.number(part, name, integer=True, low=low)
+    for side in pair:
+        _check.number(side, name, integer=True, low=low)
     return int(pair[0]), int(pair[1])

@@ -39,10 +39,10 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     return compared(fmap1, fmap2, window)
 
 
-def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, requested: tuple[bool, bool]) -> list[Tensor]:
     """Return the requested gradients of the two maps."""
     with torch.enable_grad():
         maps = [fmap1.detach(), fmap2.detach()]
-        kept = [m.requires_grad_() for m, want in zip(maps, wanted, strict=True) if want]
-        found = torch.autograd.grad(compared(maps[0], maps[1], window), kept, grad)
-    return list(found)
+        differentiable = [m.requires_grad_() for m, is_requested in zip(maps, requested, strict=True) if is_requested]
+        gradients = torch.autograd.grad(compared(maps[0], maps[1], window), differentiable, grad)
+    return list(gradients)

@@ -116,19 +116,19 @@ def _guided_row_u(s, size, start, stop, up, slowness):
 def _guided_row_p(s, size, start, stop, down, sigma):
     """Update p <- p + sigma grad u, projected to |p| <= edge, on one row segment."""
     k = splat(sigma)
-    least = splat(np.float32(1e-6))
+    minimum = splat(np.float32(1e-6))
     for i in range(start, stop, 16):
         edge = load(s, i + EDGE * size)
         u = load(s, i + U * size)
         a = load(s, i + P11 * size) + k * (load(s, i + U * size + 1) - u)
         b = load(s, i + P12 * size) + k * (load(s, i + U * size + down) - u)
-        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
+        shrink = edge / maximum(maximum(edge, minimum), sqrt(a * a + b * b))
         store(s, i + P11 * size, a * shrink)
         store(s, i + P12 * size, b * shrink)
         u = load(s, i + V * size)
         a = load(s, i + P21 * size) + k * (load(s, i + V * size + 1) - u)
         b = load(s, i + P22 * size) + k * (load(s, i + V * size + down) - u)
-        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
+        shrink = edge / maximum(maximum(edge, minimum), sqrt(a * a + b * b))
         store(s, i + P21 * size, a * shrink)
         store(s, i + P22 * size, b * shrink)
 
@@ -301,7 +301,7 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
     stride = (width + 3) * 4
     right = splat(np.float32(width - 1))
     low = splat(np.float32(height - 1))
-    share = splat(blend)
+    blend_weight = splat(blend)
     floor_ = splat(_FLOOR)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
@@ -317,12 +317,12 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
                 s[i + k + GY * size] = gy
             gx16 = load(s, i + GX * size)
             gy16 = load(s, i + GY * size)
-            gx16 = inside * (gx16 + share * (load(s, i + I1X * size) - gx16))
-            gy16 = inside * (gy16 + share * (load(s, i + I1Y * size) - gy16))
-            moved = load(s, i + RHO * size) - load(s, i + I1 * size)
+            gx16 = inside * (gx16 + blend_weight * (load(s, i + I1X * size) - gx16))
+            gy16 = inside * (gy16 + blend_weight * (load(s, i + I1Y * size) - gy16))
+            difference = load(s, i + RHO * size) - load(s, i + I1 * size)
             store(s, i + GX * size, gx16)
             store(s, i + GY * size, gy16)
-            store(s, i + RHO * size, inside * (moved - (gx16 * u + gy16 * v)))
+            store(s, i + RHO * size, inside * (difference - (gx16 * u + gy16 * v)))
             store(s, i + INV * size, reciprocal_where(gx16 * gx16 + gy16 * gy16, floor_))
 
 
@@ -370,8 +370,8 @@ def _median3(a, b, c):
 
 
 @_jit
-def _replicate(s, row, width, reach):
-    for d in range(1, reach + 1):
+def _replicate(s, row, width, margin):
+    for d in range(1, margin + 1):
         s[row - d] = s[row]
         s[row + width - 1 + d] = s[row + width - 1]
 

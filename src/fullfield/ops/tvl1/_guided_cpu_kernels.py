@@ -62,7 +62,7 @@ def linearise_rows(
     one = splat(np.float32(1.0))
     strength = splat(lambda_)
     half_at = splat(residual * residual)
-    least = splat(np.float32(LEAST_FIT))
+    minimum_fit = splat(np.float32(LEAST_FIT))
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(0, width, 16):
@@ -82,7 +82,7 @@ def linearise_rows(
             data = inside * strength
             wx = data / sqrt(rx * rx + small)
             wy = data / sqrt(ry * ry + small)
-            store(s, i + FIT * size, inside * half_at / (half_at + (rx * rx + ry * ry)) + least)
+            store(s, i + FIT * size, inside * half_at / (half_at + (rx * rx + ry * ry)) + minimum_fit)
             cx = xx * u + xy * v - rx
             cy = xy * u + yy * v - ry
             fu = load(s, i + FU * size)
@@ -109,20 +109,20 @@ def _row_jumps(s, size, pitch, height, width, y, jumps, at):
     down = pitch if y < height - 1 else 0
     for x in range(0, width, 16):
         i = row + x
-        most = zero
+        largest = zero
         for _ in range(2):
             u = load(s, i)
             across = load(s, i + 1) - u
             below = load(s, i + down) - u
-            most = maximum(most, maximum(maximum(across, zero - across), maximum(below, zero - below)))
+            largest = maximum(largest, maximum(maximum(across, zero - across), maximum(below, zero - below)))
             i += size
-        store(jumps, at + x, most)
+        store(jumps, at + x, largest)
     for x in range(at + width, at - LEFT + pitch):
         jumps[x] = np.float32(0.0)
 
 
 @_jit
-def _near_jumps(jumps, pitch, width, first, last, threshold, active):
+def _dilate_jumps(jumps, pitch, width, first, last, threshold, active):
     """Set active[x] <- 1 if a jump above ``threshold`` in rows [first, last] is at most RADIUS columns away, else 0.
 
     Row y of the image is row ``y % SPAN`` of ``jumps``; the row after them is scratch.
@@ -133,24 +133,24 @@ def _near_jumps(jumps, pitch, width, first, last, threshold, active):
     limit = splat(threshold)
     line = SPAN * pitch + LEFT
     for x in range(0, width, 16):
-        most = zero
+        largest = zero
         for y in range(first, last + 1):
-            most = maximum(most, load(jumps, y % SPAN * pitch + LEFT + x))
-        store(jumps, line + x, most)
+            largest = maximum(largest, load(jumps, y % SPAN * pitch + LEFT + x))
+        store(jumps, line + x, largest)
     for x in range(0, width, 16):
-        most = zero
+        largest = zero
         for dx in range(-RADIUS, RADIUS + 1):
-            most = maximum(most, load(jumps, line + x + dx))
-        store(active, x, one - within(most, low, limit))
+            largest = maximum(largest, load(jumps, line + x + dx))
+        store(active, x, one - within(largest, low, limit))
 
 
 @_jit
 def filter_rows(
-    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, near, threshold, lines, buffer
+    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, nearness, threshold, lines, buffer
 ):
     """Filter the flow near motion boundaries by a weighted median into ``target``, two planes of the same layout.
 
-    ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``near``: the neighbours' weights by
+    ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``nearness``: the neighbours' weights by
     distance, row after row; ``lines`` ((SPAN + 2) pitches) and ``buffer`` (SPAN^2 * 16) are scratch.
     """
     one = splat(np.float32(1.0))
@@ -172,13 +172,13 @@ def filter_rows(
         last = min(height - 1, y + RADIUS)
         if last == y + RADIUS:
             _row_jumps(s, size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
-        _near_jumps(jumps, pitch, width, first, last, threshold, active)
+        _dilate_jumps(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x
-            near_jump = load(active, x)
+            is_active = load(active, x)
             u = load(s, i)
             v = load(s, i + size)
-            if not some(near_jump):
+            if not some(is_active):
                 store(target, i, u)
                 store(target, i + size, v)
                 continue
@@ -186,7 +186,7 @@ def filter_rows(
             k = 0
             for yy in range(first, last + 1):
                 j = (yy + 1) * pitch + LEFT + x - RADIUS
-                far = (yy - y + RADIUS) * SPAN
+                row_start = (yy - y + RADIUS) * SPAN
                 for dx in range(SPAN):
                     e = load(colours, j + dx) - red
                     d = e * e
@@ -194,7 +194,7 @@ def filter_rows(
                         e = load(colours, j + dx + c * size) - load(colours, i + c * size)
                         d = d + e * e
                     w = maximum(one - d * scale, zero)
-                    store(buffer, k, splat(near[far + dx]) * w * w * load(s, j + dx + FIT * size))
+                    store(buffer, k, splat(nearness[row_start + dx]) * w * w * load(s, j + dx + FIT * size))
                     k += 16
             cu = u
             cv = v
@@ -220,25 +220,25 @@ def filter_rows(
                 cu = su / sw
                 cv = sv / sw
                 soft = soft * np.float32(0.5)
-            store(target, i, u + near_jump * (cu - u))
-            store(target, i + size, v + near_jump * (cv - v))
+            store(target, i, u + is_active * (cu - u))
+            store(target, i + size, v + is_active * (cv - v))
 
 
 @_jit
 def blur_rows(source, target, height, width, top, bottom, kernel, line):
     """Blur rows [top, bottom) with a Gaussian, borders replicated; ``line`` holds a row."""
-    reach = len(kernel) // 2
+    margin = len(kernel) // 2
     for y in range(top, bottom):
         for x in range(width):
             line[x] = np.float32(0.0)
         for t in range(len(kernel)):
-            yy = min(max(y + t - reach, 0), height - 1)
+            yy = min(max(y + t - margin, 0), height - 1)
             for x in range(width):
                 line[x] += kernel[t] * source[yy, x]
         for x in range(width):
             value = np.float32(0.0)
             for t in range(len(kernel)):
-                value += kernel[t] * line[min(max(x + t - reach, 0), width - 1)]
+                value += kernel[t] * line[min(max(x + t - margin, 0), width - 1)]
             target[y, x] = value
 
 
@@ -290,8 +290,8 @@ def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, b
                 for n in range(2):
                     upper = backward[n, above, left] * (one - tx) + backward[n, above, right] * tx
                     lower = backward[n, below, left] * (one - tx) + backward[n, below, right] * tx
-                    there = upper * (one - ty) + lower * ty + prior[n, y, x]
-                    squared += there * there
+                    residual = upper * (one - ty) + lower * ty + prior[n, y, x]
+                    squared += residual * residual
                 weight += consistent / (one + squared * scale)
             s[row + x + COUPLING * size] = weight
 
@@ -300,7 +300,7 @@ def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, b
 def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide):
     """Write the weight of the smoothness, and the colours into the planes of ``guide``."""
     channels = colours.shape[0]
-    share = np.float32(1.0) / np.float32(channels)
+    channel_weight = np.float32(1.0) / np.float32(channels)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         down = min(y + 1, height - 1)
@@ -313,7 +313,7 @@ def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, 
                 across = colours[c, y, right] - value
                 below = colours[c, down, x] - value
                 total += across * across + below * below
-            s[row + x + EDGE * size] = max(np.exp(-sensitivity * np.sqrt(total * share)), np.float32(0.05))
+            s[row + x + EDGE * size] = max(np.exp(-sensitivity * np.sqrt(total * channel_weight)), np.float32(0.05))
 
 
 @_jit
@@ -325,9 +325,9 @@ def blend_rows(s, size, pitch, width, top, bottom, trust, flow):
             i = row + x
             du = s[i + U * size] - s[i + FU * size]
             dv = s[i + V * size] - s[i + FV * size]
-            share = np.exp(-(du * du + dv * dv) / (trust * trust)) if trust > 0 else np.float32(1.0)
-            flow[0, y, x] = s[i + FU * size] + share * du
-            flow[1, y, x] = s[i + FV * size] + share * dv
+            remaining = np.exp(-(du * du + dv * dv) / (trust * trust)) if trust > 0 else np.float32(1.0)
+            flow[0, y, x] = s[i + FU * size] + remaining * du
+            flow[1, y, x] = s[i + FV * size] + remaining * dv
 
 
 _f = types.float32

@@ -127,8 +127,8 @@ class RefinementConfig(Config):
     rounds: int = parameter(2, "rounds of warps; each ends with a weighted median near motion boundaries")
     passes: int = parameter(
         1,
-        "with a backward flow: before the last pass both flows are refined by one round each, "
-        "and the coupling is computed again from them",
+        "with a backward flow: every pass before the last one refines the flow by one round, "
+        "and the coupling is computed again",
     )
     warps: int = parameter(3, "linearisations of the data term per round")
     iterations: int = parameter(10, "primal-dual iterations per warp")
@@ -166,3 +166,7 @@ class RefinementConfig(Config):
         number(self.filter_threshold, "filter_threshold", low=0, high=1e6)
         number(self.least_fall, "least_fall", low=0, high=1)
         number(self.passes_fall, "passes_fall", low=0, high=1)
+
+
+THREE_PASSES = RefinementConfig(passes=3, rounds=1, consistent_distance=0.06)
+"""Refinement of the method ``auto``."""

@@ -110,13 +110,13 @@ class Solver:
             for finer, coarser in pairwise(pyramid):
                 self._resample("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
         last = len(self._levels) - 1
-        carried = None if start is None else [np.ascontiguousarray(component) for component in start.numpy()]
+        flow_planes = None if start is None else [np.ascontiguousarray(component) for component in start.numpy()]
         for number in range(last, -1, -1):
             level = self._levels[number]
             # Only what an iteration reads before it is written: the dual variable with its border, and the first flow.
-            self._state[(0 if carried is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
-            if carried is not None:
-                self._load(level, carried, "linear" if number < last else "gaussian")
+            self._state[(0 if flow_planes is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
+            if flow_planes is not None:
+                self._load(level, flow_planes, "linear" if number < last else "gaussian")
             self._prepare(number)
             for warp in range(self._config.warps):
                 self._warp(level, filtered=warp > 0 and self._config.median > 0)
@@ -125,10 +125,10 @@ class Solver:
                 if progress is not None:
                     progress(*progress_after(self._sizes, number, (warp + 1) / self._config.warps))
             flow = self._scratch if self._config.median else self._k.U
-            carried = [level.view(self._state, plane).copy() for plane in (flow, flow + 1)]
+            flow_planes = [level.view(self._state, plane).copy() for plane in (flow, flow + 1)]
         self._pyramid1[0] = self._pyramid2[0] = np.empty((0, 0), np.float32)
-        assert carried is not None  # there is at least one level
-        return torch.from_numpy(np.stack(carried))
+        assert flow_planes is not None  # there is at least one level
+        return torch.from_numpy(np.stack(flow_planes))
 
     def _over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
         run([partial(kernel, top, bottom) for top, bottom in rows(height, self._threads)], self._threads)
@@ -153,16 +153,16 @@ class Solver:
 
         def kernel(top: int, bottom: int) -> None:
             line = np.empty(width_in, np.float32)
-            given = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
-            self._k.resample_rows(*given, line, top, bottom)
+            arguments = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
+            self._k.resample_rows(*arguments, line, top, bottom)
 
         self._over_rows(height, kernel)
 
-    def _load(self, level: _Level, carried: list[Plane], kind: str) -> None:
+    def _load(self, level: _Level, planes: list[Plane], kind: str) -> None:
         """Bring a flow of another size into the state of this level."""
-        height, width = carried[0].shape
+        height, width = planes[0].shape
         ratios = (level.width / width, level.height / height)
-        for plane, (source, ratio) in enumerate(zip(carried, ratios, strict=True)):
+        for plane, (source, ratio) in enumerate(zip(planes, ratios, strict=True)):
             target = self._state[level.origin(plane) :]
             self._resample(kind, source, target, (level.height, level.width), level.pitch, ratio)
 

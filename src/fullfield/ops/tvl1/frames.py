@@ -41,7 +41,7 @@ def check_arguments(height: int, width: int, config: object, kind: type, dtype: 
     _check.require(isinstance(config, kind), "config", f"a {kind.__name__}", _check.describe(config))
 
 
-def placed(device: torch.device) -> torch.device:
+def resolve_index(device: torch.device) -> torch.device:
     """Return the device, with its number if it is a GPU."""
     if device.type != "cuda" or device.index is not None:
         return device
@@ -52,8 +52,8 @@ def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch
     """Check that a frame is floating [B, C, H, W] with C = 1 or 3 on the device, and return it; else InputError."""
     frame = _check.tensor(frame, name, ("B", "C", height, width))
     index = None if device.type == "cpu" else device.index
-    here = frame.device.type == device.type and index in (None, frame.device.index)
-    _check.require(here, name, f"device {device}", frame)
+    is_on_device = frame.device.type == device.type and index in (None, frame.device.index)
+    _check.require(is_on_device, name, f"device {device}", frame)
     _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
     _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
     return frame.detach()
@@ -104,13 +104,13 @@ def pair_by_pair(
     grey1, grey2 = grey(frame1), grey(frame2)
     flow = frame1.new_empty(len(frame1), 2, *frame1.shape[2:])
     for item in range(len(frame1)):
-        part = None if start is None else start[item]
-        flow[item] = solve(grey1[item], grey2[item], part, share(progress, item, len(frame1)))
+        item_start = None if start is None else start[item]
+        flow[item] = solve(grey1[item], grey2[item], item_start, item_progress(progress, item, len(frame1)))
     check_finite(flow, "flow", FINITE_FLOW)
     return flow
 
 
-def share(progress: Progress | None, item: int, items: int) -> Progress | None:
+def item_progress(progress: Progress | None, item: int, items: int) -> Progress | None:
     """Return the progress callback of one pair of a batch."""
     if progress is None:
         return None
@@ -141,12 +141,12 @@ def level_sizes(height: int, width: int, scales: int | None, factor: float) -> l
     return sizes
 
 
-def progress_after(sizes: list[tuple[int, int]], number: int, share: float) -> tuple[float, str]:
-    """Return the finished share of all pixels' work, and where, once ``share`` of level ``number`` is done."""
+def progress_after(sizes: list[tuple[int, int]], number: int, item_progress: float) -> tuple[float, str]:
+    """Return the finished share of all pixels' work, and where, once ``item_progress`` of level ``number`` is done."""
     pixels = [h * w for h, w in sizes]
-    done = sum(pixels[number + 1 :]) + pixels[number] * share
+    finished_pixels = sum(pixels[number + 1 :]) + pixels[number] * item_progress
     height, width = sizes[number]
-    return done / sum(pixels), f"level {len(sizes) - number} of {len(sizes)}, {width}×{height}"
+    return finished_pixels / sum(pixels), f"level {len(sizes) - number} of {len(sizes)}, {width}×{height}"
 
 
 def _clamped(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:

@@ -23,7 +23,7 @@ from fullfield.ops.tvl1.frames import (
     check_frame,
     check_values,
     grey,
-    placed,
+    resolve_index,
 )
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
@@ -68,7 +68,7 @@ class FlowRefiner:
         self.config = RefinementConfig() if config is None else config
         check_arguments(height, width, self.config, RefinementConfig, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, placed(_check.device(device))
+        self.dtype, self.device = dtype, resolve_index(_check.device(device))
         self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
@@ -85,7 +85,7 @@ class FlowRefiner:
         None for the reference, which keeps nothing.
         """
         if self._cuda is not None:
-            return guided_cuda.bytes_of(self.height, self.width)
+            return guided_cuda.count_bytes(self.height, self.width)
         return None if self._cpu is None else self._cpu.memory_bytes
 
     def __call__(
@@ -101,39 +101,41 @@ class FlowRefiner:
         round earned by letting the frames' gradients fit better (``least_fall``, ``passes_fall``). Raises InputError
         for tensors of another size, type or device than the refiner's, and for values that are NaN or infinite.
         """
-        first, second = self._checked(frame1, "frame1"), self._checked(frame2, "frame2")
+        first, second = self._check_frame(frame1, "frame1"), self._check_frame(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
         prior = self._flow(flow, "flow", len(first))
         back = None if backward is None else self._flow(backward, "backward", len(first))
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
-            return self._passed(first, second, prior, back)
+            return self._run_passes(first, second, prior, back)
 
-    def _passed(self, first: Tensor, second: Tensor, given: Tensor, back: Tensor | None) -> Tensor:
+    def _run_passes(self, first: Tensor, second: Tensor, initial: Tensor, backward: Tensor | None) -> Tensor:
         """Run all passes over checked tensors. The device's flags are read once, at the end."""
-        present, once, misfit, flags = given, None, list[Tensor](), list[Tensor]()
-        if back is not None:
-            for _ in range(self.config.passes - 1):
-                ways = (first, second, present, back), (second, first, back, present)
-                (present, before, noted), (back, _, also) = (self._made(*way, rounds=1) for way in ways)
-                once = present if once is None else once
-                misfit.append(before)
-                flags += [noted, also]
-        refined, before, noted = self._made(first, second, present, back, rounds=self.config.rounds)
-        misfit.append(before)
-        flags.append(noted)
-        first_share, later_share = (share.to(given) for share in remaining(torch.cat(misfit, 1), self.config))
-        if once is not None:
-            torch.lerp(once, refined, later_share, out=refined)
-        torch.lerp(given, refined, first_share, out=refined)
+        flow, misfits, flags = initial, list[Tensor](), list[Tensor]()
+        flow_after_first: Tensor | None = None
+        for _ in range(self.config.passes - 1 if backward is not None else 0):
+            # Only the forward flow is refined: the backward flow as given tells errors of the forward flow better.
+            flow, misfit, flag = self._run_pass(first, second, flow, backward, rounds=1)
+            flow_after_first = flow if flow_after_first is None else flow_after_first
+            misfits.append(misfit)
+            flags.append(flag)
+        refined, misfit, flag = self._run_pass(first, second, flow, backward, rounds=self.config.rounds)
+        misfits.append(misfit)
+        flags.append(flag)
+        first_fraction, later_fraction = (
+            fraction.to(initial) for fraction in remaining(torch.cat(misfits, 1), self.config)
+        )
+        if flow_after_first is not None:
+            torch.lerp(flow_after_first, refined, later_fraction, out=refined)
+        torch.lerp(initial, refined, first_fraction, out=refined)
         if self._cuda is None:
             return refined
         later = torch.stack(flags[1:]).any() if flags[1:] else 0
         self._complain(int(flags[0] | later * guided_cuda.BAD_RESULT))
         return refined
 
-    def _made(
+    def _run_pass(
         self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Run one pass; return flow, misfits [B, N] and flags."""
@@ -146,10 +148,10 @@ class FlowRefiner:
         threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)
         for item in range(len(first)):
             frames = first[item] * 255.0, grey1[item], grey2[item]
-            part = slice(item, item + 1)
-            backward = None if back is None else back[part]
+            item_slice = slice(item, item + 1)
+            backward = None if back is None else back[item_slice]
             if self._cpu is None:
-                coupling = coupling_weights(prior[part], backward, config)[0]
+                coupling = coupling_weights(prior[item_slice], backward, config)[0]
                 pair = guided_reference.Pair(*frames, prior[item], coupling)
                 refined[item], misfit[item] = guided_reference.refine(pair, config)
             else:
@@ -171,7 +173,7 @@ class FlowRefiner:
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
 
-    def _checked(self, frame: Tensor, name: str) -> Tensor:
+    def _check_frame(self, frame: Tensor, name: str) -> Tensor:
         """Return the checked frame in the refiner's dtype."""
         frame = check_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
         if self._cuda is None:  # whose kernels look themselves

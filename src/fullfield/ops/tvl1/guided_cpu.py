@@ -51,15 +51,15 @@ class Refiner:
         self._guide = np.empty(0, np.float32)
         self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
         steps = np.arange(-FILTER_RADIUS, FILTER_RADIUS + 1)
-        away = (steps[:, None] ** 2 + steps**2) / config.filter_reach**2
-        self._near = np.maximum(1 - away, 0).astype(np.float32).ravel()
+        squared = (steps[:, None] ** 2 + steps**2) / config.filter_reach**2
+        self._nearness = np.maximum(1 - squared, 0).astype(np.float32).ravel()
         self._threads = 1
 
     @property
     def memory_bytes(self) -> int:
         """Return the bytes of all buffers, with the colours of RGB frames."""
-        held = (self._state, self._packed, self._blurred)
-        return sum(part.nbytes for part in held) + 3 * self._level.size * 4
+        buffers = (self._state, self._packed, self._blurred)
+        return sum(buffer.nbytes for buffer in buffers) + 3 * self._level.size * 4
 
     def __call__(
         self,
@@ -74,24 +74,24 @@ class Refiner:
         k, level, config = self._k, self._level, self._config
         self._threads = threads
         self._load(colours, first, second, prior, _NONE if backward is None else backward)
-        fit, found = torch.from_numpy(level.view(self._state, k.FIT)), []
+        fit, round_misfits = torch.from_numpy(level.view(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
                 if warp == 0 and turn < JUDGED:
-                    found.append(misfits(fit[None] - LEAST_FIT))
-                for done in range(0, config.iterations, _DEPTH):
-                    self._sweep(min(_DEPTH, config.iterations - done))
+                    round_misfits.append(misfits(fit[None] - LEAST_FIT))
+                for start in range(0, config.iterations, _DEPTH):
+                    self._sweep(min(_DEPTH, config.iterations - start))
                 if warp < config.warps - 1:
                     self._filter(self._median)
             self._filter(partial(self._weighted_median, len(colours)))
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
         self._over_rows(lambda top, bottom: k.blend_rows(*where, top, bottom, np.float32(config.trust), flow))
-        return flow, torch.cat(found)
+        return flow, torch.cat(round_misfits)
 
-    def _over_rows(self, kernel: Callable[[int, int], None], parts: int = 1) -> None:
-        strips = rows(self._height, parts * self._threads)
+    def _over_rows(self, kernel: Callable[[int, int], None], strips_per_thread: int = 1) -> None:
+        strips = rows(self._height, strips_per_thread * self._threads)
         run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
     def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
@@ -142,7 +142,7 @@ class Refiner:
         """Filter the flow into the scratch planes, and put it back."""
         level, k = self._level, self._k
         scratch = self._state[k.PLANES * level.size :]
-        self._over_rows(partial(kernel, scratch), parts=4)
+        self._over_rows(partial(kernel, scratch), strips_per_thread=4)
         self._state[: 2 * level.size] = scratch[: 2 * level.size]
 
     def _median(self, scratch: Plane, top: int, bottom: int) -> None:
@@ -153,7 +153,7 @@ class Refiner:
     def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        limits = (np.float32(config.filter_colour), self._near, np.float32(config.filter_threshold))
+        limits = (np.float32(config.filter_colour), self._nearness, np.float32(config.filter_threshold))
         lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
-        buffer = np.empty(len(self._near) * 16, np.float32)
+        buffer = np.empty(len(self._nearness) * 16, np.float32)
         self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, lines, buffer)

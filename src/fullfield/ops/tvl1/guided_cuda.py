@@ -16,7 +16,7 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import HALVES, VALUES, Launch, address, raw_stream, read_source, structures
 from fullfield.ops._recording import InOrder, record
 from fullfield.ops.tvl1.config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.cuda.state import pitch_of
+from fullfield.ops.tvl1.cuda.state import row_pitch
 from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
@@ -29,8 +29,8 @@ _Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
 _GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
-_FITS = _FIT + 1  # before each round that is judged
-PLANES = _FITS + JUDGED
+_ROUND_FITS = _FIT + 1  # before each round that is judged
+PLANES = _ROUND_FITS + JUDGED
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def source(shape: Shape) -> Source:
     )
 
 
-def bytes_of(height: int, width: int) -> int:
+def count_bytes(height: int, width: int) -> int:
     """Return the bytes that a refiner keeps on the device."""
-    return PLANES * height * pitch_of(width, torch.float32) * 4
+    return PLANES * height * row_pitch(width, torch.float32) * 4
 
 
 class Refiner:
@@ -92,8 +92,8 @@ class Refiner:
         self, height: int, width: int, config: RefinementConfig, device: torch.device, shape: Shape = SHAPE
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
-        self._about = about = _launching.device_of(device)
-        self._pitch = pitch_of(width, torch.float32)
+        self._about = about = _launching.gpu_from_device(device)
+        self._pitch = row_pitch(width, torch.float32)
         self._library = _launching.kernels(LIBRARIES, source(shape), about.index)
         self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
@@ -136,7 +136,7 @@ class Refiner:
         key = channels, rounds
         launches, graph = self.launches.get(key), self._graphs.get(key)
         if launches is None:
-            launches = self.launches[key] = self._made(channels, rounds)
+            launches = self.launches[key] = self._make_launches(channels, rounds)
             self._launch_all(launches, rounds)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -151,7 +151,7 @@ class Refiner:
         for _, launch in launches:
             launch(stream)
         judged = min(rounds, JUDGED)
-        self._misfits[:judged] = misfits(self._planes[_FITS : _FITS + judged, :, : self._size[1]])
+        self._misfits[:judged] = misfits(self._planes[_ROUND_FITS : _ROUND_FITS + judged, :, : self._size[1]])
 
     def _at(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
@@ -191,18 +191,18 @@ class Refiner:
             p.scratch, p.flow_out = self._at(_DUALS[1]), self._at(_FLOWS[0])
             self._launch(name, p, (1, 256))(stream)
 
-    def _made(self, channels: int, rounds: int) -> list[tuple[str, Launch]]:
+    def _make_launches(self, channels: int, rounds: int) -> list[tuple[str, Launch]]:
         """Return the launches that follow, in order."""
         config, shape = self._config, self._shape
-        made: list[tuple[str, Launch]] = []
+        launches: list[tuple[str, Launch]] = []
         flow = dual = 0
-        depths = [min(shape.depth, config.iterations - done) for done in range(0, config.iterations, shape.depth)]
+        depths = [min(shape.depth, config.iterations - start) for start in range(0, config.iterations, shape.depth)]
         for turn in range(rounds):
             for warp in range(config.warps):
                 if warp == 0 and turn < JUDGED:
-                    made.append(("linearise", self._linearising(flow, channels, judged=turn)))
+                    launches.append(("linearise", self._linearising(flow, channels, judged=turn)))
                 if warp > 0 or turn >= JUDGED or config.warps == 1:  # the median's fit is another
-                    made.append(("linearise", self._linearising(flow, channels, last=warp == config.warps - 1)))
+                    launches.append(("linearise", self._linearising(flow, channels, last=warp == config.warps - 1)))
                 for number, depth in enumerate(depths):
                     p = self._params(channels)
                     p.iterations, p.zero_dual = depth, int(turn == warp == number == 0)
@@ -210,23 +210,23 @@ class Refiner:
                     flow, dual = 1 - flow, 1 - dual
                     p.flow_out, p.dual_out = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
                     tile = shape.inner_after(depth)
-                    made.append(("iterate", self._launch("guided_iterate", p, tile, 32 * shape.warps)))
+                    launches.append(("iterate", self._launch("guided_iterate", p, tile, 32 * shape.warps)))
                 if warp < config.warps - 1:
-                    made.append(("median", self._plain_median(flow)))
+                    launches.append(("median", self._plain_median(flow)))
                 else:
                     p = self._params(channels)
                     p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
                     p.last = int(turn == rounds - 1)
-                    made.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
+                    launches.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
                 flow = 1 - flow
-        return made
+        return launches
 
     def _linearising(self, flow: int, channels: int, *, judged: int | None = None, last: bool = False) -> Launch:
         """Return the linearisation; ``judged`` is the number of the round whose fit is kept."""
         p = self._params(channels)
         p.flow, p.last = self._at(_FLOWS[flow]), int(last)
         if judged is not None:
-            p.last, p.fit, p.least_fit = 1, self._at(_FITS + judged), 0.0
+            p.last, p.fit, p.least_fit = 1, self._at(_ROUND_FITS + judged), 0.0
         return self._launch("guided_linearise", p, (8, 32))
 
     def _plain_median(self, flow: int) -> Launch:

@@ -39,27 +39,27 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
     xx, xy = image_gradient(one[0])
     yy = image_gradient(one[1])[1]
     flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
-    fits = []
+    round_fits = []
     for turn in range(config.rounds):
         for warp in range(config.warps):
             *system, fit = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
             if warp == 0 and turn < JUDGED:
-                fits.append(fit - LEAST_FIT)
+                round_fits.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
                 flow, dual = iterate(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
         flow = weighted_median(flow, colours, fit, config)
-    return blended(prior, flow, config.trust), misfits(torch.stack(fits))
+    return blended(prior, flow, config.trust), misfits(torch.stack(round_fits))
 
 
-def misfits(fits: Tensor) -> Tensor:
-    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``fits`` [N, H, W].
+def misfits(round_fits: Tensor) -> Tensor:
+    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``round_fits`` [N, H, W].
 
     Those are 0 where the target lies outside.
     """
     # Row by row: no number of threads changes the order, and nothing of the planes' size is made.
-    total, seen = (rows.double().sum(1) for rows in (fits.sum(2), torch.linalg.vector_norm(fits, 0, 2)))
+    total, seen = (rows.double().sum(1) for rows in (round_fits.sum(2), torch.linalg.vector_norm(round_fits, 0, 2)))
     return 1 - total / seen.clamp_min(1)
 
 
@@ -73,11 +73,11 @@ def gaussian_kernel(sigma: float) -> list[float]:
 def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
     """Blur [H, W], borders replicated."""
     kernel = gaussian_kernel(sigma)
-    reach = len(kernel) // 2
+    margin = len(kernel) // 2
     height, width = image.shape
-    padded = pad(image[None, None], (0, 0, reach, reach), mode="replicate")[0, 0]
+    padded = pad(image[None, None], (0, 0, margin, margin), mode="replicate")[0, 0]
     image = sum(w * padded[i : i + height] for i, w in enumerate(kernel))  # type: ignore[assignment]
-    padded = pad(image[None, None], (reach, reach, 0, 0), mode="replicate")[0, 0]
+    padded = pad(image[None, None], (margin, margin, 0, 0), mode="replicate")[0, 0]
     return sum(w * padded[:, i : i + width] for i, w in enumerate(kernel))  # type: ignore[return-value]
 
 
@@ -128,13 +128,13 @@ def iterate(
     ru, rv = (flow[n] / config.step + divergence(dual[2 * n], dual[2 * n + 1], "adjoint") for n in range(2))
     flow = torch.stack([m11 * ru + m12 * rv + b1, m12 * ru + m22 * rv + b2])
     sigma = 0.25 / config.step
-    found = []
+    new_dual = []
     for n in range(2):
         across, down = forward_gradient(flow[n])
         a, b = dual[2 * n] + sigma * across, dual[2 * n + 1] + sigma * down
         shrink = edge / torch.maximum(edge, torch.sqrt(a * a + b * b))
-        found += [a * shrink, b * shrink]
-    return flow, torch.stack(found)
+        new_dual += [a * shrink, b * shrink]
+    return flow, torch.stack(new_dual)
 
 
 def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
@@ -145,19 +145,19 @@ def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: Refineme
     span = 2 * radius + 1
     active = max_pool2d(jump[None, None], span, 1, radius)[0, 0] > config.filter_threshold
     weights, flows = [], []
-    far = pad(flow, (radius,) * 4)
+    padded_flow = pad(flow, (radius,) * 4)
     guide = pad(colours, (radius,) * 4)
     fit = pad(fit, (radius,) * 4)
     for dy in range(span):
         for dx in range(span):
-            near = 1 - ((dy - radius) ** 2 + (dx - radius) ** 2) / config.filter_reach**2
-            if near <= 0:
+            nearness = 1 - ((dy - radius) ** 2 + (dx - radius) ** 2) / config.filter_reach**2
+            if nearness <= 0:
                 continue
             rows, columns = slice(dy, dy + height), slice(dx, dx + width)
             squared = ((guide[:, rows, columns] - colours) ** 2).sum(0)
-            alike = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
-            weights.append(near * alike * alike * fit[rows, columns])
-            flows.append(far[:, rows, columns])
+            similarity = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
+            weights.append(nearness * similarity * similarity * fit[rows, columns])
+            flows.append(padded_flow[:, rows, columns])
     present, soft = flow, 0.64
     for _ in range(FILTER_STEPS):
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)

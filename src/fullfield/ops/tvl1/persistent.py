@@ -17,7 +17,7 @@ from fullfield.ops._recording import InOrder, record
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.frames import check_size, placed
+from fullfield.ops.tvl1.frames import check_size, resolve_index
 
 _REMEMBERED = 512  # flows whose times are kept
 
@@ -88,15 +88,15 @@ class PersistentSolver:
         self.shape = _shape(shape)
         _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
-        self.device = _placed(device, self.config)
+        self.device = _resolve_device(device, self.config)
         batch, _, height, width = self.shape
         self._lock, self._in_order = threading.Lock(), InOrder(self.device)
-        self._place: int | None = None  # of the frame before
+        self._previous: int | None = None  # of the frame before
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._make_engine(batch, height, width)
             self._warm_up()
             self._pair = record(partial(self._work, 0, 2), self.device)
-            self._steps = [record(partial(self._work, place, 1), self.device) for place in (0, 1)]
+            self._steps = [record(partial(self._work, index, 1), self.device) for index in (0, 1)]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
 
@@ -111,12 +111,12 @@ class PersistentSolver:
         frames = self._frame(frame1, "frame1"), self._frame(frame2, "frame2")
         with self._lock, self._in_order(self._engine.tensors):
             flow = self._flow(out)
-            begin = self._begin()
+            start = self._start_timing()
             self._engine.start.zero_()
             self._engine.read(frames, 0, flow)
             self._pair.replay()
-            self._end(begin)
-            self._place = 1
+            self._end(start)
+            self._previous = 1
         return flow
 
     def step(self, frame: Any, out: Any = None) -> Tensor | None:
@@ -126,24 +126,24 @@ class PersistentSolver:
         """
         tensor = self._frame(frame, "frame")
         with self._lock, self._in_order(self._engine.tensors):
-            if self._place is None:
-                self._place = 0
+            if self._previous is None:
+                self._previous = 0
                 self._engine.start.zero_()
                 self._engine.read((tensor,), 0, None)
                 self._engine.pyramid(0)
                 return None
             flow = self._flow(out)
-            begin = self._begin()
-            self._place = 1 - self._place
-            self._engine.read((tensor,), self._place, flow)
-            self._steps[self._place].replay()
-            self._end(begin)
+            start = self._start_timing()
+            self._previous = 1 - self._previous
+            self._engine.read((tensor,), self._previous, flow)
+            self._steps[self._previous].replay()
+            self._end(start)
         return flow
 
     def restart(self) -> None:
         """Forget the frame before: the next ``step`` is the first of a sequence, as after a cut."""
         with self._lock:
-            self._place = None
+            self._previous = None
 
     @property
     def memory(self) -> int:
@@ -151,15 +151,15 @@ class PersistentSolver:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.tensors())
 
     def latency(self) -> Latency:
-        """Return the latency of the last flows, at most 512, since :meth:`forget_latency`; waits for the device."""
+        """Return the latency of the last flows, at most 512, since :meth:`reset_latency`; waits for the device."""
         with self._lock:
             _check.require(self._count > 0, "latency", "at least one flow", "none")
-            kept = self._times[: min(self._count, _REMEMBERED)]
-            kept[(self._count - 1) % _REMEMBERED][1].synchronize()
-            found = spread(begin.elapsed_time(end) / 1e3 for begin, end in kept)
-        return Latency(len(kept), found.median, found.p99)
+            recent = self._times[: min(self._count, _REMEMBERED)]
+            recent[(self._count - 1) % _REMEMBERED][1].synchronize()
+            summary = spread(start.elapsed_time(end) / 1e3 for start, end in recent)
+        return Latency(len(recent), summary.median, summary.p99)
 
-    def forget_latency(self) -> None:
+    def reset_latency(self) -> None:
         """Forget the latencies measured so far."""
         with self._lock:
             self._count = 0
@@ -181,7 +181,7 @@ class PersistentSolver:
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
         return flow
 
-    def _begin(self) -> torch.cuda.Event:
+    def _start_timing(self) -> torch.cuda.Event:
         at = self._count % _REMEMBERED
         if at == len(self._times):
             self._times.append((_event(), _event()))
@@ -194,12 +194,12 @@ class PersistentSolver:
 
     # ---- what is recorded
 
-    def _work(self, place: int, frames: int) -> None:
-        """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``place`` and the flow to it."""
-        self._engine.pyramid(place, frames)
-        self._engine.solve(0 if frames == 2 else 1 - place)
+    def _work(self, index: int, frames: int) -> None:
+        """Compute the pyramids and flow of 2 frames, or the pyramid of the one at ``index`` and the flow to it."""
+        self._engine.pyramid(index, frames)
+        self._engine.solve(0 if frames == 2 else 1 - index)
         if self.warm_start:
-            self._engine.begin_at_last()
+            self._engine.start_from_last()
 
     def _make_engine(self, batch: int, height: int, width: int) -> Engine:
         """Return the engine; benchmarks override this to use another schedule."""
@@ -210,8 +210,8 @@ class PersistentSolver:
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         flow = self._flow(None)
         self._engine.read((frame, frame), 0, flow)
-        for place, frames in ((0, 2), (0, 1), (1, 1)):
-            self._work(place, frames)
+        for index, frames in ((0, 2), (0, 1), (1, 1)):
+            self._work(index, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
 
 
@@ -226,11 +226,11 @@ def _shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
     return batch, channels, height, width
 
 
-def _placed(device: str | torch.device, config: TVL1Config) -> torch.device:
-    place = _check.device(device)
-    reason = cuda.supports(place, torch.float32, config)
-    _check.require(reason is None, "device", "one for the cuda backend", f"{place}: {reason}")
-    return placed(place)
+def _resolve_device(device: str | torch.device, config: TVL1Config) -> torch.device:
+    resolved = _check.device(device)
+    reason = cuda.supports(resolved, torch.float32, config)
+    _check.require(reason is None, "device", "one for the cuda backend", f"{resolved}: {reason}")
+    return resolve_index(resolved)
 
 
 def _event() -> torch.cuda.Event:

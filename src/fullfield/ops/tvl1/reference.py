@@ -56,7 +56,7 @@ def solve(
 
 def _resampled_rows(plane: Tensor, table: Table) -> Tensor:
     """Resample rows [H, W] to [H', W] tap by tap: a matrix product would sum in an order that depends on threads."""
-    index, weight = (torch.from_numpy(part).to(plane.device) for part in table)
+    index, weight = (torch.from_numpy(array).to(plane.device) for array in table)
     weight = weight.to(plane.dtype)
     out = plane.new_zeros(len(weight), plane.shape[1])
     for tap in range(weight.shape[1]):
@@ -160,7 +160,7 @@ def iterate(
 
 def median_filter(flow: Tensor, side: int) -> Tensor:
     """Return the median over ``side`` x ``side`` pixels of each plane of [N, H, W], borders replicated."""
-    reach = side // 2
-    padded = pad(flow[None], (reach, reach, reach, reach), mode="replicate")[0]
+    margin = side // 2
+    padded = pad(flow[None], (margin, margin, margin, margin), mode="replicate")[0]
     windows = padded.unfold(1, side, 1).unfold(2, side, 1)
     return windows.flatten(-2).median(dim=-1).values

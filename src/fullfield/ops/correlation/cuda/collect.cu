@@ -9,7 +9,7 @@
 static __device__ __forceinline__ void mark(const GradientParams &q, int index, int tile, int batch, int tile_y, int level) {
     const Params &p = q.p;
     int4 all = q.bounds[index];
-    int h = p.level_h[level], w = p.level_w[level], across = tiles_of(w), down = tiles_of(h), per_band = (p.tiles_y + BANDS - 1) / BANDS;
+    int h = p.level_h[level], w = p.level_w[level], across = count_tiles(w), down = count_tiles(h), per_band = (p.tiles_y + BANDS - 1) / BANDS;
     int x0 = max(all.x, 0) / 8, x1 = (min(all.z, w) + 7) / 8, y0 = max(all.y, 0) / 8, y1 = (min(all.w, h) + 7) / 8;
     if (x0 >= x1 || y0 >= y1) return;
     if (threadIdx.x == 0) {

@@ -20,17 +20,17 @@ from fullfield.ops.correlation.protocol import Request
 _FOLDER = Path(__file__).parent
 _SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes
 LARGEST_RADIUS = 8
-MOST_LEVELS = 8
+MAX_LEVELS = 8
 _HOPPER_BLOCK = 227 << 10  # bytes of shared memory that one block may take on sm_90
 # Columns of one chunk of the second map, and the widths it may have; by the width of a warp's pixels.
 _COLUMNS = 56
 _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
-_MOST_STAGES = 8
+_MAX_STAGES = 8
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
 # Fewer source pixels than the first do not occupy three teams; the features of more than the second leave the L2.
-_FEW_PIXELS = 1 << 14
-_MANY_PIXELS = 1 << 16
+_SMALL_PIXELS = 1 << 14
+_LARGE_PIXELS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def vectors(height: int, width: int) -> int:
     return height * (-(-width // 8) * 8)
 
 
-def _blocks(channels: int, most: int) -> tuple[int, int]:
-    """Return the channels of a block, a multiple of 64 up to ``most``, and the number of blocks."""
+def _blocks(channels: int, max_channels: int) -> tuple[int, int]:
+    """Return the channels of a block, a multiple of 64 up to ``max_channels``, and the number of blocks."""
     padded = -(-channels // 64) * 64
-    kb = -(-padded // most)
+    kb = -(-padded // max_channels)
     return -(-padded // (kb * 64)) * 64, kb
 
 
@@ -160,13 +160,13 @@ def patch_side(config: Config, shared: int) -> int:
     return next((side for side in (window + 2, window + 1) if collect_shared(side) <= shared), window)
 
 
-def multiply_form(config: Config, shared: int) -> tuple[int, int]:
+def choose_multiply_blocks(config: Config, shared: int) -> tuple[int, int]:
     """Return the channels that a block of ``multiply_out`` takes, and how many chunks it holds, 2 or 1.
 
     It fits in ``shared`` bytes if any form does.
     """
-    forms = [(block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.channels % block == 0]
-    return next((form for form in forms if multiply_shared(config, *form) <= shared), (64, 1))
+    candidates = [(block, chunks) for chunks in (2, 1) for block in (256, 192, 128, 64) if config.channels % block == 0]
+    return next((candidate for candidate in candidates if multiply_shared(config, *candidate) <= shared), (64, 1))
 
 
 # ---- shared memory, in bytes
@@ -192,11 +192,11 @@ def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
 def with_stages(config: Config, out: int, channels_last: bool) -> Config:
     """Set as many chunks in flight as a Hopper block's shared memory leaves space for; may be none."""
     free = _HOPPER_BLOCK - lookup_shared(replace(config, stages=0), out, channels_last)
-    return replace(config, stages=min(_MOST_STAGES, free // ((_stage(config) + 48) * config.teams)))
+    return replace(config, stages=min(_MAX_STAGES, free // ((_stage(config) + 48) * config.teams)))
 
 
 def lookup_config(
-    config: Config, out: int, channels_last: bool, shared: int, pixels: int = _FEW_PIXELS
+    config: Config, out: int, channels_last: bool, shared: int, pixels: int = _SMALL_PIXELS
 ) -> Config | None:
     """Return the configuration of one kind of result if a block may take ``shared`` bytes; None if it does not fit.
 
@@ -206,8 +206,8 @@ def lookup_config(
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
         widths = _widths(config.radius, block)
-        tiled = replace(config, block=block, widths=widths, streamed=pixels >= _MANY_PIXELS)
-        teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
+        tiled = replace(config, block=block, widths=widths, streamed=pixels >= _LARGE_PIXELS)
+        teams = ((3, 1), (2, 1), (1, 1))[pixels < _SMALL_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
             wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
             if wider.stages >= 2:
@@ -233,7 +233,7 @@ def collect_shared(side: int) -> int:
 
 
 def multiply_shared(config: Config, block: int, chunks: int) -> int:
-    """Return the bytes of shared memory of a block of ``multiply_out``; see :func:`multiply_form` for the arguments."""
+    """Return the bytes of shared memory of a block of ``multiply_out``; arguments as :func:`choose_multiply_blocks`."""
     return chunks * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
 
 
@@ -263,22 +263,22 @@ def _read(*names: str) -> str:
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """Return ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
     shared = _read("dots.cuh", "sample.cuh")
-    made = functools.partial(config.source, out=out, channels_last=channels_last)
+    build_source = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
-        return made(
+        return build_source(
             shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=resident_blocks(config, out, channels_last)
         )
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(BARRIERS, _FOLDER / "lookup_hopper.cu")
-    return made(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
+    return build_source(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
 
 
 @functools.lru_cache(64)
 def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
     """Return the kernels that lay out features of type ``source``; ``plain`` lays out both maps as f2."""
-    made = config.source(_read("prepare.cu"), SRC=source, SCALED=scaled)
-    return made._replace(options=(*made.options, "-DF1_PLAIN")) if plain else made
+    built = config.source(_read("prepare.cu"), SRC=source, SCALED=scaled)
+    return built._replace(options=(*built.options, "-DF1_PLAIN")) if plain else built
 
 
 @functools.lru_cache(64)
@@ -289,7 +289,7 @@ def collect_source(config: Config, grad: int, side: int) -> Source:
 
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int, chunks: int) -> Source:
-    """Return ``multiply_out``; ``config`` from :func:`gradient_config`, the last two from :func:`multiply_form`."""
+    """Return ``multiply_out``; ``config`` is of :func:`gradient_config`, the rest of :func:`choose_multiply_blocks`."""
     text = _read("gradients.cuh", "restart.cuh", "multiply_out.cu")
     return config.source(text, PATCH=side, NCH=block, CHUNKS=chunks, MIN_BLOCKS=1 if config.split or chunks == 1 else 2)
 

@@ -38,4 +38,4 @@ struct GradientParams {
 };
 
 static __device__ __forceinline__ int wrapped(int i) { return (u32)(i + PATCH * 4096) % PATCH; }
-static __device__ __forceinline__ int tiles_of(int size) { return (size + 7) / 8; }
+static __device__ __forceinline__ int count_tiles(int size) { return (size + 7) / 8; }

@@ -23,8 +23,8 @@ from fullfield.ops.correlation.cuda.structs import (
     Params,
     PrepareParams,
     fill,
+    get_queues,
     offsets,
-    queues_of,
     split_levels,
     tensor_maps,
 )
@@ -32,9 +32,9 @@ from fullfield.ops.correlation.prepared import pool
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 
 # Levels that the kernel pools; all are pooled in float32.
-MOST_POOLED = 4
+MAX_POOLED_LEVELS = 4
 # Below this many tiles every level is a separate item, above only the finest.
-FEW_TILES = 1200
+SMALL_TILE_COUNT = 1200
 # In a persistent lookup every level of the last tiles, this many for four teams, is a separate item.
 SMALL_ITEMS = 9
 
@@ -46,9 +46,9 @@ def supports(request: Request) -> str | None:
         return reason
     if request.dtype not in _launching.CODES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
+    if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MAX_LEVELS:
         return (
-            f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MOST_LEVELS}, "
+            f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MAX_LEVELS}, "
             f"got {request.radius} and {request.levels}"
         )
     return _too_large(request)
@@ -56,26 +56,28 @@ def supports(request: Request) -> str | None:
 
 def _too_large(request: Request) -> str | None:
     pixels = request.size1[0] * request.size1[1]
-    most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
-    if pixels > most:
-        return f"needs a first map of at most {most} pixels, got {pixels}"
-    device = _launching.device_of(request.device)
+    max_pixels = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
+    if pixels > max_pixels:
+        return f"needs a first map of at most {max_pixels} pixels, got {pixels}"
+    device = _launching.gpu_from_device(request.device)
     config, shared = shapes.forward_config(request, device), device.shared
     own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
     if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
         return f"a radius of {request.radius} needs {less}"
-    most_used = max(shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.multiply_form(own, shared)))
+    most_used = max(
+        shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.choose_multiply_blocks(own, shared))
+    )
     if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
     return None
 
 
-def config_of(request: Request) -> Config:
+def choose_config(request: Request) -> Config:
     """Return the configuration of the lookup; its gradients read the features in the same form."""
-    return shapes.forward_config(request, _launching.device_of(request.device))
+    return shapes.forward_config(request, _launching.gpu_from_device(request.device))
 
 
-def pixels_of(request: Request) -> int:
+def count_pixels(request: Request) -> int:
     """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
@@ -86,8 +88,8 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     It holds f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of products,
     of fmap1's gradients and of fmap2's; with grad also f1 in f2's layout.
     """
-    config = config_of(request)
-    pixels = pixels_of(request)
+    config = choose_config(request)
+    pixels = count_pixels(request)
     padded = request.batch * shapes.vectors(*request.size1)
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
@@ -106,12 +108,12 @@ def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: 
 
     Without f2: only f1, in f2's layout.
     """
-    config = config_of(r)
+    config = choose_config(r)
     scaled = shapes.is_scaled(r, config)
-    if f2 is not None and len(maps) < r.levels and r.levels > MOST_POOLED:
+    if f2 is not None and len(maps) < r.levels and r.levels > MAX_POOLED_LEVELS:
         fmap1, maps = fmap1.float(), pool(maps[0].float(), r.levels)
     source = shapes.prepare_source(config, CODES[fmap1.dtype], scaled, f2 is None)
-    kernels = _launching.kernels(LIBRARIES, source, _launching.device_of(r.device).index)
+    kernels = _launching.kernels(LIBRARIES, source, _launching.gpu_from_device(r.device).index)
     factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
     launches = [_prepare_params(r, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
     if factor is not None:
@@ -147,11 +149,11 @@ def _prepare_params(
 
 def first_sources(request: Request) -> list[Source]:
     """Return the sources that nearly every pair needs, to be compiled together."""
-    device, config = _launching.device_of(request.device), config_of(request)
+    device, config = _launching.gpu_from_device(request.device), choose_config(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request, config)
-    pooled = 0 if request.pooled and request.levels > MOST_POOLED else dtype
+    pooled = 0 if request.pooled and request.levels > MAX_POOLED_LEVELS else dtype
     sources = [shapes.prepare_source(config, pooled, scaled, False)]
-    usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
+    usual = shapes.lookup_config(config, 0, False, device.shared, count_pixels(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
     if request.grad:
@@ -161,7 +163,7 @@ def first_sources(request: Request) -> list[Source]:
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
     """Lay out a pair, after compiling its kernels where needed."""
-    device = _launching.device_of(request.device)
+    device = _launching.gpu_from_device(request.device)
     with torch.cuda.device(device.index):
         _launching.several(LIBRARIES, first_sources(request), device.index)
         state = empty_state(request, fmap1)
@@ -181,7 +183,7 @@ class _LookupLaunch:
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
     ) -> None:
-        device = _launching.device_of(request.device)
+        device = _launching.gpu_from_device(request.device)
         source = shapes.lookup_source(config, out, channels_last)
         self.params = Params()
         fill(self.params, request, config, state[0], state[1])
@@ -190,7 +192,7 @@ class _LookupLaunch:
         if config.hopper:
             split_levels(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
         else:
-            split_levels(self.params, request.levels, 4 if tiles < FEW_TILES else 2)
+            split_levels(self.params, request.levels, 4 if tiles < SMALL_TILE_COUNT else 2)
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks: int = self.params.items
@@ -212,10 +214,10 @@ class Cuda(Prepared):
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
-        self._device = _launching.device_of(request.device)
-        self._config = config_of(request)
+        self._device = _launching.gpu_from_device(request.device)
+        self._config = choose_config(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
-        self._queues = queues_of(request.device, self._device.index)
+        self._queues = get_queues(request.device, self._device.index)
         stream = raw_stream(self._device.index)
         self._streams = {stream}
         self._features: FeatureGradients | None = None
@@ -231,15 +233,15 @@ class Cuda(Prepared):
     # ---- forward
 
     def _make_launch(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
-        made = None
+        launch = None
         if dtype in CODES:
             code = CODES[dtype]
-            pixels = pixels_of(self.request)
+            pixels = count_pixels(self.request)
             config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
-                made = _LookupLaunch(self.request, config, code, channels_last, self.state)
-        self._launches[dtype, channels_last] = made
-        return made
+                launch = _LookupLaunch(self.request, config, code, channels_last, self.state)
+        self._launches[dtype, channels_last] = launch
+        return launch
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Launch one lookup on the current stream."""

@@ -12,22 +12,22 @@ from fullfield._kernels.nvrtc import Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import CODES, Device, Launch, raw_stream
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda.config import MOST_LEVELS, Config
+from fullfield.ops.correlation.cuda.config import MAX_LEVELS, Config
 from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill
 from fullfield.ops.correlation.protocol import Gradients, Request
 
 # ``mode`` of gradients.cuh.
 FIRST_LOOKUP, ADD, END = range(3)
-MOST_SPLITS = 64
-FEW = 4  # splits of everything where there is little to do, as in multiply_out.cu
-WORK = 5 + MOST_LEVELS  # integers of ``Work``
+MAX_SPLITS = 64
+MIN_SPLITS = 4  # splits of everything where there is little to do, as in multiply_out.cu
+WORK = 5 + MAX_LEVELS  # integers of ``Work``
 
 
 def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
     """Return ``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
     own = shapes.gradient_config(config)
-    side, form = shapes.patch_side(own, shared), shapes.multiply_form(own, shared)
-    return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, *form)
+    side, blocks = shapes.patch_side(own, shared), shapes.choose_multiply_blocks(own, shared)
+    return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, *blocks)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Sums(Gradients):
     params: ctypes.Structure = field(default_factory=GradientParams)
     pair: ctypes.Structure = field(default_factory=Params)
     """``params.p`` itself."""
-    form: tuple[torch.dtype | None, tuple[int, ...], tuple[int, ...]] = (None, (), ())
+    layout: tuple[torch.dtype | None, tuple[int, ...], tuple[int, ...]] = (None, (), ())
     """Type and strides of the last incoming gradient and strides of the coordinates, as in ``params``."""
     collect: Launch | None = None
     """Launch for gradients of that type."""
@@ -61,14 +61,17 @@ class FeatureGradients:
         self.request, self.device = request, device
         self._config, self._forward = shapes.gradient_config(config), config
         self._state = state
-        side, form = shapes.patch_side(self._config, device.shared), shapes.multiply_form(self._config, device.shared)
+        side, multiply_blocks = (
+            shapes.patch_side(self._config, device.shared),
+            shapes.choose_multiply_blocks(self._config, device.shared),
+        )
         self._collect_shared = shapes.collect_shared(side)
-        self._multiply_shared = shapes.multiply_shared(self._config, *form)
+        self._multiply_shared = shapes.multiply_shared(self._config, *multiply_blocks)
         self._side = side
         pair = GradientParams()
         fill(pair.p, request, self._config, state[3], state[1])
         pair.p.scale = state[2].data_ptr()
-        self._blocks = self._config.channels // form[0]
+        self._blocks = self._config.channels // multiply_blocks[0]
         self._collected = pair.p.tiles * request.levels
         self._plan(pair)
         self._pair = pair
@@ -77,11 +80,11 @@ class FeatureGradients:
         # Two blocks share a multiprocessor if they fit.
         each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
         splits = sum(
-            max(FEW, pair.splits[level]) * -(-height // 8) * -(-width // 8)
+            max(MIN_SPLITS, pair.splits[level]) * -(-height // 8) * -(-width // 8)
             for level, (height, width) in enumerate(request.sizes2)
         )
-        most = self._blocks * (FEW * pair.p.tiles + request.batch * splits)
-        self._multiply_blocks = max(1, min(each * device.processors, most))
+        max_blocks = self._blocks * (MIN_SPLITS * pair.p.tiles + request.batch * splits)
+        self._multiply_blocks = max(1, min(each * device.processors, max_blocks))
 
     def _plan(self, pair: ctypes.Structure) -> None:
         request = self.request
@@ -90,7 +93,7 @@ class FeatureGradients:
         for level, count in enumerate(counts):
             pair.target_begin[level] = request.batch * sum(counts[:level])
             # As many pixels for an item of a coarse level as for one of level 1.
-            pair.splits[level] = max(1, min(MOST_SPLITS, round(tiles / (4 * max(count, 1)))))
+            pair.splits[level] = max(1, min(MAX_SPLITS, round(tiles / (4 * max(count, 1)))))
         self.target_tiles = request.batch * sum(counts)
 
     def sums(self, fmap1: bool, levels: bool) -> Sums:
@@ -134,13 +137,13 @@ class FeatureGradients:
         if self._collected == 0:
             return
         self._use_on(stream, sums)
-        params, form = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
-        if form != sums.form:
-            params.grad_type = CODES[form[0]]
-            _set_strides(params, *form[1:])
-            if sums.collect is None or form[0] != sums.form[0]:
-                sums.collect = self._collect_of(form[0], params)
-            sums.form = form
+        params, layout = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
+        if layout != sums.layout:
+            params.grad_type = CODES[layout[0]]
+            _set_strides(params, *layout[1:])
+            if sums.collect is None or layout[0] != sums.layout[0]:
+                sums.collect = self._make_collect(layout[0], params)
+            sums.layout = layout
         sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
         if sums.empty:
             self._run(sums, FIRST_LOOKUP, stream)
@@ -169,8 +172,8 @@ class FeatureGradients:
 
     def _unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
         """Return a view [B, C, H, W] of [B, H, W, padded channels]."""
-        whole = flat.view(self.request.batch, *size, self._config.channels)
-        return whole[..., : self.request.channels].permute(0, 3, 1, 2)
+        padded = flat.view(self.request.batch, *size, self._config.channels)
+        return padded[..., : self.request.channels].permute(0, 3, 1, 2)
 
     def _use_on(self, stream: int, sums: Sums) -> None:
         if stream != sums.stream:
@@ -178,7 +181,7 @@ class FeatureGradients:
             for tensor in sums.memory:
                 tensor.record_stream(current)
 
-    def _collect_of(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
+    def _make_collect(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
         """Return the launch for incoming gradients of ``dtype``."""
         source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
         kernels = _launching.kernels(LIBRARIES, source, self.device.index)

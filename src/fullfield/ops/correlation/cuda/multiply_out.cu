@@ -325,10 +325,10 @@ struct SecondMap {
         block = item % BLOCKS;
         item = q.full_targets[q.target_begin[level] + item / BLOCKS];
         target = q.target_begin[level] + item;
-        int across = tiles_of(w), row = item / across;
+        int across = count_tiles(w), row = item / across;
         x0 = (item - row * across) * 8;
-        batch = row / tiles_of(h);
-        y0 = (row - batch * tiles_of(h)) * 8;
+        batch = row / count_tiles(h);
+        y0 = (row - batch * count_tiles(h)) * 8;
         x1 = min(x0 + 8, w);
         y1 = min(y0 + 8, h);
         bands = q.bands[target];

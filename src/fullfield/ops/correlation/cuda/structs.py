@@ -33,11 +33,11 @@ def captured_by(stream: int) -> int:
 
 def offsets(request: Request, config: Config) -> list[int]:
     """Return the first 16-bit element of every level."""
-    found, offset = [], 0
+    starts, offset = [], 0
     for height, width in request.sizes2:
-        found.append(offset)
+        starts.append(offset)
         offset += request.batch * height * width * config.row_length
-    return found
+    return starts
 
 
 def fill(params: ctypes.Structure, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
@@ -57,8 +57,8 @@ def split_levels(params: ctypes.Structure, levels: int, parts: int, whole: int =
     The first ``whole`` tiles are one item each.
     """
     ends = sorted({min(end, levels) for end in (*range(1, parts), levels)})
-    for index, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        params.part_begin[index], params.part_end[index] = begin, end
+    for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        params.part_begin[index], params.part_end[index] = start, end
     params.whole = whole
     params.items = whole + (params.tiles - whole) * len(ends)
 
@@ -79,9 +79,9 @@ def tensor_maps(
     for level, (height, width) in enumerate(sizes):
         if height and width and batch:
             for index, chunk in enumerate(widths):
-                place = address + 128 * (level * len(widths) + index)
+                position = address + 128 * (level * len(widths) + index)
                 shape = (row_length, width, height, batch)
-                encode_tensor_map(place, data + 2 * offset, shape, (64, chunk, columns // chunk, 1))
+                encode_tensor_map(position, data + 2 * offset, shape, (64, chunk, columns // chunk, 1))
         offset += batch * height * width * row_length
     return buffer, address
 
@@ -130,7 +130,7 @@ _devices: dict[int, Queues] = {}
 _lock = threading.Lock()
 
 
-def queues_of(device: torch.device, index: int) -> Queues:
+def get_queues(device: torch.device, index: int) -> Queues:
     """Return the device's counters, shared by the whole process."""
     with _lock:
         return _devices.setdefault(index, Queues(device))

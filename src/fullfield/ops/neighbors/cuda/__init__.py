@@ -20,13 +20,13 @@ Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
 """What :func:`radius_search` takes."""
 LIBRARIES = Libraries("neighbour kernels")
 # Hash tables have at most so many slots.
-_MOST_SLOTS = 1 << 31
+_MAX_SLOTS = 1 << 31
 # Cells are a little wider than the radius: float32 distances round, and what rounds into the ball must be seen.
 _MARGIN = 1.0 + 1e-5
-_ROOM = 256  # keys of a row that a warp sorts in shared memory
+_SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
 _WARPS, _QUERIES, _BRANCHES = 8, 8, 32
-_HERE = Path(__file__).parent
-_DECLARED = structures(*(_HERE / name for name in ("radius.cu", "knn.cu", "thin.cu")))
+_FOLDER = Path(__file__).parent
+_DECLARED = structures(*(_FOLDER / name for name in ("radius.cu", "knn.cu", "thin.cu")))
 _Radius, _Tree, _Thin = (_DECLARED[f"{name}Params"] for name in ("Radius", "Tree", "Thin"))
 _Radii = _launching.batch(_Radius)
 
@@ -37,32 +37,32 @@ def supports(device: torch.device) -> str | None:
 
 
 def _read(*files: Path) -> str:
-    return _launching.read_source(_launching.HALVES, _HERE / "clouds.cuh", *files)
+    return _launching.read_source(_launching.HALVES, _FOLDER / "clouds.cuh", *files)
 
 
 @functools.cache
 def radius_source() -> Source:
     """Return the source of the radius search."""
-    text = _read(_launching.BATCHES, _launching.SORT_ROWS, _HERE / "radius.cu")
-    return Source.defining(text, KEY="unsigned", ROOM=_ROOM)
+    text = _read(_launching.BATCHES, _launching.SORT_ROWS, _FOLDER / "radius.cu")
+    return Source.defining(text, KEY="unsigned", ROOM=_SHARED_KEYS)
 
 
 @functools.cache
 def tree_source(k: int) -> Source:
     """Return the source of the search of at most ``k`` nearest neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source.defining(_read(_launching.WARPS, _HERE / "knn.cu"), SLOTS=slots)
+    return Source.defining(_read(_launching.WARPS, _FOLDER / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
 def thin_source() -> Source:
     """Return the source of the grid downsampling."""
-    return Source(_read(_launching.BATCHES, _HERE / "thin.cu"))
+    return Source(_read(_launching.BATCHES, _FOLDER / "thin.cu"))
 
 
 def _slots(count: int) -> int:
     """Return the slots of a table for this number of entries: a power of two."""
-    return min(_MOST_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
+    return min(_MAX_SLOTS, max(64, 1 << (2 * count - 1).bit_length()))
 
 
 def _offsets(offsets: Tensor, device: torch.device) -> Tensor | None:
@@ -70,7 +70,7 @@ def _offsets(offsets: Tensor, device: torch.device) -> Tensor | None:
     return offsets.to(device) if offsets.numel() > 2 else None
 
 
-def _parts(numbers: int) -> int:
+def _count_sums(numbers: int) -> int:
     """Return the number of blocks that sum this many numbers."""
     return -(-numbers // _launching.SUMMED)
 
@@ -82,7 +82,7 @@ class _Tables:
         self._numbers: dict[tuple[object, ...], int] = {}
         self.params: list[Any] = []
 
-    def number_of(self, search: Search, params: Any) -> int:
+    def add_table(self, search: Search, params: Any) -> int:
         """Return the number of the table that a search reads; its first search's parameters define it."""
         points, _, offsets, _, radius = search
         key = (points.data_ptr(), points.shape[0], id(offsets), radius)
@@ -95,20 +95,20 @@ class _Tables:
         """Fill the tables and return their memory, which begins with ``words`` zeros and must live until it is read."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
-        parts = [_parts(size) for size in slots]
-        zeros = like.new_zeros(words + len(tables) + sum(parts) + -(-sum(slots) // 2), dtype=torch.int64)
+        sum_counts = [_count_sums(size) for size in slots]
+        zeros = like.new_zeros(words + len(tables) + sum(sum_counts) + -(-sum(slots) // 2), dtype=torch.int64)
         ordered = like.new_empty(sum(points), 4, dtype=torch.float32)
-        places = like.new_empty(sum(points), dtype=torch.int32)
+        slots_of_points = like.new_empty(sum(points), dtype=torch.int32)
         batch, point, word = _Radii(), 0, zeros.data_ptr() + 8 * words
-        slot = word + 8 * (len(tables) + sum(parts))
+        slot = word + 8 * (len(tables) + sum(sum_counts))
         for number, p in enumerate(tables):
-            p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, places.data_ptr() + 4 * point
+            p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, slots_of_points.data_ptr() + 4 * point
             p.passed = word
-            slot, point, word = slot + 4 * slots[number], point + points[number], word + 8 * (1 + parts[number])
+            slot, point, word = slot + 4 * slots[number], point + points[number], word + 8 * (1 + sum_counts[number])
             batch.each[number] = p
         each = [-(-count // 256) for count in points]
         kernels.launch_batch("count_points", batch, each)
-        kernels.launch_batch("start_buckets", batch, parts)
+        kernels.launch_batch("start_buckets", batch, sum_counts)
         kernels.launch_batch("place_points", batch, each)
         return zeros, ordered
 
@@ -119,39 +119,39 @@ class _Searches:
     def __init__(self, searches: Sequence[Search], sort: bool) -> None:
         self.like = like = searches[0][0]
         self.kernels = _launching.kernels(LIBRARIES, radius_source(), like.get_device())
-        asked = [search[1].shape[0] for search in searches]
-        parts = [_parts(count + 1) for count in asked]
-        self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in asked]
-        self.totals = like.new_empty(len(asked), dtype=torch.int64)
+        query_counts = [search[1].shape[0] for search in searches]
+        sum_counts = [_count_sums(count + 1) for count in query_counts]
+        self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in query_counts]
+        self.totals = like.new_empty(len(query_counts), dtype=torch.int64)
         tables, self.batch = _Tables(), _Radii()
-        self._kept: list[object] = []
+        self._arguments: list[object] = []
         numbers = []
         for number, search in enumerate(searches):
             p = self.batch.each[number]
             self._describe(p, search)
             p.sort = sort
             p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
-            numbers.append(tables.number_of(search, p))
-        filled = tables.fill(self.kernels, like, len(asked) + sum(parts))
-        self._kept.append(filled)
+            numbers.append(tables.add_table(search, p))
+        filled = tables.fill(self.kernels, like, len(query_counts) + sum(sum_counts))
+        self._arguments.append(filled)
         word = filled[0].data_ptr()
         for number, table in enumerate(numbers):
             p = self.batch.each[number]
             p.sorted, p.starts, p.passed = tables.params[table].sorted, tables.params[table].starts, word
-            word += 8 * (1 + parts[number])
-        self.blocks = [-(-count // (_WARPS * _QUERIES)) for count in asked]
+            word += 8 * (1 + sum_counts[number])
+        self.blocks = [-(-count // (_WARPS * _QUERIES)) for count in query_counts]
         # a block without queries still writes the first offset
         self.kernels.launch_batch("count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
-        self.kernels.launch_batch("start_rows", self.batch, parts)
+        self.kernels.launch_batch("start_rows", self.batch, sum_counts)
 
     def _describe(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
         own = queries is points
         clouds = _offsets(offsets, points.device)
         queried = clouds if own else _offsets(query_offsets, points.device)
-        kept = (points, queries, clouds, queried)
-        self._kept.append(kept)
-        p.points, p.queries, p.offsets, p.query_offsets = map(address, kept)
+        arguments = (points, queries, clouds, queried)
+        self._arguments.append(arguments)
+        p.points, p.queries, p.offsets, p.query_offsets = map(address, arguments)
         p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
         p.inverse, p.mask = 1.0 / (radius * _MARGIN), _slots(points.shape[0]) - 1
         p.limit = ctypes.c_float(radius).value ** 2
@@ -159,19 +159,19 @@ class _Searches:
     def finish(self, totals: Sequence[int]) -> list[Neighbors]:
         """Write the indices of so many pairs."""
         indices = [self.like.new_empty(total, dtype=torch.int32) for total in totals]
-        for number, found in enumerate(indices):
-            self.batch.each[number].indices = found.data_ptr()
+        for number, row in enumerate(indices):
+            self.batch.each[number].indices = row.data_ptr()
         self.kernels.launch_batch("write_neighbors", self.batch, self.blocks)
         return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
 def radius_searches(searches: Sequence[Search], *, sort: bool = True) -> list[Neighbors]:
     """Run several searches; waits for the device once for every 16, for the numbers of pairs."""
-    found: list[Neighbors] = []
-    for begin in range(0, len(searches), _launching.MOST_PROBLEMS):
-        some = _Searches(searches[begin : begin + _launching.MOST_PROBLEMS], sort)
-        found += some.finish(some.totals.tolist())
-    return found
+    results: list[Neighbors] = []
+    for start in range(0, len(searches), _launching.MAX_PROBLEMS):
+        some = _Searches(searches[start : start + _launching.MAX_PROBLEMS], sort)
+        results += some.finish(some.totals.tolist())
+    return results
 
 
 def radius_search(
@@ -181,19 +181,19 @@ def radius_search(
     return radius_searches([(points, queries, offsets, query_offsets, radius)], sort=sort)[0]
 
 
-def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) -> Tensor:
-    """Return row offsets [M + 1] for ``sizes[b]`` neighbours of every query of cloud b, at offsets ``asked``."""
+def _knn_rows(sizes: Tensor, query_sizes: Tensor, total: int, device: torch.device) -> Tensor:
+    """Return row offsets [M + 1] for ``sizes[b]`` neighbours of every query of cloud b, at offsets ``query_sizes``."""
     if sizes.numel() == 1 and not total:
-        return torch.zeros(int(asked[-1]) + 1, dtype=torch.int64, device=device)
+        return torch.zeros(int(query_sizes[-1]) + 1, dtype=torch.int64, device=device)
     if sizes.numel() == 1:
         return torch.arange(0, total + 1, int(sizes[0]), device=device)
-    each = torch.repeat_interleave(sizes.to(device), asked.diff().to(device), output_size=int(asked[-1]))
+    each = torch.repeat_interleave(sizes.to(device), query_sizes.diff().to(device), output_size=int(query_sizes[-1]))
     return torch.cat([each.new_zeros(1), each.cumsum(0)])
 
 
 def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
     """Find the k nearest points; never waits for the device."""
-    count, asked = points.shape[0], queries.shape[0]
+    count, query_count = points.shape[0], queries.shape[0]
     sizes = offsets.diff().clamp(max=k)
     total = int((sizes * query_offsets.diff()).sum())
     rows = _knn_rows(sizes, query_offsets, total, points.device)
@@ -204,19 +204,19 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     clouds = _offsets(offsets, points.device)
     queried = clouds if own else _offsets(query_offsets, points.device)
     p = _Tree()
-    begin, level = 0, count
+    start, level = 0, count
     while p.levels == 0 or level > _BRANCHES:
         level = -(-level // _BRANCHES)
-        p.begin[p.levels], p.size[p.levels] = begin, level
-        begin += level
+        p.begin[p.levels], p.size[p.levels] = start, level
+        start += level
         p.levels += 1
     low, high = points.amin(0), points.amax(0)
     keys = points.new_empty(count, dtype=torch.int64)
-    ordered, boxes = points.new_empty(count, 4), points.new_empty(begin, 8)
+    ordered, boxes = points.new_empty(count, 4), points.new_empty(start, 8)
     p.points, p.queries, p.offsets, p.query_offsets = map(address, (points, queries, clouds, queried))
     p.low, p.high, p.keys, p.sorted, p.boxes = map(address, (low, high, keys, ordered, boxes))
     p.rows, p.indices = rows.data_ptr(), indices.data_ptr()
-    p.count, p.asked, p.batches, p.own, p.k = count, asked, offsets.numel() - 1, own, k
+    p.count, p.asked, p.batches, p.own, p.k = count, query_count, offsets.numel() - 1, own, k
     p.bits = min(21, (63 - (offsets.numel() - 2).bit_length()) // 3)
     kernels = _launching.kernels(LIBRARIES, tree_source(k), points.get_device())
     kernels.launch("make_keys", -(-count // 256), 256, p)
@@ -227,7 +227,7 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
         p.level = number
         below = p.size[number - 1] if number else count
         kernels.launch("make_boxes", -(-below // (_WARPS * 32)), 256, p)
-    kernels.launch("find_nearest", -(-asked // _WARPS), 256, p)
+    kernels.launch("find_nearest", -(-query_count // _WARPS), 256, p)
     return Neighbors(rows, indices)
 
 
@@ -246,34 +246,34 @@ def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
     points = cloud.points.contiguous()
     count, batches, slots = points.shape[0], cloud.batches, _slots(points.shape[0])
     table = points.new_empty(2 * slots, dtype=torch.int64)
-    places = points.new_empty(count, dtype=torch.int32)
-    parts, size = _parts(count), len(cells) * (batches + 1) + 1
-    noted = points.new_zeros(size + len(cells) * (1 + parts), dtype=torch.int64)
+    slots_of_points = points.new_empty(count, dtype=torch.int32)
+    sum_count, size = _count_sums(count), len(cells) * (batches + 1) + 1
+    counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
     clouds = _offsets(cloud.offsets, points.device)
     p = _Thin()
-    p.points, p.offsets, p.slots, p.nearest = map(address, (points, clouds, places, table))
+    p.points, p.offsets, p.slots, p.nearest = map(address, (points, clouds, slots_of_points, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
     p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
-    p.largest = noted.data_ptr() + 8 * (size - 1)
+    p.largest = counters.data_ptr() + 8 * (size - 1)
     kernels = _launching.kernels(LIBRARIES, thin_source(), points.get_device())
-    made = []
+    levels = []
     for number, cell in enumerate(cells):
         table.fill_(-1)
-        kept, fewer = points.new_empty(count, dtype=torch.int64), torch.empty_like(points)
-        p.cell, p.kept, p.fewer = cell, kept.data_ptr(), fewer.data_ptr()
-        p.ends = noted.data_ptr() + 8 * number * (batches + 1)
-        p.passed = noted.data_ptr() + 8 * (size + number * (1 + parts))
+        indices, fewer = points.new_empty(count, dtype=torch.int64), torch.empty_like(points)
+        p.cell, p.kept, p.fewer = cell, indices.data_ptr(), fewer.data_ptr()
+        p.ends = counters.data_ptr() + 8 * number * (batches + 1)
+        p.passed = counters.data_ptr() + 8 * (size + number * (1 + sum_count))
         kernels.launch("claim_cells", -(-count // 256), 256, p)
         kernels.launch("choose_points", -(-count // 256), 256, p)
-        kernels.launch("keep_points", parts, 256, p)
+        kernels.launch("keep_points", sum_count, 256, p)
         if batches > 1:
             kernels.launch("cut_clouds", -(-batches // 256), 256, p)
         p.points, p.offsets, p.largest = p.fewer, p.ends, None
-        made.append((kept, fewer))
-    ends = noted[:size].cpu()
+        levels.append((indices, fewer))
+    ends = counters[:size].cpu()
     largest = float(ends[-1:].view(torch.float64))
     thinned = []
-    for (kept, fewer), offsets in zip(made, ends[:-1].view(len(cells), batches + 1), strict=True):
+    for (indices, fewer), offsets in zip(levels, ends[:-1].view(len(cells), batches + 1), strict=True):
         size = int(offsets[-1])
-        thinned.append(Thinned(kept[:size], Cloud(fewer[:size], offsets, largest)))
+        thinned.append(Thinned(indices[:size], Cloud(fewer[:size], offsets, largest)))
     return largest, thinned

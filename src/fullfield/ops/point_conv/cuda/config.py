@@ -13,11 +13,11 @@ from fullfield.ops._launching import BARRIERS, CODES, COPIES, HALVES, PRODUCTS, 
 from fullfield.ops.point_conv.protocol import Request
 
 _FOLDER = Path(__file__).parent
-_BESIDE = 0x8  # descriptor of weights that lie as 8x8 matrices, those of the same inputs side by side
+_SIDE_BY_SIDE = 0x8  # descriptor of weights that lie as 8x8 matrices, those of the same inputs side by side
 # Channels of a group that fill the tensor cores; smaller groups are joined, with zeros between them.
 _FULL = 16
 # A block of `outer` owns so many cells at most; each of its warps lists so many batches of pairs.
-_MOST_CELLS, _LISTS = 7, 8
+_MAX_CELLS, _LISTS = 7, 8
 # Weights stay in shared memory where each block has so many units of rows for each of its warps.
 _UNITS = 4
 # wgmma multiplies where each block has so many bands of rows: twice as many of float32.
@@ -73,7 +73,7 @@ class Channels:
         return -(-self.outputs // 8) * 8
 
 
-def operands_of(request: Request, beside: bool) -> Operands:
+def choose_operands(request: Request, beside: bool) -> Operands:
     """Return the operands' form for a request."""
     exact = request.dtype == torch.float32
     bf16 = request.dtype == torch.bfloat16 or (exact and request.precision == "medium")
@@ -90,7 +90,7 @@ def without_bfloat16(request: Request) -> Request:
     return request
 
 
-def channels_of(request: Request) -> Channels:
+def pad_channels(request: Request) -> Channels:
     """Return the channels of the kernels' groups, which may join several of the request's."""
     inputs, outputs = (count // request.groups for count in request.channels)
     joined = 1
@@ -103,21 +103,21 @@ def _block(channels: int) -> int:
     return 16 if channels <= 16 else 32 if channels <= 32 else 64
 
 
-class _Form:
+class _Variant:
     """Form of a product, as plain values."""
 
     @functools.lru_cache(256)  # noqa: B019 - a few small values
     def source(self, operands: Operands) -> Source:
-        text, flags = self._described(operands.bf16)
+        text, flags = self._describe(operands.bf16)
         return Source.defining(text, *operands.options, **flags)
 
-    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Return text and macros."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class _Forward(_Form):
+class _Forward(_Variant):
     columns: int
     """Outputs of a block."""
     slabs: int
@@ -158,7 +158,7 @@ class Multiply(_Forward):
         sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
         return 16 * self.vectors(cells, parts) if self.resident else sums
 
-    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
+    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"WGMMA": 0, "KEEPS": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles}
         flags |= {"RESIDENT": int(self.resident), "THREADS": self.threads, "BLOCKS": self.blocks}
         flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
@@ -200,8 +200,8 @@ class MultiplyHopper(_Forward):
         ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
-    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
-        product = product_with_registers(self.columns, bf16, _BESIDE)
+    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:
+        product = product_with_registers(self.columns, bf16, _SIDE_BY_SIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
@@ -215,7 +215,7 @@ def _read(*names: str) -> str:
 
 def _units(request: Request, device: Device) -> int:
     """Return the units of 32 rows and a block of outputs per multiprocessor."""
-    channels = channels_of(request)
+    channels = pad_channels(request)
     blocks = channels.groups * -(-channels.outputs // _block(channels.outputs))
     return request.rows * blocks // (32 * device.processors)
 
@@ -224,17 +224,17 @@ def hopper_config(request: Request, operands: Operands, device: Device) -> Multi
     """Return the form with wgmma; None if it cannot be used or is slower: float32 in one part, few rows."""
     if not device.hopper or not (operands.code or operands.split):
         return None
-    channels = channels_of(request)
+    channels = pad_channels(request)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
     depth = 1 if slabs == 1 or not operands.code else 2
     slabs = -(-slabs // depth) * depth
     groups, stages, registers = 4, 6, 104
     if operands.code and channels.outputs > 64:
         columns, groups, stages, registers = 128, 3, 4, 144
-    form = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
+    shape = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
-    many = request.rows * blocks >= _BANDS * operands.parts * form.unit * device.processors
-    return form if many and form.shared(request.cells, operands.parts) <= device.shared else None
+    is_large = request.rows * blocks >= _BANDS * operands.parts * shape.unit * device.processors
+    return shape if is_large and shape.shared(request.cells, operands.parts) <= device.shared else None
 
 
 def multiply_config(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
@@ -242,34 +242,34 @@ def multiply_config(request: Request, operands: Operands, device: Device) -> Mul
     hopper = hopper_config(request, operands, device)
     if hopper is not None:
         return hopper
-    channels, units = channels_of(request), _units(request, device)
+    channels, units = pad_channels(request), _units(request, device)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
-    wide = operands.split and device.capability < 80  # products take two instructions, and more registers
-    kept = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if wide else 512, 1)
-    if units >= 12 * _UNITS and kept.shared(request.cells, operands.parts) <= device.shared:
-        return kept
+    needs_registers = operands.split and device.capability < 80  # products take two instructions, and more registers
+    config = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 256 if needs_registers else 512, 1)
+    if units >= 12 * _UNITS and config.shared(request.cells, operands.parts) <= device.shared:
+        return config
     slab_parts, cell_parts = _parts(request, operands, slabs, device)
     sharing = slab_parts * cell_parts
     if sharing == 1:
-        return Multiply(columns, slabs, tiles, False, 128, 2 if wide else 3)
+        return Multiply(columns, slabs, tiles, False, 128, 2 if needs_registers else 3)
     blocks = max(1, (16 if operands.code else 12) // sharing)
     return Multiply(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
 
 
 def _parts(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
     """Return the parts of the slabs and of the cells; warps share 16 rows if these are too few to fill the device."""
-    channels = channels_of(request)
+    channels = pad_channels(request)
     tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _block(channels.outputs))
-    most, sharing = 16 if operands.code else 8, 1
-    while sharing < most and sharing * tiles < 16 * device.processors:
+    max_parts, sharing = 16 if operands.code else 8, 1
+    while sharing < max_parts and sharing * tiles < 16 * device.processors:
         sharing *= 2
     slab_parts = min(sharing, 1 << slabs.bit_length() - 1)
     return slab_parts, min(sharing // slab_parts, 1 << request.cells.bit_length() - 1)
 
 
 @dataclass(frozen=True)
-class Outer(_Form):
+class Outer(_Variant):
     """The weights' gradient."""
 
     cells: int
@@ -295,17 +295,17 @@ class Outer(_Form):
         """Return the bytes of shared memory of a block."""
         features = self.warps * self.buffers * parts * 32 * self.inputs * 2
         gradients = parts * (self.tile + 1) * self.outputs * 2
-        places = self.tile * (8 + 4 * (self.cells + 1))
-        return features + gradients + places + self.warps * _LISTS * 32 * 6
+        index_bytes = self.tile * (8 + 4 * (self.cells + 1))
+        return features + gradients + index_bytes + self.warps * _LISTS * 32 * 6
 
-    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
+    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
         flags |= {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
         return _read("outer.cuh", "outer.cu"), flags
 
 
 @dataclass(frozen=True)
-class OuterHopper(_Form):
+class OuterHopper(_Variant):
     """The weights' gradient with wgmma."""
 
     cells: int = 9
@@ -322,7 +322,7 @@ class OuterHopper(_Form):
         stages = 2 * (self.cells + 1) * 48 * 128
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
-    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
+    def _describe(self, bf16: bool) -> tuple[str, dict[str, int]]:
         text = _read("outer.cuh") + _wgmma_shared(bf16) + read_source(_FOLDER / "outer_hopper.cu")
         return text, {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
@@ -349,11 +349,11 @@ def hopper_outer_config(request: Request, operands: Operands, device: Device) ->
     """Return the form with wgmma; None if it cannot be used, or has too few rows or channels to fill the device."""
     if not device.hopper or not operands.code:
         return None
-    channels, form = channels_of(request), OuterHopper()
+    channels, outer = pad_channels(request), OuterHopper()
     if min(channels.inputs, channels.outputs) <= 32:
         return None
-    blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // form.cells)
-    return form if request.rows * blocks >= 1024 * _BANDS * device.processors else None
+    blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // outer.cells)
+    return outer if request.rows * blocks >= 1024 * _BANDS * device.processors else None
 
 
 def outer_config(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
@@ -361,12 +361,12 @@ def outer_config(request: Request, operands: Operands, device: Device) -> Outer 
     hopper = hopper_outer_config(request, operands, device)
     if hopper is not None:
         return hopper
-    channels = channels_of(request)
+    channels = pad_channels(request)
     inputs, outputs = _block(channels.inputs), _block(channels.outputs)
     halves = 2 if inputs == 64 else 1
     buffers = 3 if operands.code else 1
-    for most in range(_MOST_CELLS, 0, -1):
-        cells = -(-request.cells // -(-request.cells // most))  # as equal as can be
+    for max_cells in range(_MAX_CELLS, 0, -1):
+        cells = -(-request.cells // -(-request.cells // max_cells))  # as equal as can be
         for tile in (512, 256, 128):
             config = Outer(cells, halves, tile, inputs // halves, outputs, buffers)
             if config.shared(operands.parts) <= device.shared:

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
-from fullfield.ops._launching import MOST_BLOCKS, Device, Kernels, address, structures
+from fullfield.ops._launching import MAX_BLOCKS, Device, Kernels, address, structures
 from fullfield.ops.point_conv.cuda.config import (
     Channels,
     Multiply,
     Outer,
     OuterHopper,
-    channels_of,
+    choose_operands,
     multiply_config,
-    operands_of,
     outer_config,
+    pad_channels,
     without_bfloat16,
 )
 from fullfield.ops.point_conv.protocol import Request
@@ -45,13 +45,13 @@ class _MultiplyPlan(NamedTuple):
     padded: int
     weights: int
     """Bytes of all weights in the kernels' order, behind which the queue lies."""
-    room: int
+    buffer_bytes: int
     pack_blocks: int
     pack: Any
     main: Any
     """The kernels' parameters."""
     columns: int
-    most: int
+    max_blocks: int
     """Blocks of a column that fill the device."""
     unit: int
     threads: int
@@ -60,15 +60,15 @@ class _MultiplyPlan(NamedTuple):
 
 @functools.lru_cache(4096)
 def _multiply_plan(device: Device, request: Request, beside: bool) -> _MultiplyPlan:
-    operands, channels = operands_of(request, beside), channels_of(request)
+    operands, channels = choose_operands(request, beside), pad_channels(request)
     config = multiply_config(request, operands, device)
     blocks = -(-channels.outputs // config.columns)
     columns = blocks * channels.groups
     vectors = columns * config.vectors(request.cells, operands.parts)
     own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
-    most = max(1, device.processors * config.blocks // columns)
+    max_blocks = max(1, device.processors * config.blocks // columns)
     if isinstance(config, Multiply) and config.sharing > 1:  # no rows are handed out: a block has its own
-        most = MOST_BLOCKS
+        max_blocks = MAX_BLOCKS
     pack = _Pack(None, None, None, request.cells, request.groups, *own, config.slabs, blocks)
     row = channels.groups * channels.padded_inputs
     last = (row, request.channels[1], channels.padded_inputs, channels.outputs, config.slabs, blocks, columns)
@@ -76,7 +76,7 @@ def _multiply_plan(device: Device, request: Request, beside: bool) -> _MultiplyP
     return _MultiplyPlan(
         config.source(operands), operands.scaled, channels.groups, channels.padded_inputs,
         16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts // 256), pack,
-        _Multiply(triplets, None, None, None, None, None, *last), columns, most, config.unit, config.threads,
+        _Multiply(triplets, None, None, None, None, None, *last), columns, max_blocks, config.unit, config.threads,
         config.shared(request.cells, operands.parts),
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ class _OuterPlan(NamedTuple):
 
 @functools.lru_cache(4096)
 def _outer_plan(device: Device, request: Request, beside: bool) -> _OuterPlan:
-    operands, channels = operands_of(request, beside), channels_of(request)
+    operands, channels = choose_operands(request, beside), pad_channels(request)
     config = outer_config(request, operands, device)
     input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
     output_blocks = -(-channels.outputs // config.outputs)
@@ -117,7 +117,7 @@ def _outer_plan(device: Device, request: Request, beside: bool) -> _OuterPlan:
     )  # fmt: skip
 
 
-def _alike(request: Request) -> Request:
+def _canonical_request(request: Request) -> Request:
     """Return one request for all requests with about as many rows, in steps of an eighth or less."""
     device, dtype, channels, groups, cells, rows, _, _, precision = request
     step = max(0, rows.bit_length() - 4)
@@ -126,12 +126,12 @@ def _alike(request: Request) -> Request:
 
 def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
     """Return the largest finite magnitude of each tensor, float32 as int32."""
-    found = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
+    largest = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):
         if tensor.numel():
-            params = _Magnitude(tensor.data_ptr(), found.data_ptr() + 4 * number, tensor.numel())
+            params = _Magnitude(tensor.data_ptr(), largest.data_ptr() + 4 * number, tensor.numel())
             kernels.launch("magnitude", min(-(-tensor.numel() // 2048), 8 * device.processors), 256, params)
-    return found
+    return largest
 
 
 def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
@@ -140,9 +140,9 @@ def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
     if channels == groups * padded:
         return values.clone() if values.data_ptr() % 16 else values
     own = channels // groups
-    wide = values.new_zeros(rows, groups, padded)
-    wide[:, :, :own] = values.view(rows, groups, own)
-    return wide.view(rows, groups * padded)
+    padded_values = values.new_zeros(rows, groups, padded)
+    padded_values[:, :, :own] = values.view(rows, groups, own)
+    return padded_values.view(rows, groups * padded)
 
 
 def multiply(
@@ -155,27 +155,27 @@ def multiply(
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = _launching.device_at(features.get_device())
-    if not device.multiplies_bfloat16 and request != (wide := without_bfloat16(request)):
-        wide_bias = None if bias is None else bias.float()
-        return out.copy_(multiply(wide, features.float(), weight.float(), wide_bias, triplets, transposed))
+    if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
+        widened_bias = None if bias is None else bias.float()
+        return out.copy_(multiply(widened, features.float(), weight.float(), widened_bias, triplets, transposed))
     rows, entries, beside = triplets
-    plan = _multiply_plan(device, _alike(request), beside.numel() > 0)
+    plan = _multiply_plan(device, _canonical_request(request), beside.numel() > 0)
     kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
-    room = features.new_empty((plan.room,), dtype=torch.uint8)
-    packed = room.data_ptr()
+    buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
+    packed = buffer.data_ptr()
     p = _Pack.from_buffer_copy(plan.pack)
     p.weight, p.packed, p.transposed, p.queue = weight.data_ptr(), packed, transposed, packed + plan.weights
     if magnitude is not None:
         p.magnitude = magnitude.data_ptr() + 4
     kernels.launch("pack", plan.pack_blocks, 256, p)
-    given = _aligned(features, plan.groups, plan.padded)
+    aligned = _aligned(features, plan.groups, plan.padded)
     main = _Multiply.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), request.rows
-    main.features, main.weights, main.bias, main.out = given.data_ptr(), packed, address(bias), out.data_ptr()
+    main.features, main.weights, main.bias, main.out = aligned.data_ptr(), packed, address(bias), out.data_ptr()
     main.magnitude, main.queue = address(magnitude), packed + plan.weights
-    each = min(plan.most, -(-request.rows // plan.unit))
+    each = min(plan.max_blocks, -(-request.rows // plan.unit))
     kernels.launch("multiply", plan.columns * each, plan.threads, main, plan.shared)
     return out
 
@@ -188,24 +188,24 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     if not request.entries:
         return out.zero_()
     device = _launching.device_at(features.get_device())
-    if not device.multiplies_bfloat16 and request != (wide := without_bfloat16(request)):
-        return out.copy_(outer(wide, features.float(), grad.float(), triplets))
+    if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
+        return out.copy_(outer(widened, features.float(), grad.float(), triplets))
     rows, entries, beside = triplets
-    plan = _outer_plan(device, _alike(request), beside.numel() > 0)
+    plan = _outer_plan(device, _canonical_request(request), beside.numel() > 0)
     kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, grad)) if plan.scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
-    segments, slots, share = _segments(request, columns, cell_blocks, config, device)
-    shares = features.new_empty((slots * share,), dtype=torch.float32)
+    segments, slots, segment_size = _segments(request, columns, cell_blocks, config, device)
+    shares = features.new_empty((slots * segment_size,), dtype=torch.float32)
     turns = None
     if segments > slots:
         turns = features.new_zeros((12 * slots * columns * cell_blocks + 1,), dtype=torch.int32)
     groups, inputs, outputs = plan.channels.groups, plan.channels.padded_inputs, plan.channels.padded_outputs
-    given, wanted = _aligned(features, groups, inputs), _aligned(grad, groups, outputs)
+    aligned, aligned_grad = _aligned(features, groups, inputs), _aligned(grad, groups, outputs)
     main = _Outer.from_buffer_copy(plan.main)
     t = main.triplets
     t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), request.rows
-    main.features, main.grad, main.shares = given.data_ptr(), wanted.data_ptr(), shares.data_ptr()
+    main.features, main.grad, main.shares = aligned.data_ptr(), aligned_grad.data_ptr(), shares.data_ptr()
     main.turns, main.magnitude = address(turns), address(magnitude)
     main.segments, main.slots = segments, slots
     blocks = segments * (columns // config.halves) * cell_blocks
@@ -220,10 +220,10 @@ def _segments(
     request: Request, columns: int, cell_blocks: int, config: Outer | OuterHopper, device: Device
 ) -> tuple[int, int, int]:
     """Return the segments of rows, the shares that they write, and the floats of a share."""
-    share = columns * request.cells * config.inputs * config.outputs
-    wanted = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
-    segments = max(1, min(wanted, -(-request.rows // 32)))
+    segment_size = columns * request.cells * config.inputs * config.outputs
+    min_blocks = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
+    segments = max(1, min(min_blocks, -(-request.rows // 32)))
     if isinstance(config, Outer):
-        segments = max(1, min(segments, _SHARE_BYTES // (4 * share)))
-        return segments, segments, share
-    return segments, max(1, min(segments, _COMMON_BYTES // (4 * share))), share
+        segments = max(1, min(segments, _SHARE_BYTES // (4 * segment_size)))
+        return segments, segments, segment_size
+    return segments, max(1, min(segments, _COMMON_BYTES // (4 * segment_size))), segment_size

@@ -38,8 +38,8 @@ def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets
     p.rows, p.words, _ = map(address, triplets)
     p.features, p.winners, p.out = map(address, (features, winners, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], index_bits(cells)
-    kernels_of = source(features.dtype, bool(triplets.cells.numel()))
-    _launching.kernels(LIBRARIES, kernels_of, features.get_device()).launch(name, -(-p.count // 256), 256, p)
+    code = source(features.dtype, bool(triplets.cells.numel()))
+    _launching.kernels(LIBRARIES, code, features.get_device()).launch(name, -(-p.count // 256), 256, p)
     return out
 
 

@@ -17,7 +17,7 @@ from fullfield.ops.point_conv.protocol import Transposition, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 
 LIBRARIES = Libraries("triplet kernels")
-_ROOM = 256  # keys of a row that a warp sorts in shared memory
+_SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
 _SOURCE = Path(__file__).with_name("triplets.cu")
@@ -34,47 +34,47 @@ def source(beside: bool, given: bool = False) -> Source:
     """Return the source; ``beside``: whether written triplets keep cells apart from the words, ``given``: read ones."""
     key = "unsigned long long" if beside else "unsigned"
     text = _launching.read_source(_launching.HALVES, _launching.BATCHES, _launching.SORT_ROWS, _SOURCE)
-    return Source.defining(text, KEY=key, ROOM=_ROOM, BESIDE=beside, GIVEN=given)
+    return Source.defining(text, KEY=key, ROOM=_SHARED_KEYS, BESIDE=beside, GIVEN=given)
 
 
-def _beside(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:
+def _allocate_cells(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:
     """Return memory for cells that are kept apart from the words; ``none``, which is empty, if they are not."""
     return none if fits(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
 
 
-def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
+def _group_indices(keys: Sequence[object]) -> Iterator[list[int]]:
     """Yield the places of equal keys, at most as many as fit a launch."""
-    found: dict[object, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
-    for places in found.values():
-        for begin in range(0, len(places), _launching.MOST_PROBLEMS):
-            yield places[begin : begin + _launching.MOST_PROBLEMS]
+    groups: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    for indices in groups.values():
+        for start in range(0, len(indices), _launching.MAX_PROBLEMS):
+            yield indices[start : start + _launching.MAX_PROBLEMS]
 
 
-def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
+def assemble_all(requests: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
     """Run :func:`assemble` for each in few launches; with ``reuse`` the result overwrites the neighbours' indices."""
-    made, none = [], wanted[0].points.new_empty(0, dtype=torch.uint8)
-    for one in wanted:
+    results, none = [], requests[0].points.new_empty(0, dtype=torch.uint8)
+    for one in requests:
         rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
         words = numbers if reuse else torch.empty_like(numbers, memory_format=torch.contiguous_format)
-        beside = _beside(rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none)
-        made.append(Triplets(rows, words, beside))
-    for places in _grouped([bool(out.cells.numel()) for out in made]):
-        batch, kept, blocks = _Batch(), [], []
-        for p, place in zip(batch.each, places, strict=False):
-            one, out = wanted[place], made[place]
-            given = (out.rows, *(t.contiguous() for t in (one.neighbors[1], one.points, one.centers)))
-            kept.append(given)
-            p.from_, p.numbers, p.points, p.centers = map(address, given)
+        cells = _allocate_cells(rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none)
+        results.append(Triplets(rows, words, cells))
+    for indices in _group_indices([bool(out.cells.numel()) for out in results]):
+        batch, arguments, blocks = _Batch(), [], []
+        for p, index in zip(batch.each, indices, strict=False):
+            one, out = requests[index], results[index]
+            inputs = (out.rows, *(t.contiguous() for t in (one.neighbors[1], one.points, one.centers)))
+            arguments.append(inputs)
+            p.from_, p.numbers, p.points, p.centers = map(address, inputs)
             p.rows, p.words, p.beside = map(address, out)
             p.count, p.entries, p.grid = out.rows.numel() - 1, out.entries.numel(), one.grid
             p.bits, p.sides[:] = index_bits(math.prod(one.kernel_size)), one.kernel_size
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
-        first = made[places[0]]
+        first = results[indices[0]]
         kernels = _launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
         kernels.launch_batch("assemble_rows", batch, blocks)
-    return made
+    return results
 
 
 def assemble(
@@ -88,38 +88,42 @@ def assemble(
     return assemble_all([Wanted(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
 
 
-def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
+def transpose_all(requests: Sequence[Transposition]) -> list[Triplets]:
     """Run :func:`transpose` for each, in the same four launches where possible."""
-    made, none = [], wanted[0].triplets.rows.new_empty(0, dtype=torch.uint8)
-    for t in wanted:
+    results, none = [], requests[0].triplets.rows.new_empty(0, dtype=torch.uint8)
+    for t in requests:
         rows, entries, _ = t.triplets
-        room = _beside(rows, rows.numel() - 1, entries.numel(), t.cells, none)
-        made.append(Triplets(rows.new_empty(t.columns + 1), torch.empty_like(entries), room))
-    beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, wanted, strict=True)]
-    for places in _grouped(beside):
-        _transpose([wanted[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
-    return made
+        cells = _allocate_cells(rows, rows.numel() - 1, entries.numel(), t.cells, none)
+        results.append(Triplets(rows.new_empty(t.columns + 1), torch.empty_like(entries), cells))
+    variants = [
+        (bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(results, requests, strict=True)
+    ]
+    for indices in _group_indices(variants):
+        _transpose(
+            [requests[index] for index in indices], [results[index] for index in indices], source(*variants[indices[0]])
+        )
+    return results
 
 
-def _transpose(wanted: Sequence[Transposition], made: Sequence[Triplets], kernels_of: Source) -> None:
-    rows = made[0].rows
-    parts = [max(1, -(-one.columns // _launching.SUMMED)) for one in wanted]
-    words = len(wanted) + sum(parts)
-    zeros = rows.new_zeros(words + -(-sum(one.columns for one in wanted) // 2))
+def _transpose(requests: Sequence[Transposition], results: Sequence[Triplets], code: Source) -> None:
+    rows = results[0].rows
+    sum_counts = [max(1, -(-one.columns // _launching.SUMMED)) for one in requests]
+    words = len(requests) + sum(sum_counts)
+    zeros = rows.new_zeros(words + -(-sum(one.columns for one in requests) // 2))
     batch, word, count = _Batch(), zeros.data_ptr(), zeros.data_ptr() + 8 * words
-    for p, one, out, size in zip(batch.each, wanted, made, parts, strict=False):
+    for p, one, out, size in zip(batch.each, requests, results, sum_counts, strict=False):
         p.from_, p.numbers, p.numbers_beside = map(address, one.triplets)
         p.rows, p.words, p.beside = map(address, out)
         p.transposed, p.counts, p.passed = p.rows, count, word
         p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
         p.bits = index_bits(one.cells)
         count, word = count + 4 * one.columns, word + 8 * (1 + size)
-    kernels = _launching.kernels(LIBRARIES, kernels_of, rows.get_device())
-    kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in made])
-    kernels.launch_batch("start_rows", batch, parts)
-    each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in wanted]
+    kernels = _launching.kernels(LIBRARIES, code, rows.get_device())
+    kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in results])
+    kernels.launch_batch("start_rows", batch, sum_counts)
+    each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in requests]
     kernels.launch_batch("scatter_entries", batch, each)
-    kernels.launch_batch("sort_rows", batch, [-(-one.columns // _WARPS) for one in wanted])
+    kernels.launch_batch("sort_rows", batch, [-(-one.columns // _WARPS) for one in requests])
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:

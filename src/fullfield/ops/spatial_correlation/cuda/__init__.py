@@ -15,20 +15,20 @@ from fullfield.ops._launching import CODES, structures
 from fullfield.ops.spatial_correlation.protocol import FEATURES, Request, Window
 
 LIBRARIES = Libraries("spatial correlation kernels")
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 # As common.cuh has them: rows and columns of a tile, columns of a thread.
 _TILE, _XR, _PITCH = (4, 32), 8, 36
 _XG = _TILE[1] // _XR
 _CHANNELS = 8  # of a chunk of the forward kernel
-_MOST_THREADS = 384
+_MAX_THREADS = 384
 # Blocks that fill a large GPU twice; below it, rows of displacements are spread over more blocks.
-_WANTED = 264
+_MIN_BLOCKS = 264
 # Channels of a block of the backward kernel, of a thread; the second where there are few blocks.
 SPREADS = ((32, 4), (16, 2))
 
-_COMMON = _HERE / "common.cuh"
+_COMMON = _FOLDER / "common.cuh"
 _Forward, _Backward = (
-    structures(_COMMON, _HERE / f"{name}.cu")[f"{name.title()}Params"] for name in ("forward", "backward")
+    structures(_COMMON, _FOLDER / f"{name}.cu")[f"{name.title()}Params"] for name in ("forward", "backward")
 )
 
 
@@ -51,7 +51,7 @@ class Columns(NamedTuple):
     blocks: int
 
 
-def columns_of(patch: int) -> Columns:
+def choose_columns(patch: int) -> Columns:
     """Return the division of a row of ``patch`` displacements."""
     if patch <= 10:
         return Columns(patch, 1, 1)
@@ -67,7 +67,7 @@ def _read(columns: Columns) -> int:
 
 
 def _source(name: str, dtype: torch.dtype, wide: bool, columns: Columns, **macros: int) -> Source:
-    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _HERE / name)
+    text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / name)
     common = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
     return Source.defining(text, **common, **macros)
 
@@ -107,22 +107,22 @@ class Half(NamedTuple):
         return max(2 * 2 * 32 * (stride + _TILE[0] * _TILE[1] + 8), 4 * 8 * self.columns * 20)
 
 
-def half_of(patch: tuple[int, int], others: int) -> Half:
+def choose_half_tiles(patch: tuple[int, int], others: int) -> Half:
     """Return the division if the other dimensions make ``others`` blocks."""
     columns = patch[1] if patch[1] <= 21 else 16
     blocks = -(-patch[1] // columns)
-    most = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
-    parts = -(-patch[0] // most)
-    if parts * others * blocks < _WANTED:
-        parts = min(3 * parts, patch[0])
-    return Half(-(-patch[0] // parts), columns, blocks)
+    max_sums = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
+    block_count = -(-patch[0] // max_sums)
+    if block_count * others * blocks < _MIN_BLOCKS:
+        block_count = min(3 * block_count, patch[0])
+    return Half(-(-patch[0] // block_count), columns, blocks)
 
 
 @functools.cache
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
     """Return the source of the forward kernel of 16-bit features."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
-    text = _launching.read_source(*shared, _COMMON, _HERE / "forward_half.cu")
+    text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
     return Source.defining(
         text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
         CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
@@ -153,24 +153,24 @@ def backward_threads(spread: tuple[int, int]) -> int:
     return _XG * _TILE[0] * spread[0] // spread[1]
 
 
-def rows_of(patch: int, columns: Columns, others: int, shared: int) -> int:
+def choose_rows(patch: int, columns: Columns, others: int, shared: int) -> int:
     """Return the rows of displacements of a block of at most ``shared`` bytes of shared memory.
 
     ``others`` is the number of blocks that the other dimensions make.
     """
-    parts = -(-patch // max(_MOST_THREADS // (_XG * columns.groups * _TILE[0]), 1))
-    if parts * others < _WANTED:
-        parts = min(3 * parts, patch)
-    rows = -(-patch // parts)
+    block_count = -(-patch // max(_MAX_THREADS // (_XG * columns.groups * _TILE[0]), 1))
+    if block_count * others < _MIN_BLOCKS:
+        block_count = min(3 * block_count, patch)
+    rows = -(-patch // block_count)
     while forward_shared(columns, rows) > shared:
         rows -= 1
     return rows
 
 
-def spread_of(columns: Columns, others: int, channels: int, shared: int) -> tuple[int, int]:
+def choose_spread(columns: Columns, others: int, channels: int, shared: int) -> tuple[int, int]:
     """Return the channels of a block of the backward kernel, and of a thread; arguments as in :func:`rows_of`."""
-    many = others * -(-channels // SPREADS[0][0]) >= _WANTED
-    return SPREADS[0] if many and backward_shared(columns, SPREADS[0]) <= shared else SPREADS[1]
+    has_many_blocks = others * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
+    return SPREADS[0] if has_many_blocks and backward_shared(columns, SPREADS[0]) <= shared else SPREADS[1]
 
 
 def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
@@ -209,12 +209,12 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     tiles = _axes(p, window, (height, width), out_size) * batch
     wide = _is_wide(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
-        half = half_of(window.patch, tiles)
+        half = choose_half_tiles(window.patch, tiles)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
         source, name, threads, shared = half_source(fmap1.dtype, wide, half), "spatial_forward_half", 256, half.shared
     else:
-        columns = columns_of(window.patch[1])
-        rows = rows_of(window.patch[0], columns, tiles * columns.blocks, device.shared)
+        columns = choose_columns(window.patch[1])
+        rows = choose_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
         source, name = forward_source(wide, columns, rows), "spatial_forward"
         threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
@@ -223,29 +223,29 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     return out
 
 
-def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, requested: tuple[bool, bool]) -> list[Tensor]:
     """Return the requested gradients of the two maps."""
     return [
         _gradient(fmap1 if second else fmap2, grad, window, second)
-        for second, want in zip((False, True), wanted, strict=True)
-        if want
+        for second, is_requested in zip((False, True), requested, strict=True)
+        if is_requested
     ]
 
 
 def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
     """Return the gradient of fmap2 if ``second``, else of fmap1; ``features`` are the other map's."""
     batch, channels, height, width = features.shape
-    whole = window.stride == (1, 1)  # else there are pixels that nothing was compared with
-    out = torch.empty_like(features) if whole and grad.numel() else torch.zeros_like(features)
+    covers_all = window.stride == (1, 1)  # else there are pixels that nothing was compared with
+    out = torch.empty_like(features) if covers_all and grad.numel() else torch.zeros_like(features)
     if not grad.numel() or not channels:
         return out
     p = _Backward()
     p.features, p.grad, p.out = features.data_ptr(), grad.data_ptr(), out.data_ptr()
     p.channels, p.second = channels, second
-    columns = columns_of(window.patch[1])
+    columns = choose_columns(window.patch[1])
     tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
     device = _launching.device_at(features.get_device())
-    spread = spread_of(columns, tiles, channels, device.shared)
+    spread = choose_spread(columns, tiles, channels, device.shared)
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius

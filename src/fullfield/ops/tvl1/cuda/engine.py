@@ -12,9 +12,9 @@ from fullfield.ops import _launching
 from fullfield.ops._launching import Launch, raw_stream
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused
-from fullfield.ops.tvl1.cuda.passes import Passes, Planes, planes_of
+from fullfield.ops.tvl1.cuda.passes import Passes, Planes, describe_planes
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
-from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
+from fullfield.ops.tvl1.cuda.state import FLOW, Level, count_elements, row_pitch
 from fullfield.ops.tvl1.frames import level_sizes, progress_after
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Engine:
         self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._schedule: Schedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
-        self._passes, self._about = Passes(device, dtype), _launching.device_of(device)
-        pitches = [pitch_of(w, torch.float32) for _, w in sizes]
+        self._passes, self._about = Passes(device, dtype), _launching.gpu_from_device(device)
+        pitches = [row_pitch(w, torch.float32) for _, w in sizes]
         self._images = [self._new((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.
         flows = [self._new((batch * FLOW * h * p,)) for (h, _), p in zip(sizes[:2], pitches, strict=False)]
@@ -73,7 +73,7 @@ class Engine:
         self.start = self._new((batch, FLOW, sizes[-1][0], pitches[-1])).zero_()
         self._strip = self._new((batch, FLOW, sizes[-1][0], pitches[0]))
         # The levels share one state, because that of a level is of no use to the next finer one.
-        self._state = self._new((elements_of(batch, *sizes[0], dtype),), dtype)
+        self._state = self._new((count_elements(batch, *sizes[0], dtype),), dtype)
         self._levels = [Level(batch, *size, dtype, device, self._state) for size in sizes]
         self._cuts = [fused.best(batch, *size, config, self._about) if schedule is None else None for size in sizes]
         fused.load([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
@@ -93,32 +93,32 @@ class Engine:
         yield from (self.flags, self._flow_at)
         yield from self._passes.tables()
 
-    def read(self, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, *, flags: bool = False) -> None:
-        """Read one or two frames [B, C, H, W] into the finest images from ``place`` on.
+    def read(self, frames: tuple[Tensor, ...], index: int, flow: Tensor | None, *, flags: bool = False) -> None:
+        """Read one or two frames [B, C, H, W] into the finest images from ``index`` on.
 
         ``solve`` will write ``flow`` [B, 2, H, W], contiguous. With ``flags`` values out of range are noted.
         """
-        images = tuple(self._images[0][place : place + len(frames)])
-        noted = self.flags if flags else None
-        self._passes.grey(frames, images, noted, flow, self._flow_at)(raw_stream(self._about.index))
+        images = tuple(self._images[0][index : index + len(frames)])
+        flag_tensor = self.flags if flags else None
+        self._passes.grey(frames, images, flag_tensor, flow, self._flow_at)(raw_stream(self._about.index))
 
-    def begin_at(self, flow: Tensor) -> None:
+    def start_from(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._down(planes_of(flow), None)(raw_stream(self._about.index))
-        self._kept("start across", self._across)
+        self._down(describe_planes(flow), None)(raw_stream(self._about.index))
+        self._launch_cached("start across", self._across)
 
-    def begin_at_last(self) -> None:
+    def start_from_last(self) -> None:
         """Fill ``start`` from the flow just written."""
-        self._kept("start down", lambda: self._down(self._flow_planes(), self._flow_at))
-        self._kept("start across", self._across)
+        self._launch_cached("start down", lambda: self._down(self._flow_planes(), self._flow_at))
+        self._launch_cached("start across", self._across)
 
     def _down(self, source: Planes, source_at: Tensor | None) -> Launch:
-        target = planes_of(self._strip, self.sizes[0][1])
+        target = describe_planes(self._strip, self.sizes[0][1])
         return self._passes.resample(source, target, "gaussian", "none", source_at=source_at)
 
     def _across(self) -> Launch:
         (height, width), (h, w) = self.sizes[0], self.sizes[-1]
-        source, target = planes_of(self._strip, width), planes_of(self.start, w)
+        source, target = describe_planes(self._strip, width), describe_planes(self.start, w)
         return self._passes.resample(source, target, "none", "gaussian", scale=(w / width, h / height))
 
     def _flow_planes(self) -> Planes:
@@ -126,23 +126,26 @@ class Engine:
         size = height * width
         return Planes(None, self.batch, FLOW, height, width, width, size, FLOW * size)
 
-    def _kept(self, key: Hashable, make: Callable[[], Launch]) -> None:
+    def _launch_cached(self, key: Hashable, make: Callable[[], Launch]) -> None:
         """Launch what was made for ``key``, whose addresses stay what they are."""
         launch = self._launches.get(key)
         if launch is None:
             launch = self._launches[key] = make()
         launch(raw_stream(self._about.index))
 
-    def pyramid(self, place: int, count: int = 1) -> None:
-        """Compute the coarser images of ``count`` frames from the finest at ``place``."""
+    def pyramid(self, index: int, count: int = 1) -> None:
+        """Compute the coarser images of ``count`` frames from the finest at ``index``."""
         for n in range(1, len(self.sizes)):
 
             def reduce(n: int = n) -> Launch:
-                finer, coarser = (self._images[k][place : place + count].flatten(0, 1)[:, None] for k in (n - 1, n))
-                source, target = planes_of(finer, self.sizes[n - 1][1]), planes_of(coarser, self.sizes[n][1])
+                finer, coarser = (self._images[k][index : index + count].flatten(0, 1)[:, None] for k in (n - 1, n))
+                source, target = (
+                    describe_planes(finer, self.sizes[n - 1][1]),
+                    describe_planes(coarser, self.sizes[n][1]),
+                )
                 return self._passes.resample(source, target, "gaussian")
 
-            self._kept(("reduce", n, place, count), reduce)
+            self._launch_cached(("reduce", n, index, count), reduce)
 
     def solve(self, first: int, *, flags: bool = False, progress: Progress | None = None) -> None:
         """Compute the flow from the frame at place ``first`` to the other; with ``flags`` note if it is not finite."""
@@ -161,7 +164,7 @@ class Engine:
                     self._warp(number, first, flow, zero)
                     self._clean(number, final=final, flags=flags)
                 else:
-                    self._whole(number, first, flow, self._flow(number, warp + 1), (zero, not ends, final, flags))
+                    self._fused_warp(number, first, flow, self._flow(number, warp + 1), (zero, not ends, final, flags))
                 if progress is not None:
                     progress(*progress_after(self.sizes, number, (warp + 1) / self.config.warps))
 
@@ -182,10 +185,10 @@ class Engine:
         (height, width), (h, w) = self.sizes[number], self.sizes[number + 1]
 
         def flow() -> Launch:
-            source, target = planes_of(self._flows[number + 1], w), planes_of(self._flow(number, 0), width)
+            source, target = describe_planes(self._flows[number + 1], w), describe_planes(self._flow(number, 0), width)
             return self._passes.resample(source, target, "linear", scale=(width / w, height / h))
 
-        self._kept(("flow", number), flow)
+        self._launch_cached(("flow", number), flow)
 
     def _warp(self, number: int, first: int, flow: Tensor, zero_dual: bool) -> None:
         config, level = self.config, self._levels[number]
@@ -195,10 +198,12 @@ class Engine:
             pair = images[first], images[1 - first]
             return self._passes.linearise(*pair, flow, level, config.gradient_blend)
 
-        self._kept(("warp", number, first, level.front, flow is self.start), linearise)
+        self._launch_cached(("warp", number, first, level.front, flow is self.start), linearise)
         self._schedule.iterate(level, config.iterations, config, raw_stream(self._about.index), zero_dual=zero_dual)
 
-    def _whole(self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]) -> None:
+    def _fused_warp(
+        self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]
+    ) -> None:
         """Run a warp in one kernel; ``options``: dual starts at zero, dual is used later, flow is final, note flags."""
         config, level, cut = self.config, self._levels[number], self._cuts[number]
         zero, keep, final, flags = options
@@ -209,23 +214,23 @@ class Engine:
                 cut, level, config, self._about,
                 fused.Warp(
                     self._images[number][first], self._images[number][1 - first], flow,
-                    self._flow_planes() if final else planes_of(to, level.width),
+                    self._flow_planes() if final else describe_planes(to, level.width),
                     self._flow_at if final else None, self.flags if final and flags else None, zero, keep,
                 ),
             )  # fmt: skip
 
-        self._kept(("whole", number, first, level.front, flow.data_ptr(), options), launch)
+        self._launch_cached(("whole", number, first, level.front, flow.data_ptr(), options), launch)
         level.front = 1 - level.front
 
     def _clean(self, number: int, *, final: bool, flags: bool) -> None:
         """Write the filtered flow to where the next warp, the next level or the caller reads it."""
-        level, noted = self._levels[number], self.flags if final and flags else None
+        level, flag_tensor = self._levels[number], self.flags if final and flags else None
 
         def median() -> Launch:
             if final:
-                target, place = self._flow_planes(), self._flow_at
+                target, target_at = self._flow_planes(), self._flow_at
             else:
-                target, place = planes_of(self._flows[number], level.width), None
-            return self._passes.median(level, self.config.median, target, target_at=place, flags=noted)
+                target, target_at = describe_planes(self._flows[number], level.width), None
+            return self._passes.median(level, self.config.median, target, target_at=target_at, flags=flag_tensor)
 
-        self._kept(("median", number, level.front, final, flags), median)
+        self._launch_cached(("median", number, level.front, final, flags), median)

@@ -133,26 +133,26 @@ class Tiling:
     """Whether the level is narrower or lower than a tile with all that it computes again."""
 
 
-def _cut(size: int, held: int, again: int, step: int) -> tuple[int, int] | None:
+def _cut(size: int, size_in_block: int, overlap: int, step: int) -> tuple[int, int] | None:
     """Return the number of tiles along a side, and their own pixels, a multiple of ``step``.
 
-    A tile's own pixels are those that a block holds, minus those that it computes ``again``.
+    A tile's own pixels are those that a block holds, minus those that it computes ``overlap``.
     """
-    if size <= held:
+    if size <= size_in_block:
         return 1, 0
-    most = (held - again) // step * step
-    if most < 1:
+    usable = (size_in_block - overlap) // step * step
+    if usable < 1:
         return None
-    tiles = -(-(size - again) // most)
-    return tiles, -(-(size - again) // tiles // step) * step
+    tiles = -(-(size - overlap) // usable)
+    return tiles, -(-(size - overlap) // tiles // step) * step
 
 
 def tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
     """Return the tiling; None if iterations and median reach too far for the shape."""
-    reach = config.median // 2
-    lead = -(-(config.iterations + reach) // shape.step) * shape.step
-    again = lead + config.iterations - 1 + max(reach, 1)
-    across, down = _cut(width, shape.wide, again, shape.step), _cut(height, shape.high, again, 1)
+    margin = config.median // 2
+    lead = -(-(config.iterations + margin) // shape.step) * shape.step
+    overlap = lead + config.iterations - 1 + max(margin, 1)
+    across, down = _cut(width, shape.wide, overlap, shape.step), _cut(height, shape.high, overlap, 1)
     if across is None or down is None:
         return None
     small = width < shape.wide or height < shape.high
@@ -185,27 +185,27 @@ def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
 
 def best(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
     """Return the fastest tiling of a level by times on an H200, or None if warps are faster pass by pass."""
-    found: list[tuple[float, Tiling]] = []
+    candidates: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
         if shape.shared > device.shared or (shape.cluster > 1 and device.capability < CLUSTERS_FROM):
             continue
         cut = tiling(height, width, config, shape)
         if cut is not None:
-            found.append((_time(cut, batch, config.iterations, device), cut))
+            candidates.append((_time(cut, batch, config.iterations, device), cut))
     pixels = batch * height * width / device.processors
-    once = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
-    apart = 5 + 0.0044 * pixels + -(-config.iterations // 10) * once
-    time, cut = min(found, key=lambda each: each[0], default=(apart, None))
-    return cut if time < apart else None
+    pass_us = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
+    separate_us = 5 + 0.0044 * pixels + -(-config.iterations // 10) * pass_us
+    time, cut = min(candidates, key=lambda each: each[0], default=(separate_us, None))
+    return cut if time < separate_us else None
 
 
 @functools.cache
-def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) -> Source:
+def _source(shape: Shape, small: bool, clamp: bool, margin: int, narrow: bool) -> Source:
     names = ("iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(HALVES, VALUES, COPIES, BARRIERS, WARPS, *(_FOLDER / name for name in names))
     return Source.defining(
         text, HALF=0, IN=narrow, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept,
-        CLUSTER=shape.cluster, RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=reach,
+        CLUSTER=shape.cluster, RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=margin,
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ class Planes(NamedTuple):
     dtype: torch.dtype = torch.float32
 
 
-def planes_of(tensor: Tensor, width: int | None = None) -> Planes:
+def describe_planes(tensor: Tensor, width: int | None = None) -> Planes:
     """Return the planes of a tensor [items, planes, height, pitch]; ``width`` if it is less than the pitch."""
     items, planes, height, pitch = tensor.shape
     item_step, plane_step, row, _ = tensor.stride()
@@ -108,7 +108,7 @@ class Passes:
     """Makes launches for one device and one precision; keeps the resampling tables."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._place, index = device, _launching.device_of(device).index
+        self._device, index = device, _launching.gpu_from_device(device).index
         sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
         self._pyramid, self._warp, self._median = _launching.several(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _Table] = {}
@@ -120,13 +120,13 @@ class Passes:
 
     def _table(self, kind: str, size_in: int, size_out: int) -> _Table:
         key = (kind, size_in, size_out)
-        found = self._tables.get(key)
-        if found is None:
+        table = self._tables.get(key)
+        if table is None:
             first, weight = _WINDOWS[kind](size_in, size_out)
-            index = torch.from_numpy(first.astype(np.int32)).to(self._place)
-            found = _Table(index, torch.from_numpy(weight.astype(np.float32)).to(self._place), first)
-            self._tables[key] = found
-        return found
+            index = torch.from_numpy(first.astype(np.int32)).to(self._device)
+            table = _Table(index, torch.from_numpy(weight.astype(np.float32)).to(self._device), first)
+            self._tables[key] = table
+        return table
 
     def grey(
         self,

@@ -18,7 +18,7 @@ from fullfield.ops.tvl1.cuda.state import Level
 
 COMMON = Path(__file__).with_name("iterate_common.cuh")
 """Arithmetic of an iteration, for every kernel that iterates."""
-_LEAST_ROWS = 4  # of a strip that is chosen
+_MIN_STRIP_ROWS = 4  # of a strip that is chosen
 _FILE = COMMON.with_name("iterate_registers.cu")
 _NAME = "iterate_registers"
 _Params = structures(_FILE)["IterateParams"]
@@ -49,16 +49,16 @@ SHAPES = {torch.float32: Shape(128, 10, words=4, blocks=3), torch.float16: Shape
 def plan(iterations: int, depth: int) -> list[int]:
     """Return the iterations of every pass, as equal as possible, with at most two different depths."""
     count = -(-iterations // depth)
-    least, more = divmod(iterations, count)
-    return [least + 1] * more + [least] * (count - more)
+    shorter, longer = divmod(iterations, count)
+    return [shorter + 1] * longer + [shorter] * (count - longer)
 
 
-def strip_rows(height: int, rows: int, columns: int, at_once: int) -> int:
+def strip_rows(height: int, rows: int, columns: int, concurrent: int) -> int:
     """Return the height of a strip: ``rows``, or what lets all strips, ``columns`` side by side, run at once."""
     if rows:
         return rows
-    strips = max(1, at_once // columns)
-    return max(min(_LEAST_ROWS, height), -(-height // strips))
+    strips = max(1, concurrent // columns)
+    return max(min(_MIN_STRIP_ROWS, height), -(-height // strips))
 
 
 class Pass(NamedTuple):
@@ -93,8 +93,8 @@ def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
     ring = ((groups - 1) * (each + 1) + last + 1 + half) * (8 if half else 4)
     slots, handed = (shape.ahead + 1, groups) if half or words == 2 else (shape.ahead + 2, groups - 1)
     shared = (ring + slots * (11 if half else 9) + handed * 12) * 32 * words * 4
-    at_once = device.processors * max(1, min(shape.blocks, device.shared // shared))
-    rows = strip_rows(level.height, shape.rows, columns * level.batch, at_once)
+    concurrent = device.processors * max(1, min(shape.blocks, device.shared // shared))
+    rows = strip_rows(level.height, shape.rows, columns * level.batch, concurrent)
     return Pass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
 
 
@@ -122,10 +122,10 @@ class RegisterPipeline:
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
-        device, shape = _launching.device_of(level.device), self._shape_for(level)
-        found = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
-        loaded = _launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
-        for one, kernels in zip(found, loaded, strict=True):
+        device, shape = _launching.gpu_from_device(level.device), self._shape_for(level)
+        plans = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
+        loaded = _launching.several(passes.LIBRARIES, [one.source for one in plans], device.index)
+        for one, kernels in zip(plans, loaded, strict=True):
             kernels.kernel(_NAME, one.shared)
 
     def iterate(
@@ -142,7 +142,7 @@ class RegisterPipeline:
             stream: CUDA stream as an integer, of ``level.device``.
             zero_dual: whether the dual variable starts from zero, for any values in memory.
         """
-        device, shape = _launching.device_of(level.device), self._shape_for(level)
+        device, shape = _launching.gpu_from_device(level.device), self._shape_for(level)
         for depth in plan(iterations, shape.depth):
             one = one_pass(level, shape, depth, device)
             params: Any = _Params()

@@ -66,7 +66,7 @@ class Solver:
                 if not self._started:
                     self._in_order.forget()  # of the tables that this makes
                     self._started = True
-                engine.begin_at(start.contiguous())
+                engine.start_from(start.contiguous())
             self._run(engine, progress)
             return flow, engine.flags.clone()
 

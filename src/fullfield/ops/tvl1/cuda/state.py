@@ -10,20 +10,20 @@ ROW = 128
 FLOW, DUAL, DATA, ORIGIN = 2, 4, 3, 2  # planes of each kind
 
 
-def pitch_of(width: int, dtype: torch.dtype) -> int:
+def row_pitch(width: int, dtype: torch.dtype) -> int:
     """Return the number of elements from one row of a plane to the next."""
     step = ROW // dtype.itemsize
     return -(-width // step) * step
 
 
-def planes_of(dtype: torch.dtype) -> int:
+def count_planes(dtype: torch.dtype) -> int:
     """Return the number of planes of an item: flow and dual twice, data, and in float16 the origin."""
     return 2 * (FLOW + DUAL) + DATA + (ORIGIN if dtype == torch.float16 else 0)
 
 
-def elements_of(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
+def count_elements(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
     """Return the number of elements of a level."""
-    return batch * planes_of(dtype) * height * pitch_of(width, dtype)
+    return batch * count_planes(dtype) * height * row_pitch(width, dtype)
 
 
 class Level:
@@ -52,13 +52,13 @@ class Level:
         device: torch.device,
         memory: Tensor | None = None,
     ) -> None:
-        """Allocate the planes, or use ``memory``: at least ``elements_of(...)`` elements, aligned to 128 bytes."""
+        """Allocate the planes, or use ``memory``: at least ``count_elements(...)`` elements, aligned to 128 bytes."""
         self.batch, self.height, self.width, self.dtype, self.device = batch, height, width, dtype, device
-        self.pitch = pitch_of(width, dtype)
-        size = elements_of(batch, height, width, dtype)
+        self.pitch = row_pitch(width, dtype)
+        size = count_elements(batch, height, width, dtype)
         if memory is None:
             memory = torch.empty(size, dtype=dtype, device=device)
-        self.memory = memory.view(-1)[:size].view(batch, planes_of(dtype), height, self.pitch)
+        self.memory = memory.view(-1)[:size].view(batch, count_planes(dtype), height, self.pitch)
         self.front = 0
         """The set of flow and dual, 0 or 1, that holds the present state."""
 
@@ -70,7 +70,7 @@ class Level:
     @property
     def item_step(self) -> int:
         """Elements from one item of the batch to the next."""
-        return planes_of(self.dtype) * self.plane_step
+        return count_planes(self.dtype) * self.plane_step
 
     def address(self, plane: int) -> int:
         """Return the address of item 0's plane with this number in ``memory``."""

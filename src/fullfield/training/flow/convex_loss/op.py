@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops._backends import usable
-from fullfield.ops._operators import once_only
+from fullfield.ops._operators import forbid_second_derivative
 from fullfield.training.flow.convex_loss import cuda, reference
 
 
@@ -66,7 +66,13 @@ def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     with torch.no_grad():
         grads = grad_field * grad[0], grad_mask * grad[0].to(grad_mask.dtype)
     # What the forward returned leads to field and mask.
-    return *once_only("convex_mixture_loss", grads, (grad, grad_field, grad_mask)), None, None, None, None
+    return (
+        *forbid_second_derivative("convex_mixture_loss", grads, (grad, grad_field, grad_mask)),
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 _loss.register_autograd(_gradients, setup_context=_keep)
