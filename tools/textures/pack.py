@@ -48,12 +48,12 @@ _MOST_PIXELS = 64 << 20
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def named_as_map(stem: str) -> bool:
+def is_named_as_map(stem: str) -> bool:
     """Return whether a file is named as a map of normals, gloss, glow or heights, or as a mask."""
     return _MAP_NAMES.search(stem) is not None
 
 
-def brightened(rgb: Pixels) -> tuple[Pixels, bool]:
+def brighten(rgb: Pixels) -> tuple[Pixels, bool]:
     """Brighten a dark picture by a gain of at most 3; return the picture, and whether it was dark."""
     top = float(np.percentile(rgb[::4, ::4].max(axis=2), 98))
     if not 0 < top < _DARK:
@@ -233,7 +233,7 @@ class _Selection:
             self._add_picture(candidate, rgb, alpha)
 
     def _add_picture(self, candidate: Candidate, rgb: Pixels, alpha: Pixels | None) -> None:
-        why = "named as a map" if named_as_map(candidate.file.stem) else why_not_texture(rgb, alpha)
+        why = "named as a map" if is_named_as_map(candidate.file.stem) else why_not_texture(rgb, alpha)
         if why is None:
             print_ = fingerprint(rgb)
             if is_duplicate(print_, self.seen):
@@ -243,7 +243,7 @@ class _Selection:
         if why is not None:
             self.left_out[why] += 1
             return
-        rgb, was_dark = brightened(rgb)
+        rgb, was_dark = brighten(rgb)
         for view, pixels in views(rgb):
             if view == "whole" or (why_not_texture(pixels, None) is None and contrast(pixels) >= _LEAST_CONTRAST):
                 self.pictures.append((candidate, view + ", brightened" * was_dark, pixels))

@@ -124,7 +124,7 @@ HANGS_ON = dict.fromkeys(UPPER, BODY) | {9: 5, 10: 6, 11: 7}
 
 def drawn(count: int, **style: float) -> Drawn:
     """``draw_scenes``, watched."""
-    with mock.patch.object(scene, "_ordered", wraps=scene._ordered) as ordered:
+    with mock.patch.object(scene, "_order_layers", wraps=scene._order_layers) as ordered:
         scenes = draw_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
     bodies, _, _, paint, ids, *_ = ordered.call_args.args
     return Drawn(scenes, bodies, bodies.matrices(), paint, ids)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.training.flow.pictures import PicturePack, licence_list, load_pictures, procedural_pictures, squared
+from fullfield.training.flow.pictures import PicturePack, cut_squares, licence_list, load_pictures, procedural_pictures
 from fullfield.training.flow.procedural import MARGIN, procedural_shapes
 from refusals import refuses
 
@@ -29,12 +29,12 @@ def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
     [(512, 512, 1), (640, 640, 1), (427, 640, 2), (256, 256, 1), (130, 300, 1), (128, 512, 2)],
 )
 def test_squares(height: int, width: int, crops: int) -> None:
-    found = squared(photo(2, height, width), 512)
+    found = cut_squares(photo(2, height, width), 512)
     assert [square.shape for square in found] == [(512, 512, 3)] * crops
 
 
 def test_small_pictures_are_mirrored_not_enlarged_without_end() -> None:
-    (square,) = squared(photo(2, 128, 128), 512)  # twice as large, then mirrored
+    (square,) = cut_squares(photo(2, 128, 128), 512)  # twice as large, then mirrored
     assert np.array_equal(square[:256], square[256:][::-1])
     assert np.array_equal(square[:, :256], square[:, 256:][:, ::-1])
     assert not np.array_equal(square[:128], square[128:256][::-1])

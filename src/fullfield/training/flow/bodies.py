@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield.training.flow.config import SceneStyle
-from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, motion_lengths, multiplied, rotation
+from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, motion_lengths, multiply, rotation
 
 _STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
 _UNIFORM, _NORMAL = 24, 20
@@ -23,7 +23,7 @@ class Bodies(NamedTuple):
     shape: Floats  # [B, N, 2, 3, 3]: in both frames
     centre: Floats  # [B, N, 2, 3]
     smooth: Floats  # [B, N]: levels of blur of the texture
-    alike: NDArray[np.bool_]  # [B, N]: whether a part looks like its core
+    same_look: NDArray[np.bool_]  # [B, N]: whether a part looks like its core
 
 
 def draw_bodies(
@@ -42,11 +42,11 @@ def draw_bodies(
         """Return a uniform number for each body [B, BODIES]."""
         return _between(next(uniform)[..., 0], low, high)
 
-    def moved(far: Floats, chance: Floats) -> Floats:
-        return motion_lengths(chance, far, style.object_motion, unit, style)
+    def draw_lengths(normal_number: Floats, chance: Floats) -> Floats:
+        return motion_lengths(chance, normal_number, style.object_motion, unit, style)
 
-    there = one(0, 1) < style.bodies
-    there[:, 1:] &= one(0, 1)[:, 1:] < 0.5
+    present = one(0, 1) < style.bodies
+    present[:, 1:] &= one(0, 1)[:, 1:] < 0.5
     depth = np.exp(one(math.log(1.5), math.log(7.0)))
     radius = 0.5 * height * np.exp(one(math.log(0.12), math.log(1.2))) * depth / focal
     x, y = one(-0.1, 1.1) * width - (width - 1) / 2, one(-0.1, 1.1) * height - (height - 1) / 2
@@ -58,7 +58,7 @@ def draw_bodies(
     shape[..., 0, 0, :, :] = rotation(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
     centre[..., 0, 0, :] = core
     moves = one(0, 1) < 0.85
-    reach = moved(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
+    reach = draw_lengths(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
     heading = one(0, 2 * np.pi)
     nearer = np.clip(0.08 * next(normal)[..., 0, 0], -0.3, 0.3) * depth * moves
     shift = np.stack([reach * np.cos(heading), reach * np.sin(heading), nearer], -1)
@@ -72,7 +72,7 @@ def draw_bodies(
     length = radius[..., None] * np.exp(_between(next(uniform), math.log(0.5), math.log(1.5)))
     thick = length * np.exp(_between(next(uniform), math.log(0.12), math.log(0.55)))
     axis = _unit(next(normal))
-    swing = moved(next(normal)[..., 0], next(uniform)) * depth[..., None] / (2 * length * focal[..., None])
+    swing = draw_lengths(next(normal)[..., 0], next(uniform)) * depth[..., None] / (2 * length * focal[..., None])
     swing = np.clip(swing, 0, 0.9) * (next(uniform) < 0.8)
     limbs = next(uniform) < 0.75
     for part in range(1, PARTS):
@@ -80,30 +80,30 @@ def draw_bodies(
         before, after = shape[..., bone, 0, :, :], shape[..., bone, 1, :, :]
         if bone == 0:
             point = 0.8 * away[..., part, :]
-            ahead = _unit(multiplied(before, point) + 0.4 * radius[..., None] * bend[..., part, :])
+            ahead = _unit(multiply(before, point) + 0.4 * radius[..., None] * bend[..., part, :])
         else:
             point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), away[..., part, :].shape)
             ahead = _unit(_unit(before[..., :, 0]) + 0.5 * bend[..., part, :])
             limbs[..., part] &= limbs[..., bone]
-        joint = centre[..., bone, 0, :] + multiplied(before, point)
+        joint = centre[..., bone, 0, :] + multiply(before, point)
         half, across = length[..., part] / 2, thick[..., part] / 2
         frame = _frame(ahead, away[..., part - 1, :])
         own = frame * np.stack([half, across, across], -1)[..., None, :]
-        carried = rotation(axis[..., part, :] * swing[..., part, None]) @ after @ np.linalg.inv(before)
-        shape[..., part, 0, :, :], shape[..., part, 1, :, :] = own, carried @ own
+        joint_motion = rotation(axis[..., part, :] * swing[..., part, None]) @ after @ np.linalg.inv(before)
+        shape[..., part, 0, :, :], shape[..., part, 1, :, :] = own, joint_motion @ own
         out = ahead * (0.9 * half)[..., None]
         centre[..., part, 0, :] = joint + out
-        centre[..., part, 1, :] = centre[..., bone, 1, :] + multiplied(after, point) + multiplied(carried, out)
+        centre[..., part, 1, :] = centre[..., bone, 1, :] + multiply(after, point) + multiply(joint_motion, out)
     limbs[..., 0] = True
-    on = there[..., None] & limbs
+    on = present[..., None] & limbs
     levels = np.where(one(0, 1) < style.smooth, one(1.0, 4.5), 0.0)
-    alike = np.repeat((one(0, 1) < 0.7)[..., None], PARTS, -1)
+    same_look = np.repeat((one(0, 1) < 0.7)[..., None], PARTS, -1)
     smooth = np.repeat(levels[..., None], PARTS, -1)
 
     def flat(values: NDArray[np.generic]) -> NDArray[np.generic]:
         return values.reshape(len(numbers), BODIES * PARTS, *values.shape[3:])
 
-    return Bodies(*(flat(values) for values in (on, shape, centre, smooth, alike)))  # type: ignore[arg-type]
+    return Bodies(*(flat(values) for values in (on, shape, centre, smooth, same_look)))  # type: ignore[arg-type]
 
 
 def _between(uniform: Floats, low: float, high: float) -> Floats:

@@ -18,7 +18,7 @@ from fullfield.training.flow.layered.meshes import (
     MeshPlacement,
     MeshTable,
 )
-from fullfield.training.flow.scene_draw import Floats, motion_lengths, multiplied, rotation
+from fullfield.training.flow.scene_draw import Floats, motion_lengths, multiply, rotation
 from fullfield.training.flow.scene_geometry import SceneGeometry
 
 MESHES = 6
@@ -139,7 +139,7 @@ def _draw_poses(
     camera = np.swapaxes(rotation(geometry.camera_turn), -1, -2)[:, None]
     swell = np.exp(0.03 * draw.normal())[..., None, :]
     second = camera @ rotation(np.clip(turn, -1.0, 1.0)) @ first * swell
-    moved = multiplied(camera, centre + shift - geometry.camera_shift[:, None])
+    moved = multiply(camera, centre + shift - geometry.camera_shift[:, None])
     maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, moved))]
     return np.stack(maps, 2)
 

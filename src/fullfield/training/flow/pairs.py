@@ -100,7 +100,7 @@ class PairGenerator:
             scenes = scenes.map(self._on_device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size, totals=totals)
         if steps.any():
-            frame1, frame2 = self._stored(frame1, frame2, steps)
+            frame1, frame2 = self._store_as_jpeg(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
@@ -111,17 +111,17 @@ class PairGenerator:
         return part.to(self.device, non_blocking=True)
 
     @torch.no_grad()
-    def _stored(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def _store_as_jpeg(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = steps > 0
-        chosen, coarse = (self._on_device(part) for part in (rough.nonzero()[:, 0], steps[rough]))
+        selected, coarse = (self._on_device(part) for part in (rough.nonzero()[:, 0], steps[rough]))
         with torch.autocast(self.device.type, enabled=False):
-            both = _compressed(
-                torch.cat([frame.index_select(0, chosen) for frame in (frame1, frame2)]),
+            both = _compress(
+                torch.cat([frame.index_select(0, selected) for frame in (frame1, frame2)]),
                 coarse.repeat(2)[:, None, None, None],
             )
         for frame, part in zip((frame1, frame2), both.chunk(2), strict=True):
-            frame.index_copy_(0, chosen, part)
+            frame.index_copy_(0, selected, part)
         return frame1, frame2
 
 
@@ -146,7 +146,7 @@ class _Drawn:
         return scenes, torch.from_numpy(steps.astype(np.float32))
 
 
-def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
+def _compress(frames: Tensor, steps: Tensor) -> Tensor:
     """Return frames [B, 3, H, W] whose 8×8 blocks are quantised: coarser at higher frequencies and in colour."""
     height, width = frames.shape[2:]
     tables = _tables(frames.device)

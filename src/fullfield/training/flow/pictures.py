@@ -67,8 +67,8 @@ def load_pictures(path: str | Path | None, *, size: int = 512, drawn_shapes: int
     with _report_damage(where), zipfile.ZipFile(where) as file:
         entries = _manifest(where, file)
         for entry in entries["pictures"]:
-            picture = _decoded(file.read(entry["file"]))
-            for crop, square in enumerate(squared(picture, size)):
+            picture = _decode(file.read(entry["file"]))
+            for crop, square in enumerate(cut_squares(picture, size)):
                 squares.append(square)
                 names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
         data = file.read(SHAPES)
@@ -179,7 +179,7 @@ def _report_damage(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: not a picture pack, or a damaged one ({error})") from error
 
 
-def squared(picture: Pixels, size: int) -> list[Pixels]:
+def cut_squares(picture: Pixels, size: int) -> list[Pixels]:
     """Square crops [size, size, 3] of a picture [H, W, 3], at about one texel a pixel."""
     from PIL import Image
 
@@ -192,16 +192,16 @@ def squared(picture: Pixels, size: int) -> list[Pixels]:
         picture = np.asarray(resized)
     height, width = picture.shape[:2]
     if min(height, width) < size:
-        rows, columns = _mirrored(height, max(height, size)), _mirrored(width, max(width, size))
+        rows, columns = _mirror_indices(height, max(height, size)), _mirror_indices(width, max(width, size))
         picture = picture[rows][:, columns]
     return [
         picture[top : top + size, left : left + size]
-        for top in _starts(picture.shape[0], size)
-        for left in _starts(picture.shape[1], size)
+        for top in _crop_starts(picture.shape[0], size)
+        for left in _crop_starts(picture.shape[1], size)
     ]
 
 
-def _starts(length: int, size: int) -> list[int]:
+def _crop_starts(length: int, size: int) -> list[int]:
     """Return the starts of crops that nearly cover the length, evenly spaced from 0 to the end."""
     crops = max(1, -int((0.25 - length / size) // 1))
     if crops == 1:
@@ -217,7 +217,7 @@ def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
     return masks * 17
 
 
-def _mirrored(length: int, count: int) -> NDArray[np.int64]:
+def _mirror_indices(length: int, count: int) -> NDArray[np.int64]:
     """Return ``count`` indices that run 0 … length-1 … 0 … again."""
     period = np.arange(count) % (2 * length)
     return np.minimum(period, 2 * length - 1 - period)
@@ -230,7 +230,7 @@ def _manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
     return entries
 
 
-def _decoded(data: bytes) -> Pixels:
+def _decode(data: bytes) -> Pixels:
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -30,7 +30,7 @@ class Stream:
     def __init__(self, *key: int) -> None:
         self._state = np.zeros(1, np.uint64)
         for word in key:
-            self._state = _mixed(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
+            self._state = _mix_bits(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
         self._drawn = 0
 
     def numbers(self, *shape: int) -> Field:
@@ -38,7 +38,7 @@ class Stream:
         count = int(np.prod(shape)) if shape else 1
         index = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
         self._drawn += count
-        bits = _mixed(self._state + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)
+        bits = _mix_bits(self._state + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)
         return (bits.astype(np.float64) * 2.0**-53).reshape(shape or (1,))
 
     def between(self, low: float, high: float) -> float:
@@ -50,7 +50,7 @@ class Stream:
         return low + int(float(self.numbers()[0]) * (high - low + 1))
 
 
-def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = z + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -80,27 +80,27 @@ def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple
 def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
     """Return value noise in [0, 1]: ``cells`` cells across in the first octave, twice as many in each next one."""
     total = np.zeros((size, size))
-    weight, most = 1.0, 0.0
+    weight, total_weight = 1.0, 0.0
     for _ in range(octaves):
         total += weight * _lattice(stream, size, min(cells, float(size)))
-        most += weight
+        total_weight += weight
         weight *= gain
         cells *= 2
         if cells > size:
             break
-    return total / most
+    return total / total_weight
 
 
 def _lattice(stream: Stream, size: int, cells: float) -> Field:
     """Return random values on a lattice, joined by a smooth step."""
     points = int(cells) + 2
     values = stream.numbers(points, points)
-    place = np.arange(size) * (cells / size) + float(stream.numbers()[0]) * 0.999 * (points - 1 - cells)
-    low = np.minimum(place.astype(np.int64), points - 2)
-    part = place - low
-    part = part * part * (3 - 2 * part)
-    rows = values[low] * (1 - part)[:, None] + values[low + 1] * part[:, None]
-    columns: Field = rows[:, low] * (1 - part) + rows[:, low + 1] * part
+    position = np.arange(size) * (cells / size) + float(stream.numbers()[0]) * 0.999 * (points - 1 - cells)
+    low = np.minimum(position.astype(np.int64), points - 2)
+    fraction = position - low
+    fraction = fraction * fraction * (3 - 2 * fraction)
+    rows = values[low] * (1 - fraction)[:, None] + values[low + 1] * fraction[:, None]
+    columns: Field = rows[:, low] * (1 - fraction) + rows[:, low + 1] * fraction
     return columns
 
 
@@ -116,22 +116,22 @@ def _palette(stream: Stream, colours: int) -> Field:
     return (grey * (1 - strength) + strength * (0.6 * base + 0.4 * tint)).clip(0.02, 0.98)
 
 
-def _ramped(field: Field, palette: Field) -> Field:
+def _map_to_palette(field: Field, palette: Field) -> Field:
     """Return a field in [0, 1] as colours of the palette."""
-    place = field.clip(0, 1) * (len(palette) - 1)
-    low = np.minimum(place.astype(np.int64), len(palette) - 2)
-    part = (place - low)[..., None]
-    found: Field = palette[low] * (1 - part) + palette[low + 1] * part
-    return found
+    position = field.clip(0, 1) * (len(palette) - 1)
+    low = np.minimum(position.astype(np.int64), len(palette) - 2)
+    fraction = (position - low)[..., None]
+    colours: Field = palette[low] * (1 - fraction) + palette[low + 1] * fraction
+    return colours
 
 
-def _stretched(field: Field) -> Field:
+def _normalize(field: Field) -> Field:
     low, high = field.min(), field.max()
-    found: Field = (field - low) / max(float(high - low), 1e-9)
-    return found
+    stretched: Field = (field - low) / max(float(high - low), 1e-9)
+    return stretched
 
 
-def _turned(stream: Stream, size: int) -> tuple[Field, Field]:
+def _draw_coordinates(stream: Stream, size: int) -> tuple[Field, Field]:
     """Return the coordinates of the pixels in a turned frame, 1 across."""
     c, s = _direction(np.array([float(stream.numbers()[0])]))[0]
     y, x = np.mgrid[0:size, 0:size] / size
@@ -140,31 +140,31 @@ def _turned(stream: Stream, size: int) -> tuple[Field, Field]:
 
 def _direction(turn: Field) -> Field:
     """Return unit vectors [..., 2] that go around once while ``turn`` goes from 0 to 1 (not quite evenly)."""
-    place = (turn - np.floor(turn)) * 4
-    quarter = np.minimum(place.astype(np.int64), 3)
-    t = place - quarter
+    position = (turn - np.floor(turn)) * 4
+    quarter = np.minimum(position.astype(np.int64), 3)
+    t = position - quarter
     c, s = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
     x = np.choose(quarter, [c, -s, -c, s])
     y = np.choose(quarter, [s, c, -s, -c])
     return np.stack([x, y], axis=-1)
 
 
-def _wave(place: Field) -> Field:
+def _wave(phase: Field) -> Field:
     """Return a smooth wave in [0, 1] of period 1."""
-    part = np.abs(2 * (place - np.floor(place)) - 1)
-    found: Field = part * part * (3 - 2 * part)
-    return found
+    slope = np.abs(2 * (phase - np.floor(phase)) - 1)
+    wave: Field = slope * slope * (3 - 2 * slope)
+    return wave
 
 
 def _clouds(stream: Stream, size: int) -> Field:
-    field = _stretched(noise(stream, size, stream.between(2, 24), 9, stream.between(0.45, 0.8)))
-    return _ramped(field, _palette(stream, stream.integer(2, 5)))
+    field = _normalize(noise(stream, size, stream.between(2, 24), 9, stream.between(0.45, 0.8)))
+    return _map_to_palette(field, _palette(stream, stream.integer(2, 5)))
 
 
 def _marble(stream: Stream, size: int) -> Field:
-    along, _ = _turned(stream, size)
+    along, _ = _draw_coordinates(stream, size)
     bent = along * stream.between(3, 20) + stream.between(1, 6) * noise(stream, size, stream.between(2, 8), 6)
-    return _ramped(_wave(bent), _palette(stream, stream.integer(2, 4)))
+    return _map_to_palette(_wave(bent), _palette(stream, stream.integer(2, 4)))
 
 
 def _cells(stream: Stream, size: int) -> Field:
@@ -189,30 +189,30 @@ def _cells(stream: Stream, size: int) -> Field:
             nearest = np.minimum(nearest, distance)
     joint = ((second - nearest) * stream.between(4, 30)).clip(0, 1)[..., None]
     flecks = 0.7 + 0.6 * noise(stream, size, size / 16, 3)[..., None]
-    found: Field = colours.reshape(-1, 3)[owner] * flecks * joint + _palette(stream, 1)[0] * (1 - joint)
-    return found
+    mosaic: Field = colours.reshape(-1, 3)[owner] * flecks * joint + _palette(stream, 1)[0] * (1 - joint)
+    return mosaic
 
 
 def _stripes(stream: Stream, size: int) -> Field:
-    along, across = _turned(stream, size)
+    along, across = _draw_coordinates(stream, size)
     count = stream.between(3, 50)
     sharp = stream.between(0.5, 8)
     wave = ((_wave(along * count + 0.2 * noise(stream, size, 4.0, 3)) - 0.5) * sharp + 0.5).clip(0, 1)
     dirt = 0.75 + 0.5 * noise(stream, size, 6.0, 6)
     tone = _wave(across * stream.between(0, 3)) * stream.between(0, 0.4)
-    return _ramped(wave, _palette(stream, 2)) * (dirt - tone)[..., None]
+    return _map_to_palette(wave, _palette(stream, 2)) * (dirt - tone)[..., None]
 
 
 def _checks(stream: Stream, size: int) -> Field:
-    along, across = _turned(stream, size)
+    along, across = _draw_coordinates(stream, size)
     count = stream.between(3, 32)
     odd = (np.floor(along * count) + np.floor(across * count * stream.between(0.6, 1.6))) % 2
     dirt = 0.7 + 0.6 * noise(stream, size, stream.between(3, 30), 6)
-    return _ramped(odd, _palette(stream, 2)) * dirt[..., None]
+    return _map_to_palette(odd, _palette(stream, 2)) * dirt[..., None]
 
 
 def _bricks(stream: Stream, size: int) -> Field:
-    along, across = _turned(stream, size)
+    along, across = _draw_coordinates(stream, size)
     rows = stream.between(5, 22)
     v = across * rows
     row = np.floor(v)
@@ -222,7 +222,7 @@ def _bricks(stream: Stream, size: int) -> Field:
     tone = stream.numbers(64, 64)[row.astype(np.int64) % 64, column.astype(np.int64) % 64]
     thick = stream.between(0.04, 0.15)
     joint = ((u - column) < thick * 0.5) | ((v - row) < thick)
-    face = _ramped(tone, colours) * (0.6 + 0.8 * noise(stream, size, size / 24, 4))[..., None]
+    face = _map_to_palette(tone, colours) * (0.6 + 0.8 * noise(stream, size, size / 24, 4))[..., None]
     return np.where(
         joint[..., None], _palette(stream, 1)[0] * (0.7 + 0.5 * noise(stream, size, size / 8, 2))[..., None], face
     )
@@ -230,7 +230,7 @@ def _bricks(stream: Stream, size: int) -> Field:
 
 def _speckles(stream: Stream, size: int) -> Field:
     """Draw specks of many sizes on a ground, as stars, gravel or seeds."""
-    colour = _ramped(noise(stream, size, 3.0, 3), _palette(stream, 2))
+    colour = _map_to_palette(noise(stream, size, 3.0, 3), _palette(stream, 2))
     return _discs(stream, colour, stream.integer(150, 500), 0.003, 0.02)
 
 
@@ -243,36 +243,36 @@ def _discs(stream: Stream, colour: Field, count: int, small: float, large: float
     size = len(colour)
     colours = _palette(stream, 12)
     fine = noise(stream, size, size / 12, 3)
-    places, radii = stream.numbers(count, 2) * size, stream.numbers(count)
+    centres, radii = stream.numbers(count, 2) * size, stream.numbers(count)
     picks, flecks = (stream.numbers(count) * 12).astype(np.int64), 0.8 * stream.numbers(count)
     for number in range(count):
         radius = size / (1 / large + radii[number] * (1 / small - 1 / large))
-        y, x = places[number]
+        y, x = centres[number]
         top, left = max(0, int(y - radius) - 1), max(0, int(x - radius) - 1)
         bottom, right = min(size, int(y + radius) + 2), min(size, int(x + radius) + 2)
         dy = (np.arange(top, bottom) - y)[:, None]
         dx = (np.arange(left, right) - x)[None]
         cover = (radius - np.sqrt(dy * dy + dx * dx) + 0.5).clip(0, 1)[..., None]
-        part = colour[top:bottom, left:right]
+        background = colour[top:bottom, left:right]
         ink = colours[picks[number]] * (1 + flecks[number] * (fine[top:bottom, left:right, None] - 0.5))
-        colour[top:bottom, left:right] = part * (1 - cover) + ink * cover
+        colour[top:bottom, left:right] = background * (1 - cover) + ink * cover
     return colour
 
 
 def _gradient(stream: Stream, size: int) -> Field:
-    along, across = _turned(stream, size)
-    bent = _stretched(along + stream.between(0, 0.6) * across * across)
-    ground = _ramped(bent, _palette(stream, stream.integer(2, 4)))
+    along, across = _draw_coordinates(stream, size)
+    bent = _normalize(along + stream.between(0, 0.6) * across * across)
+    ground = _map_to_palette(bent, _palette(stream, stream.integer(2, 4)))
     return ground * (0.85 + 0.3 * noise(stream, size, stream.between(2, 12), 5))[..., None]
 
 
 def _faint(stream: Stream, size: int) -> Field:
     """Draw a nearly flat picture: a wall, a clear sky."""
     field = noise(stream, size, stream.between(2, 8), 7, 0.6)
-    found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (
+    colours: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (
         0.5 + stream.numbers(3)
     )
-    return found
+    return colours
 
 
 _TEXTURES = (_clouds, _leaves, _cells, _marble, _bricks, _speckles, _stripes, _gradient, _checks, _faint)
@@ -289,11 +289,11 @@ def procedural_shapes(count: int, seed: int) -> Pixels:
     shapes = np.zeros((count, SHAPE_SIZE, SHAPE_SIZE), np.uint8)
     for index in range(count):
         outlines = _SHAPES[index % len(_SHAPES)](Stream(seed, index, 2))
-        shapes[index, MARGIN:-MARGIN, MARGIN:-MARGIN] = _filled(outlines)
+        shapes[index, MARGIN:-MARGIN, MARGIN:-MARGIN] = _fill_outlines(outlines)
     return shapes
 
 
-def _filled(outlines: list[Field]) -> Pixels:
+def _fill_outlines(outlines: list[Field]) -> Pixels:
     """Return the coverage [122, 122] of closed outlines [N, 2] (x, y), scaled until the longer side fills it.
 
     Where an even number of them overlap is outside.
@@ -315,8 +315,8 @@ def _filled(outlines: list[Field]) -> Pixels:
     inside = np.bitwise_xor.accumulate(flips, axis=1)[:, :_FINE]
     summed = inside.reshape(_INNER, _SUPERSAMPLE, _FINE).sum(axis=1, dtype=np.uint8)
     sums = summed.reshape(_INNER, _INNER, _SUPERSAMPLE).sum(axis=2, dtype=np.int64)
-    found: Pixels = (sums * 255 // _SUPERSAMPLE**2).astype(np.uint8)
-    return found
+    coverage: Pixels = (sums * 255 // _SUPERSAMPLE**2).astype(np.uint8)
+    return coverage
 
 
 def _around(stream: Stream, corners: int) -> Field:
@@ -324,10 +324,10 @@ def _around(stream: Stream, corners: int) -> Field:
     return _direction((np.arange(corners) + 0.7 * stream.numbers(corners)) / corners)
 
 
-def _stretch(stream: Stream, outline: Field, least: float = 0.4) -> Field:
+def _turn_and_narrow(stream: Stream, outline: Field, narrowest: float = 0.4) -> Field:
     """Turn an outline, and make it narrower across."""
     c, s = _direction(stream.numbers(1))[0]
-    narrow = stream.between(least, 1)
+    narrow = stream.between(narrowest, 1)
     x, y = outline[:, 0], outline[:, 1] * narrow
     return np.stack([c * x - s * y, s * x + c * y], axis=1)
 
@@ -335,29 +335,29 @@ def _stretch(stream: Stream, outline: Field, least: float = 0.4) -> Field:
 def _polygon(stream: Stream) -> list[Field]:
     corners = stream.integer(3, 9)
     radius = 0.55 + 0.45 * stream.numbers(corners, 1)
-    return [_stretch(stream, _around(stream, corners) * radius)]
+    return [_turn_and_narrow(stream, _around(stream, corners) * radius)]
 
 
 def _star(stream: Stream) -> list[Field]:
     tips = stream.integer(4, 14)
     turn = _direction(np.arange(2 * tips) / (2 * tips))
     radius = np.where(np.arange(2 * tips) % 2, stream.between(0.2, 0.7), 1.0)[:, None]
-    return [_stretch(stream, turn * radius * (0.85 + 0.15 * stream.numbers(2 * tips, 1)), 0.6)]
+    return [_turn_and_narrow(stream, turn * radius * (0.85 + 0.15 * stream.numbers(2 * tips, 1)), 0.6)]
 
 
 def _bar(stream: Stream) -> list[Field]:
     """Return a thin bar, straight or bent."""
-    places = np.arange(17) / 16
+    steps = np.arange(17) / 16
     bend = stream.between(-0.5, 0.5) if stream.between(0, 1) < 0.6 else 0.0
-    middle = np.stack([places, bend * 4 * places * (1 - places)], axis=1)
-    half = stream.between(0.008, 0.06) * (1 - stream.between(0, 0.9) * places)
+    middle = np.stack([steps, bend * 4 * steps * (1 - steps)], axis=1)
+    half = stream.between(0.008, 0.06) * (1 - stream.between(0, 0.9) * steps)
     offset = np.stack([np.zeros(17), half], axis=1)
-    return [_stretch(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
+    return [_turn_and_narrow(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
 
 
 def _disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
-    found: Field = _direction(np.arange(48) / 48) * radius + np.array([x, y])
-    return found
+    outline: Field = _direction(np.arange(48) / 48) * radius + np.array([x, y])
+    return outline
 
 
 def _holes(stream: Stream) -> list[Field]:
@@ -390,12 +390,12 @@ def _fan(stream: Stream) -> list[Field]:
     start = stream.between(0, 1)
     hairs = []
     for number in range(count):
-        way = _direction(np.array([start + spread * (number + stream.between(-0.3, 0.3)) / count]))[0]
-        side = np.array([-way[1], way[0]])
+        heading = _direction(np.array([start + spread * (number + stream.between(-0.3, 0.3)) / count]))[0]
+        side = np.array([-heading[1], heading[0]])
         length, bend, half = stream.between(0.5, 1), stream.between(-0.25, 0.25), stream.between(0.006, 0.02)
-        places = np.arange(9)[:, None] / 8
-        middle = way * (0.12 + length * places) + side * (bend * places * places)
-        thick = side * half * (1.05 - places)
+        steps = np.arange(9)[:, None] / 8
+        middle = heading * (0.12 + length * steps) + side * (bend * steps * steps)
+        thick = side * half * (1.05 - steps)
         hairs.append(np.concatenate([middle + thick, (middle - thick)[::-1]]))
     return hairs
 
@@ -426,12 +426,12 @@ def _fence(stream: Stream) -> list[Field]:
 def _blob(stream: Stream) -> list[Field]:
     """Return a smooth closed outline."""
     corners = 96
-    place = np.arange(corners) / corners
+    steps = np.arange(corners) / corners
     radius = np.ones(corners)
     for wave in range(1, stream.integer(3, 8)):
         depth = stream.between(0.2, 1.5) / wave
-        radius += depth * (_wave(place * wave + stream.between(0, 1)) - 0.5)
-    return [_stretch(stream, _direction(place) * radius[:, None], 0.5)]
+        radius += depth * (_wave(steps * wave + stream.between(0, 1)) - 0.5)
+    return [_turn_and_narrow(stream, _direction(steps) * radius[:, None], 0.5)]
 
 
 _SHAPES = (_polygon, _star, _bar, _holes, _frame, _fan, _fence, _blob)

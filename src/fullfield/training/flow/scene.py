@@ -31,8 +31,8 @@ from fullfield.training.flow.scene_draw import (
     PARTS,
     Floats,
     SceneDraw,
-    inverted,
-    multiplied,
+    invert,
+    multiply,
     rotation,
 )
 from fullfield.training.flow.scene_geometry import SceneGeometry
@@ -74,19 +74,19 @@ def draw_scenes(
     has_photograph = np.zeros(len(numbers), bool)
     if cut is not None:
         has_photograph = (
-            (cut.scene() < style.photographs) & ((bodies.kind == OPEN) | (bodies.kind == FLAT)) & ~bodies.alike
+            (cut.scene() < style.photographs) & ((bodies.kind == OPEN) | (bodies.kind == FLAT)) & ~bodies.same_look
         )
         bodies.face_camera(has_photograph)
     solids = None
     if solid:
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
         bodies.add(solids)
-    paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
+    paint, ids = _paint_layers(draw, bodies, pictures, shapes, unit, style)
     if solid or style.smooth:
         _paint_bodies(SceneDraw(seed, numbers, 4, solids=solid), bodies, solids, paint, ids, unit, style)
     if cut is not None:
         _cut_photographs(cut, has_photograph, bodies, paint, ids, unit)
-    exposures, instants, times = _exposed(draw, len(numbers), style)
+    exposures, instants, times = _draw_exposures(draw, len(numbers), style)
     background = bodies.background(draw)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
@@ -95,10 +95,10 @@ def draw_scenes(
     drawn = None
     if style.meshes and meshes is not None:
         drawn = draw_meshes(numbers, bodies, meshes, seed=seed, pictures=pictures, unit=unit, style=style)
-    return _ordered(bodies, drawn, times, paint, ids, floats, instants, seeds)
+    return _order_layers(bodies, drawn, times, paint, ids, floats, instants, seeds)
 
 
-def _painted(
+def _paint_layers(
     draw: SceneDraw, bodies: SceneGeometry, pictures: int, shapes: int, unit: float, style: SceneStyle
 ) -> tuple[Floats, NDArray[np.int64]]:
     """Return paint [B, L, PAINT] and ids [B, L, 2] of all layers, see :class:`LayeredScenes`."""
@@ -107,8 +107,8 @@ def _painted(
     ids = np.stack([np.floor(draw.layer() * pictures), np.floor(draw.layer() * max(shapes, 1))], -1).astype(np.int64)
     silhouette = bodies.shape == 0
     ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, bodies.shape)
-    alike, limbs = bodies.alike, slice(BODY + 1, OBJECTS)
-    ids[alike, limbs, 0] = ids[alike, BODY, 0][:, None]
+    same_look, limbs = bodies.same_look, slice(BODY + 1, OBJECTS)
+    ids[same_look, limbs, 0] = ids[same_look, BODY, 0][:, None]
     # Texture: texels per pixel at the card's distance; turned with the card or freely.
     depth = np.linalg.norm(bodies.centre, axis=-1).clip(min=1.0)
     per_pixel = np.exp(draw.normal(0.45))
@@ -149,11 +149,11 @@ def _painted(
         offset = (middle * gain)[..., None] * tints - 0.5 * factor
         paint[..., COLOURS + 6 * frame : COLOURS + 6 * frame + 3] = factor
         paint[..., COLOURS + 6 * frame + 3 : COLOURS + 6 * frame + 6] = offset
-    paint[alike, limbs, COLOURS:] = paint[alike, BODY, None, COLOURS:]
+    paint[same_look, limbs, COLOURS:] = paint[same_look, BODY, None, COLOURS:]
     return paint, ids
 
 
-def _exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
+def _draw_exposures(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, NDArray[np.int32], Floats]:
     """Return the renderer's exposures [B, 2, E, 3], their number [B], and the times [B, 2, 1 + E] of its matrices."""
     count = style.instants
     shutter = np.where(draw.scene() < style.blur, draw.scene(0.05, 0.9), 0.0)
@@ -191,7 +191,7 @@ def _paint_bodies(
         paint[:, part, BIAS] = np.log2(paint[:, part, SOFTNESS]) + solids.smooth
         faint[:, part] = (solids.smooth > 0) & (draw.layer()[:, part][:, core - CARDS] < 0.6)
         for chosen in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
-            chosen[:, part] = np.where(solids.alike[..., None], chosen[:, core], chosen[:, part])
+            chosen[:, part] = np.where(solids.same_look[..., None], chosen[:, core], chosen[:, part])
         radius = np.linalg.norm(solids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
         texels = radius * bodies.focal[:, None] / bodies.depth[:, part] * np.exp(draw.normal(0.45))[:, part]
         texels /= min(max(unit, 0.5), 2.0)
@@ -200,7 +200,7 @@ def _paint_bodies(
         paint[:, part, TEXTURE + 3 : TEXTURE + 5], paint[:, part, DEPTH_TEXTURE + 1] = axes[..., 1, :2], axes[..., 1, 2]
         towards = light[:, [0]] + 0.3 * light[:, part]
         for frame in (0, 1):
-            lit = multiplied(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
+            lit = multiply(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
             lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
             paint[:, part, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
     # Less contrast around the same mean colour.
@@ -234,7 +234,7 @@ def _cut_photographs(
     zoom = (bodies.focal[:, None] / depth)[..., None]
     middle = zoom * bodies.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
     sides = np.stack([bodies.along[..., :2], bodies.across[..., :2]], -1) * zoom[..., None]
-    texture = np.concatenate([to_texels @ sides, multiplied(to_texels, middle)[..., None] + origin[..., None]], -1)
+    texture = np.concatenate([to_texels @ sides, multiply(to_texels, middle)[..., None] + origin[..., None]], -1)
     texture = texture.reshape(*texture.shape[:2], 6)
     paint[..., TEXTURE : TEXTURE + 6] = np.where(parts[..., None], texture, paint[..., TEXTURE : TEXTURE + 6])
     backdrop = paint[:, BACKDROP, None]
@@ -243,7 +243,7 @@ def _cut_photographs(
     ids[..., 0] = np.where(parts, ids[:, BACKDROP, None, 0], ids[..., 0])
 
 
-def _ordered(
+def _order_layers(
     bodies: SceneGeometry,
     meshes: DrawnMeshes | None,
     times: Floats,  # [B, 2, 1 + E]
@@ -261,7 +261,7 @@ def _ordered(
     to_card = np.zeros((*times.shape, LAYERS, 3, 3))
     centres = np.zeros((*times.shape, LAYERS, 3))
     to_frame = np.zeros((len(times), LAYERS, 3, 4))
-    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = inverted(onto), second[:, cards]
+    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert(onto), second[:, cards]
     if bodies.solids is not None:
         part = slice(CARDS, LAYERS)
         to_card[..., part, :, :], centres[..., part, :], to_frame[:, part] = bodies.ellipsoids(bodies.solids, times)

@@ -84,7 +84,7 @@ def motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, 
     return unit * np.minimum(far, style.largest)
 
 
-def multiplied(matrix: Floats, vector: Floats) -> Floats:
+def multiply(matrix: Floats, vector: Floats) -> Floats:
     """Return the products [..., M] of matrices [..., M, N] and vectors [..., N]."""
     product: Floats = (matrix @ vector[..., None])[..., 0]
     return product
@@ -101,7 +101,7 @@ def rotation(vector: Floats) -> Floats:
     return turned
 
 
-def inverted(matrix: Floats) -> Floats:
+def invert(matrix: Floats) -> Floats:
     """Return the inverses of matrices [..., 3, 3], by cofactors."""
     a, b, c, d, e, f, g, h, i = (matrix[..., row, column] for row in range(3) for column in range(3))
     first, second, third = e * i - f * h, f * g - d * i, d * h - e * g

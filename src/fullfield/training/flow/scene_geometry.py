@@ -31,7 +31,7 @@ from fullfield.training.flow.scene_draw import (
     Floats,
     SceneDraw,
     motion_lengths,
-    multiplied,
+    multiply,
     rotation,
 )
 
@@ -60,7 +60,7 @@ class SceneGeometry:
         self.turn, self.shift = np.zeros((*shape, 3)), np.zeros((*shape, 3))
         self.depth = np.full(shape, np.inf)  # what the cards are ordered by
         self.shape = np.full(shape, INFINITE)
-        self.alike = np.zeros(batch, bool)  # figures of one picture and colour
+        self.same_look = np.zeros(batch, bool)  # figures of one picture and colour
         self.solids: Bodies | None = None
         self._objects(draw, extra, unit, style)
         if extra is not None and style.figures:
@@ -97,7 +97,7 @@ class SceneGeometry:
         height, width = self.size
         camera = np.swapaxes(rotation(self.camera_turn), -1, -2)[:, None]
         shape, centre = solids.shape.copy(), solids.centre.copy()
-        centre[:, :, 1] = multiplied(camera, centre[:, :, 1] - self.camera_shift[:, None])
+        centre[:, :, 1] = multiply(camera, centre[:, :, 1] - self.camera_shift[:, None])
         shape[:, :, 1] = camera @ shape[:, :, 1]
         at = times[:, :, :, None, None]
         middle = centre[:, None, None, :, 0] + at * (centre[:, :, 1] - centre[:, :, 0])[:, None, None]
@@ -109,7 +109,7 @@ class SceneGeometry:
         onto = np.concatenate([shape[:, :, 1], centre[:, :, 1, :, None]], -1)
         return (
             inverse @ np.linalg.inv(project)[:, None, None, None],
-            multiplied(inverse, middle),
+            multiply(inverse, middle),
             project[:, None] @ onto,
         )
 
@@ -172,15 +172,15 @@ class SceneGeometry:
 
     def _figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
-        there = draw.scene() < style.figures
-        self.alike = there & (draw.scene() < 0.5)
+        present = draw.scene() < style.figures
+        self.same_look = present & (draw.scene() < 0.5)
         cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
         before = [part.copy() for part in changed]
         self.on[:, BODY:OBJECTS] = True
         self._limbs(draw, *self._body(draw), unit, style)
         for part, old in zip(changed, before, strict=True):
-            part[~there] = old[~there]
+            part[~present] = old[~present]
 
     def _body(self, draw: SceneDraw) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
@@ -216,7 +216,7 @@ class SceneGeometry:
             if slot <= BODY + UPPER:
                 bone = BODY  # what it hangs on
                 out = 0.8 * reach * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-                joint = self.centre[:, bone] + multiplied(plane, out)
+                joint = self.centre[:, bone] + multiply(plane, out)
                 aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
             else:
                 bone = slot - UPPER
@@ -224,11 +224,11 @@ class SceneGeometry:
                 aim[:, slot] = aim[:, bone] + bend[:, slot]
                 behind[:, slot] = 2 * behind[:, bone]
             ahead = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-            self.along[:, slot] = multiplied(plane, ahead) * length[:, [slot]] / 2
-            self.across[:, slot] = multiplied(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
+            self.along[:, slot] = multiply(plane, ahead) * length[:, [slot]] / 2
+            self.across[:, slot] = multiply(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
             self.centre[:, slot], self.place[:, slot] = joint, joint + self.along[:, slot]
-            carried = multiplied(rotation(self.turn[:, bone]), joint - self.centre[:, bone])
-            self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + carried - joint
+            moved_joint = multiply(rotation(self.turn[:, bone]), joint - self.centre[:, bone])
+            self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + moved_joint - joint
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
@@ -238,8 +238,8 @@ class SceneGeometry:
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
         rigid = np.repeat(first, FACES)
         count = np.floor((BOXES + 1) * draw.scene() ** 2)
-        there = np.arange(BOXES) < count[:, None]
-        self.on[:, part] = np.repeat(there, FACES, 1)
+        present = np.arange(BOXES) < count[:, None]
+        self.on[:, part] = np.repeat(present, FACES, 1)
         depth = np.exp(draw.layer(math.log(2.0), math.log(8.0)))[:, part][:, first]
         x, y = (draw.layer()[:, part][:, first] * side for side in (width, height))
         half = 0.5 * height * np.exp(draw.layer(math.log(0.15), math.log(0.7)))[:, part] / self.focal[:, None]
@@ -278,14 +278,14 @@ class SceneGeometry:
             ((-left, y, middle), (zero, zero, length), (zero, along, zero)),
             ((x, y, end), (across, zero, zero), (zero, along, zero)),
         )
-        room = slice(FIRST_WALL, GROUND)
-        self.on[:, room], self.depth[:, room], self.shape[:, room] = inside[:, None], 1e3, SQUARE
+        room_slots = slice(FIRST_WALL, GROUND)
+        self.on[:, room_slots], self.depth[:, room_slots], self.shape[:, room_slots] = inside[:, None], 1e3, SQUARE
         # A ground below the camera, and what is far away behind it.
         below = draw.scene(0.15, 0.6) * far * height / focal
         ground = ((zero, below, zero + far), (width / 2 / focal * far, zero, zero), (zero, zero, zero + far))
         for slot, card in enumerate((*walls, ground), FIRST_WALL):
             for store, vector in zip((self.place, self.along, self.across), card, strict=True):
-                store[:, slot] = multiplied(look, np.stack(vector, -1))
+                store[:, slot] = multiply(look, np.stack(vector, -1))
         self.on[:, GROUND] = self.kind == OUTSIDE
         self.depth[:, GROUND] = 1e4
         tilt = np.stack(
