@@ -14,7 +14,7 @@ from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 from fullfield import InputError, estimate
 from fullfield.io import FrameWindow, read_frame, read_vectors, write_flow, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
-from fullfield.sequences import WarpSettings, retime_shot, warp_shot
+from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
 from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
 from fullfield.testing import textured_scene
 from refusals import refuses
@@ -401,13 +401,13 @@ def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLin
 def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fullfield.sequences import retiming
+    from fullfield.sequences import picture_files
 
     stored(1, 4, -2.0)
     for number, frame in enumerate(moving(4), 1):
         write_image(f"p.{number}.png", frame)
     paths: list[str] = []
-    monkeypatch.setattr(retiming, "read_raw", lambda path: paths.append(path) or read_raw(path))
+    monkeypatch.setattr(picture_files, "read_raw", lambda path, mask: paths.append(path) or read_raw(path, mask))
     assert retime_shot("p.%d.png", "mv.%04d.exr", "s.%d.png", 3).written == list(range(1, 11))
     assert sorted(paths) == [f"p.{number}.png" for number in range(1, 5)]
 
@@ -459,3 +459,74 @@ def test_scale_estimates_on_smaller_frames_and_stores_flow_of_the_full_size(cli:
     assert "--scale: expected a fraction such as 1/4" in cli.refused(
         "shot", "p.%d.png", "-o", "x.%d.exr", "--scale", "2x"
     )
+
+
+def write_video(path: str, frames: list[torch.Tensor], codec: str = "h264") -> None:
+    from fullfield.io import VideoWriter
+
+    with VideoWriter(path, WIDTH, HEIGHT, 25.0, codec) as writer:
+        for number, frame in enumerate(frames):
+            writer.write((frame * 65535).round().to(torch.int32), number / 25)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("slow.mp4", "h264"), ("slow.mov", "prores")])
+def test_retime_reads_a_video_and_writes_one(cli: CommandLine, name: str, codec: str) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    write_video("clip.mov", moving(4), "prores")
+    stored(1, 4, -2.0)
+    command = ("retime", "clip.mov", "--flow", "mv.%04d.exr", "--factor", "2", "-o", name)
+    out, err = cli.done(*command, "--codec", codec)
+    assert f"{name}: 7 frames written" in out
+    assert f"{name}: is written without sound" in err
+    plates = open_plates(name)
+    assert plates.numbers == list(range(1, 8))
+    for number, plate in ((1, 1), (3, 2), (7, 4)):
+        assert psnr(plates.read(number).frame, open_plates("clip.mov").read(plate).frame) > 27
+    assert "already exists; use --overwrite" in cli.refused(*command)
+
+
+def test_warp_reads_a_video_and_writes_files(cli: CommandLine) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    write_video("clip.mov", moving(4), "prores")
+    stored(1, 4, -2.0)
+    out, _ = cli.done("warp", "clip.mov", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
+    assert "3 frames written" in out
+    expected = open_plates("clip.mov").read(2).frame
+    torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], expected[:, :, :-2], atol=0.01, rtol=0)
+    assert "0 frames written" in cli.done("warp", "clip.mov", "--flow", "mv.%04d.exr", "-o", "w.%d.png")[0]
+    out, _ = cli.done("warp", "clip.mov", "--flow", "mv.%04d.exr", "-o", "w.mp4")
+    assert open_plates("w.mp4").numbers == [1, 2, 3]
+
+
+def test_pictures_with_light_are_encoded_for_a_video(cli: CommandLine) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    stored(1, 2, 0.0)
+    for number in (1, 2):
+        write_raw(f"p.{number}.exr", Raw(torch.full((3, HEIGHT, WIDTH), 0.214), ("R", "G", "B"), "half"))
+    cli.done("retime", "p.%d.exr", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "s.mp4")
+    assert float(open_plates("s.mp4").read(2).frame.mean()) == pytest.approx(0.5, abs=0.02), "sRGB of 0.214"
+
+
+def test_videos_are_refused_where_they_cannot_be_written(cli: CommandLine) -> None:
+    stored(1, 3, 1.0)
+    shot_of(range(1, 4))
+    retime = ("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o")
+    assert "--codec: expected h264 for s.mp4, got prores" in cli.refused(*retime, "s.mp4", "--codec", "prores")
+    assert "--codec: is for a video" in cli.refused(*retime, "s.%d.png", "--codec", "prores")
+    warp = ("warp", "p.1.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "s.mp4")
+    assert "--output s.mp4: expected files with a reference" in cli.refused(*warp)
+    assert not Path("s.mp4").exists()
+
+
+def test_video_writer_writes_dnxhr_of_ten_bits(tmp_path: Path) -> None:
+    av = pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    from fullfield.io import VideoWriter
+
+    ramp = (torch.linspace(0, 65535, 256).expand(3, 128, 256)).round().to(torch.int32)
+    with VideoWriter(tmp_path / "a.mov", 256, 128, 24.0, "dnxhr") as writer:
+        writer.write(ramp, 0.0)
+    with av.open(str(tmp_path / "a.mov")) as container:
+        assert container.streams.video[0].codec_context.name == "dnxhd"
+        assert container.streams.video[0].codec_context.pix_fmt == "yuv422p10le"
+    frame = open_plates(tmp_path / "a.mov").read(1).frame
+    torch.testing.assert_close(frame, ramp / 65535, atol=0.02, rtol=0)

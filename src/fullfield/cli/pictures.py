@@ -8,23 +8,27 @@ import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.methods import DEVICE_HELP
 from fullfield.cli.options import add_vector_options
 from fullfield.cli.progress import ProgressBar
+from fullfield.io.names import VIDEO_CODECS, VIDEO_WRITE_SUFFIXES
 from fullfield.sequences.names import format_frames, is_pattern
 
 if TYPE_CHECKING:
     from fullfield.sequences.pictures import PictureJob
     from fullfield.sequences.results import FrameReport, Outcome
 
-SUFFIXES = (".exr", ".tif", ".tiff", ".png")
+SUFFIXES = (".exr", ".tif", ".tiff", ".png", *VIDEO_WRITE_SUFFIXES)
 
 
 def add_shot_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that both verbs take."""
     parser.add_argument("--flow", metavar="FLOW", required=True, help="stored flow: mv.%%04d.exr, or one file")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"pictures: {' '.join(SUFFIXES)}")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help=f"pictures, or a video: {' '.join(SUFFIXES)}"
+    )
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument(
         "--flow-scale", metavar="FRACTION", default="1", help="size of FLOW relative to the pictures, such as 1/2"
@@ -34,6 +38,7 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
         metavar="MASK",
         help="where pictures are known: picture, mask.%%04d.png, EXR channel or FILE:CHANNEL; unknown where 0",
     )
+    parser.add_argument("--codec", choices=VIDEO_CODECS, help="of a video; prores and dnxhr: .mov, .mkv [h264]")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer of the flow: forward, backward, ... [by direction]")
@@ -50,11 +55,21 @@ def check_shot_files(args: argparse.Namespace) -> None:
         paths.check_pattern(args.output, "--output", ".exr")
     else:
         paths.check_output(args.output, "--output")
+    is_video = args.output.lower().endswith(VIDEO_WRITE_SUFFIXES)
+    if args.codec is not None and not is_video:
+        raise InputError(f"--codec: is for a video, and the output is {args.output}; leave it out")
+    if is_video and not args.quiet:
+        report.note(f"{args.output}: is written without sound")
 
 
 def naming_options(args: argparse.Namespace) -> AbstractContextManager[None]:
     """Return a context in which errors name options in place of arguments."""
-    names = {"flow": f"--flow {args.flow}", "output": f"--output {args.output}", "scale": "--flow-scale"}
+    names = {
+        "flow": f"--flow {args.flow}",
+        "output": f"--output {args.output}",
+        "scale": "--flow-scale",
+        "codec": "--codec",
+    }
     names |= {name: f"--{name}" for name in ("reference", "factor", "frames", "device")}
     return report.naming(**names)
 
@@ -67,8 +82,9 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
     if not args.quiet and job.has_records:
         report.note_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:
-        outcome = run_pictures(settled, plan.missing, report=_frame_report(progress, len(plan.missing)))
-    return outcome, len(job.numbers) - len(plan.missing)
+        codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
+        outcome = run_pictures(settled, plan.missing, codec=codec, report=_frame_report(progress, count))
+    return outcome, len(job.numbers) - count
 
 
 def _frame_report(progress: ProgressBar, count: int) -> FrameReport:

@@ -20,7 +20,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield retime``."""
-    parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
+    parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob, a video")
     parser.add_argument(
         "--factor",
         type=argtypes.positive,

@@ -24,7 +24,9 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield warp``."""
-    parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
+    parser.add_argument(
+        "image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob, a video"
+    )
     parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="frame that IMAGE belongs to")
     parser.add_argument("--direction", choices=("forward", "backward"), help="neighbour, without --reference [forward]")
     parser.add_argument(

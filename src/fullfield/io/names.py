@@ -26,6 +26,7 @@ CAMERA = "camera:"
 """What stands before the number of a camera, where a video can be one."""
 
 VIDEO_WRITE_SUFFIXES = (".mp4", ".mkv", ".mov")
+VIDEO_CODECS = ("h264", "prores", "dnxhr")
 
 EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
 

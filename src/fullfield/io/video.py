@@ -20,13 +20,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError
+from fullfield._check import InputError, choice
 from fullfield.io.files import PathLike, atomic_path, check_pixels, check_readable, reason
-from fullfield.io.names import CAMERA
+from fullfield.io.names import CAMERA, VIDEO_CODECS
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
 _TICKS = 90_000
-_CODECS = ("libx264", "libopenh264", "mpeg4")
+_ENCODINGS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "h264": (("libx264", "libopenh264", "mpeg4"), "yuv420p", {}),
+    "prores": (("prores_ks", "prores"), "yuv422p10le", {"profile": "3"}),
+    "dnxhr": (("dnxhd",), "yuv422p10le", {"profile": "dnxhr_hqx"}),
+}
+"""Encoders, pixel format and options by codec."""
 _LONGEST_GAP = 600.0  # seconds from frame to frame; time stamps further apart are taken for broken
 _PATIENCE = 10.0  # seconds that a network address may say nothing
 _PIXELS_ALWAYS, _PIXELS_PER_BYTE = 1 << 25, 1 << 14  # a black frame of 4096×2160 in AV1 holds 14,000 pixels a byte
@@ -392,6 +397,13 @@ class CameraSource:
         self._camera.release()
 
 
+def check_codec(path: PathLike, codec: str) -> None:
+    """Raise InputError if a video file cannot hold the codec."""
+    choice(codec, "codec", VIDEO_CODECS)
+    if codec != "h264" and str(path).lower().endswith(".mp4"):
+        raise InputError(f"codec: expected h264 for {path}, got {codec}; write .mov")
+
+
 class VideoWriter:
     """Writer of a video file, in H.264 where FFmpeg has it. The file appears when :meth:`close` has run.
 
@@ -401,35 +413,39 @@ class VideoWriter:
         path: the suffix picks the container (``.mp4``, ``.mkv``, ``.mov``).
         width, height: of the pictures. An odd side gets one more row or column, since codecs want even ones.
         rate: frames a second that players are told; the pictures keep their own times.
+        codec: ``h264``, or for editing ``prores`` (422 HQ) and ``dnxhr`` (HQX), which ``.mov`` and ``.mkv`` hold.
     """
 
-    def __init__(self, path: PathLike, width: int, height: int, rate: float) -> None:
+    def __init__(self, path: PathLike, width: int, height: int, rate: float, codec: str = "h264") -> None:
+        check_codec(path, codec)
+        encoders, pixel_format, options = _ENCODINGS[codec]
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1
         with ExitStack() as stack:
             temporary = stack.enter_context(atomic_path(path))
             self._container = av.open(str(temporary), "w")
-            codec = next((name for name in _CODECS if name in av.codecs_available), None)
-            if codec is None:
-                raise InputError(f"{path}: this FFmpeg writes none of {', '.join(_CODECS)}; install av from PyPI")
-            self._stream = self._container.add_stream(codec, rate=Fraction(rate).limit_denominator(1001))
+            encoder = next((name for name in encoders if name in av.codecs_available), None)
+            if encoder is None:
+                raise InputError(f"{path}: this FFmpeg writes none of {', '.join(encoders)}; install av from PyPI")
+            self._stream = self._container.add_stream(encoder, rate=Fraction(rate).limit_denominator(1001))
             self._stream.width, self._stream.height = width + width % 2, height + height % 2
-            self._stream.pix_fmt = "yuv420p"
+            self._stream.pix_fmt = pixel_format
             self._stream.time_base = self._stream.codec_context.time_base = Fraction(1, _TICKS)
-            if codec == "libx264":
-                self._stream.options = {"preset": "veryfast", "crf": "18"}
+            self._stream.options = {"preset": "veryfast", "crf": "18"} if encoder == "libx264" else options
             self._stack = stack.pop_all()
 
     def write(
         self,
-        picture: Tensor,  # [3, H, W] uint8
+        picture: Tensor,  # [3, H, W] uint8, or int32 of 16 bits
         seconds: float,
     ) -> None:
         """Add a picture that is shown from ``seconds`` on, later than the one before."""
         height, width = self._size
-        rows = picture.permute(1, 2, 0).numpy()
+        rows: NDArray[Any] = picture.permute(1, 2, 0).numpy()
+        is_deep = picture.dtype == torch.int32
+        rows = rows.astype(np.uint16) if is_deep else rows
         rows = np.pad(rows, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(rows), format="rgb24")
+        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(rows), format="rgb48le" if is_deep else "rgb24")
         self._last = max(self._last + 1, round(seconds * _TICKS))
         frame.pts, frame.time_base = self._last, Fraction(1, _TICKS)
         self._container.mux(self._stream.encode(frame))

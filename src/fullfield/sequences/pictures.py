@@ -18,15 +18,17 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, read_stamp
-from fullfield._read_ahead import ReadAhead, reader_count
+from fullfield._read_ahead import ReadAhead
 from fullfield.io import raw as pictures
-from fullfield.io.names import is_exr
+from fullfield.io.names import VIDEO_WRITE_SUFFIXES, is_exr
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.raw import RAW_SUFFIXES, Raw
+from fullfield.io.video import VideoWriter, check_codec
 from fullfield.models.cascade import resample_flow
 from fullfield.ops.devices import resolve_device
-from fullfield.sequences.names import FrameFiles, Pattern, find_frames, is_pattern
+from fullfield.sequences.names import Pattern, is_pattern
 from fullfield.sequences.outputs import Output, Plan
+from fullfield.sequences.picture_files import is_video_name, to_video_picture
 from fullfield.sequences.results import FrameReport, Outcome, Problem, StageTimes
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.writing import WriterThreads
@@ -40,15 +42,21 @@ class InputReader:
         path: returns the file of a key.
         keys: all keys in the order of their first use.
         stages: receives the time of reading, and of waiting for it.
+        threads: number of reads at the same time.
     """
 
     def __init__(
-        self, read: Callable[[Any], Any], path: Callable[[Any], str], keys: Iterable[Hashable], stages: StageTimes
+        self,
+        read: Callable[[Any], Any],
+        path: Callable[[Any], str],
+        keys: Iterable[Hashable],
+        stages: StageTimes,
+        threads: int,
     ) -> None:
         self._read, self._path, self._stages = read, path, stages
         self._stamped: dict[Any, tuple[Any, Any]] = {}
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
-            self._read_stamped, lambda item: _size_bytes(item[1]), threads=reader_count()
+            self._read_stamped, lambda item: _size_bytes(item[1]), threads=threads
         )
         self._reads.extend(keys)
         self._is_noted = False
@@ -94,14 +102,6 @@ class InputReader:
                 return stamp, self._read(key)
         except (InputError, OSError) as error:
             return stamp, error
-
-
-def find_picture_files(source: str) -> FrameFiles:
-    """Return the files of a shot's pictures."""
-    frame_files = find_frames(source)
-    if frame_files.video is not None:
-        raise InputError(f"{source}: is a video; write its frames as files first")
-    return frame_files
 
 
 def fit_flow(flow: Tensor, flow_name: str, picture: Tensor, path: str, scale: Fraction) -> Tensor:
@@ -179,6 +179,11 @@ class PictureJob(ABC):
         """True for pictures of a shot; a single picture has no records."""
         return is_pattern(self.output)
 
+    @property
+    def rate(self) -> float:
+        """Frames a second of a video that is written."""
+        return 24.0
+
     def path(self, number: int) -> str:
         """Return the name of a picture."""
         return Pattern.parse(self.output).path(number) if self.has_records else self.output
@@ -201,11 +206,12 @@ class PictureJob(ABC):
 
     def _check_output(self) -> None:
         suffix = Path(self.output).suffix.lower()
-        if suffix not in RAW_SUFFIXES:
-            raise InputError(f"output: expected a suffix out of {', '.join(RAW_SUFFIXES)}, got {self.output}")
+        if suffix not in (*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES):
+            known = ", ".join((*RAW_SUFFIXES, *VIDEO_WRITE_SUFFIXES))
+            raise InputError(f"output: expected a suffix out of {known}, got {self.output}")
         if suffix == ".png" and is_exr(self.picture_paths[0]):
             raise InputError(f"output: PNG holds no floats, as {self.picture_paths[0]} has; write .exr or .tif")
-        if not self.has_records and len(self.numbers) > 1:
+        if not self.has_records and len(self.numbers) > 1 and suffix in RAW_SUFFIXES:
             raise InputError(f"output: expected a pattern for the files, such as out.%04d{suffix}, got {self.output}")
         inputs = {Path(path).resolve() for path in (*self.picture_paths, *self.flow.paths)}
         for number in self.numbers:
@@ -213,16 +219,44 @@ class PictureJob(ABC):
                 raise InputError(f"output: {self.path(number)} is also an input; choose another name")
 
 
-def run_pictures(job: PictureJob, numbers: Sequence[int], *, report: FrameReport | None = None) -> Outcome:
+class VideoOutput:
+    """Video that gets the pictures of a job in the order of their frames; it appears when it is complete."""
+
+    def __init__(self, job: PictureJob, codec: str) -> None:
+        check_codec(job.output, codec)
+        self._job, self._codec = job, codec
+        self._writer: VideoWriter | None = None
+
+    def __enter__(self) -> VideoOutput:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._writer is not None:
+            self._writer.__exit__(kind, error, trace)
+
+    def write(self, number: int, raw: Raw) -> None:
+        """Add the picture of a frame."""
+        picture = to_video_picture(raw)
+        if self._writer is None:
+            height, width = picture.shape[-2:]
+            self._writer = VideoWriter(self._job.output, width, height, self._job.rate, self._codec)
+        self._writer.write(picture, (number - self._job.numbers[0]) / self._job.rate)
+
+
+def run_pictures(
+    job: PictureJob, numbers: Sequence[int], *, codec: str = "h264", report: FrameReport | None = None
+) -> Outcome:
     """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
 
     Args:
         job: a settled job (:meth:`PictureJob.settle`).
         numbers: frames to write.
+        codec: encoding of a video; see :class:`fullfield.io.VideoWriter`.
         report: receives the number of every finished frame, from any thread.
     """
     start_s = time.perf_counter()
     device = resolve_device(job.device)
+    video = VideoOutput(job, codec) if is_video_name(job.output) else None
     outcome, stages, checksums = Outcome(), StageTimes(), Checksums()
     journal = Output(job.output).journal() if job.has_records else None
 
@@ -232,11 +266,20 @@ def run_pictures(job: PictureJob, numbers: Sequence[int], *, report: FrameReport
         recording: AbstractContextManager[None] = nullcontext()
         if journal is not None:
             recording = journal.recording(job.path(number), {**job.provenance, "inputs": inputs, "start": None})
+        if video is not None:
+            with stages.measure("write"):
+                video.write(number, raw._replace(pixels=pixels))
+            return True
         with recording, stages.measure("write"):
             pictures.write_raw(job.path(number), raw._replace(pixels=pixels))
         return True
 
-    with one_thread_a_file, WriterThreads(outcome, stages, device, report) as threads:
+    writers = None if video is None else 1  # in the order of the frames
+    with (
+        nullcontext() if video is None else video,
+        one_thread_a_file,
+        WriterThreads(outcome, stages, device, report, writers) as threads,
+    ):
         for number, compute in job.iterate(sorted(numbers), device, outcome, stages):
             try:
                 inputs = dict(job.list_inputs(number, checksums))

@@ -14,17 +14,15 @@ import torch
 
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums
-from fullfield.estimators.frames import fill_frame
-from fullfield.io.image import FrameReader
 from fullfield.io.names import mask_path
-from fullfield.io.raw import Raw, read_raw
-from fullfield.sequences.changes import is_cut, reduce_frame
+from fullfield.io.raw import Raw
+from fullfield.sequences.changes import GreyPicture, is_cut, reduce_frame
 from fullfield.sequences.motion import interpolate
-from fullfield.sequences.names import FrameFiles, choose_frames, format_frames, format_mask
+from fullfield.sequences.names import format_frames, format_mask
+from fullfield.sequences.picture_files import PictureFiles
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
-    find_picture_files,
     fit_flow,
     run_pictures,
 )
@@ -87,8 +85,8 @@ def plan_retime(
 
     ``mask`` says where plates are known: a picture, a pattern, a channel of an EXR, or ``FILE:CHANNEL``.
     """
-    frame_files = find_picture_files(os.fspath(plates))
-    sources = choose_frames(frame_files, frames, "frames")
+    pictures = PictureFiles(os.fspath(plates), mask)
+    sources = pictures.choose(frames)
     stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
@@ -100,29 +98,29 @@ def plan_retime(
     if frame_count > _MAX_FRAMES:
         raise InputError(f"factor: expected at most {_MAX_FRAMES} frames, got {frame_count}")
     consecutive = range(first, last + 1)
-    if (frames is not None or frame_files.requested is not None) and sources != [*consecutive]:
+    if (frames is not None or pictures.has_own_range) and sources != [*consecutive]:
         raise InputError("frames: expected consecutive frames")
-    missing = [number for number in consecutive if number not in frame_files.files]
+    missing = [number for number in consecutive if number not in pictures.numbers]
     if missing:
-        raise InputError(f"{frame_files.text}: expected the plates {first}-{last}, missing: {format_frames(missing)}")
+        raise InputError(f"{pictures.text}: expected the plates {first}-{last}, missing: {format_frames(missing)}")
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require("forward", "backward")
-    return RetimeJob(stored, os.fspath(output), numbers, device, plates=frame_files, factor=exact_factor, mask=mask)
+    return RetimeJob(stored, os.fspath(output), numbers, device, plates=pictures, factor=exact_factor, mask=mask)
 
 
 @dataclass(frozen=True)
 class RetimeJob(PictureJob):
     """Frames of a shot at another speed; :func:`plan_retime` returns it."""
 
-    plates: FrameFiles | None = None
+    plates: PictureFiles | None = None
     factor: Fraction = Fraction(1)
     mask: str | None = None
 
     @property
     def picture_paths(self) -> list[str]:
         """Files of the pictures that are read."""
-        return [] if self.plates is None else [str(path) for path in self.plates.files.values()]
+        return [] if self.plates is None else self.plates.paths
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
@@ -153,11 +151,20 @@ class RetimeJob(PictureJob):
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         """Yield each frame with a callback that computes its picture on the device."""
-        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages) as reader:
+        if self.plates is None:
+            raise RuntimeError("a job without plates")
+        readers = self.plates.readers
+        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, readers) as reader:
             for number in numbers:
                 before, _ = self._position(number)
                 reader.release(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
                 yield number, partial(self._compute, number, device, reader, outcome)
+        self.plates.close()
+
+    @property
+    def rate(self) -> float:
+        """Frames a second of a video that is written."""
+        return super().rate if self.plates is None else self.plates.rate
 
     def _position(self, number: int) -> tuple[int, Fraction]:
         """Return the plate at or before an output frame, and how far the frame is from it to the next one."""
@@ -175,7 +182,9 @@ class RetimeJob(PictureJob):
             if fraction == 0:
                 yield "plate", before
             else:
-                yield from (("grey", before), ("grey", before + 1), ("plate", before), ("plate", before + 1))
+                if self.plates is not None and not self.plates.is_video:
+                    yield from (("grey", before), ("grey", before + 1))
+                yield from (("plate", before), ("plate", before + 1))
                 yield from (("forward", before), ("backward", before + 1))
 
     def _input_path(self, key: tuple[str, int]) -> str:
@@ -184,12 +193,8 @@ class RetimeJob(PictureJob):
 
     def _read(self, key: tuple[str, int]) -> Any:
         kind, number = key
-        if kind == "plate":
-            return read_raw(self._plate_path(number), format_mask(self.mask, number))
-        if kind == "grey":
-            path = self._plate_path(number)
-            image = FrameReader(mask=format_mask(self.mask, number)).read(path)
-            return reduce_frame(fill_frame(image.frame, image.valid, path))
+        if self.plates is not None and kind in ("plate", "grey"):
+            return self.plates.read(number) if kind == "plate" else self.plates.read_grey(number)
         return self.flow.read(number, kind)
 
     def _compute(self, number: int, device: torch.device, reader: InputReader, outcome: Outcome) -> Raw:
@@ -220,9 +225,16 @@ class RetimeJob(PictureJob):
     def _is_cut(self, number: int, reader: InputReader, outcome: Outcome) -> bool:
         """Return whether a cut follows that frame; it is detected on display-referred pictures, as for flow."""
         try:
-            cut = is_cut(reader.get(("grey", number)), reader.get(("grey", number + 1)))
+            cut = is_cut(self._grey(number, reader), self._grey(number + 1, reader))
         except InputError:  # not a picture in colour: depth, masks
             return False
         if cut and (number, number + 1) not in outcome.cuts:
             outcome.cuts.append((number, number + 1))
         return cut
+
+    def _grey(self, number: int, reader: InputReader) -> GreyPicture:
+        """Return the reduced picture of a plate; that of a video is display-referred itself."""
+        if self.plates is not None and self.plates.is_video:
+            return reduce_frame(reader.get(("plate", number)).pixels)
+        grey: GreyPicture = reader.get(("grey", number))
+        return grey

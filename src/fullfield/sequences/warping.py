@@ -16,14 +16,15 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, digest
+from fullfield._read_ahead import reader_count
 from fullfield.io.names import mask_path
 from fullfield.io.raw import Raw, read_raw
 from fullfield.sequences.motion import accumulate_flow, warp_image
-from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, is_sequence
+from fullfield.sequences.names import choose_frames, find_frames, format_mask, is_sequence
+from fullfield.sequences.picture_files import PictureFiles, is_video_name
 from fullfield.sequences.pictures import (
     InputReader,
     PictureJob,
-    find_picture_files,
     fit_flow,
     run_pictures,
 )
@@ -101,8 +102,10 @@ def plan_warp(
 ) -> WarpJob:
     """Return the job of :func:`warp_shot`, checked against the stored flow."""
     settings = WarpSettings() if settings is None else settings
+    if settings.reference is not None and is_video_name(os.fspath(output)):
+        raise InputError(f"output: expected files with a reference, such as out.%04d.exr, got {os.fspath(output)}")
     name = os.fspath(source)
-    plates = find_picture_files(name) if is_sequence(name) else None
+    plates = PictureFiles(name, settings.mask) if is_sequence(name) else None
     if plates is None and not Path(name).is_file():
         raise InputError(f"{name}: no such file")
     stored = StoredFlow.from_source(flow)
@@ -139,14 +142,14 @@ class WarpJob(PictureJob):
     """Pictures that are warped along stored flow; :func:`plan_warp` returns it."""
 
     source: str = ""
-    plates: FrameFiles | None = None
+    plates: PictureFiles | None = None
     settings: WarpSettings = field(default_factory=WarpSettings)
     _chains: WeakKeyDictionary[Checksums, dict[int, str]] = field(default_factory=WeakKeyDictionary, compare=False)
 
     @property
     def picture_paths(self) -> list[str]:
         """Files of the pictures that are read."""
-        return [self.source] if self.plates is None else [str(path) for path in self.plates.files.values()]
+        return [self.source] if self.plates is None else self.plates.paths
 
     def describe(self) -> dict[str, Any]:
         """Return the settings that decide the contents of the pictures."""
@@ -170,6 +173,11 @@ class WarpJob(PictureJob):
         if self._chain_reference is not None:
             return {**inputs, "flow": self._digest_chain(self._chain_reference, number, checksums)}
         return {**inputs, "flow": self._flow_checksum(number, checksums)}
+
+    @property
+    def rate(self) -> float:
+        """Frames a second of a video that is written."""
+        return super().rate if self.plates is None else self.plates.rate
 
     @property
     def _chain_reference(self) -> int | None:
@@ -209,8 +217,8 @@ class WarpJob(PictureJob):
         """Yield each frame with a callback that computes its picture; frames at an end of the shot are skipped."""
         if not numbers:
             return
-        reader = InputReader(self._read, self._input_path, self._list_keys(numbers), stages)
-        with reader:
+        threads = reader_count() if self.plates is None else self.plates.readers
+        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, threads) as reader:
             if self._chain_reference is None:
                 yield from self._iterate_single(numbers, device, reader, outcome)
             else:
@@ -231,15 +239,18 @@ class WarpJob(PictureJob):
     def _read(self, key: tuple[str, Any]) -> Any:
         kind, value = key
         if kind == "picture":
-            return read_raw(*value)
+            number, mask = value
+            return read_raw(self.source, mask) if self.plates is None else self.plates.read(number)
         return self.flow.read(value, kind, hide_occluded=self.settings.hide_occluded)
 
     def _input_path(self, key: tuple[str, Any]) -> str:
-        return str(key[1][0]) if key[0] == "picture" else self.flow.path(key[1])
+        if key[0] != "picture":
+            return self.flow.path(key[1])
+        return self.source if self.plates is None else self.plates.path(key[1][0])
 
-    def _picture_key(self, number: int) -> tuple[str, str | None]:
-        """Return the picture for a frame, and its mask."""
-        return self._picture_path(number), self._mask(number)
+    def _picture_key(self, number: int) -> tuple[int, str | None]:
+        """Return the number of the picture for a frame, and its mask."""
+        return self._picture_number(number), self._mask(number)
 
     def _iterate_single(
         self, numbers: Sequence[int], device: torch.device, reader: InputReader, outcome: Outcome

@@ -1,0 +1,112 @@
+"""Pictures of a shot with all their channels: files, or the frames of a video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fullfield import io
+from fullfield._check import InputError
+from fullfield._read_ahead import reader_count
+from fullfield.estimators.frames import fill_frame
+from fullfield.io.image import FrameReader
+from fullfield.io.names import VIDEO_WRITE_SUFFIXES
+from fullfield.io.raw import Raw, read_raw
+from fullfield.io.transfer import curve
+from fullfield.sequences.changes import GreyPicture, reduce_frame
+from fullfield.sequences.names import choose_frames, find_frames, format_mask
+from fullfield.sequences.plates import open_frame_files
+
+_RATE = 24.0  # frames a second where the plates have no rate
+
+
+class PictureFiles:
+    """Pictures of a shot, found by name.
+
+    Args:
+        source: a pattern, a folder, a glob, or a video, whose frames count from 1.
+        mask: what says where pictures are known; not for a video.
+
+    Attributes:
+        numbers: frames that exist, ascending.
+        readers: number of threads that may read at once; with 1, frames are read in ascending order.
+        rate: frames a second.
+    """
+
+    def __init__(self, source: str, mask: str | None = None) -> None:
+        self._frame_files, self._mask = find_frames(source), mask
+        self.text, self.is_video = source, self._frame_files.video is not None
+        self.has_own_range = self._frame_files.requested is not None
+        self.rate = _RATE
+        if self.is_video:
+            if mask is not None:
+                raise InputError(f"mask: expected None for a video, got {mask}")
+            self._plates = open_frame_files(self._frame_files, None)
+            self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
+            self.rate = _read_rate(source)
+        else:
+            self.numbers, self.readers = list(self._frame_files.files), reader_count()
+
+    @property
+    def paths(self) -> list[str]:
+        """Names of all files."""
+        return [self.text] if self.is_video else [str(path) for path in self._frame_files.files.values()]
+
+    def path(self, number: int) -> str:
+        """Return the file of a picture, whether it exists or not."""
+        return self.text if self.is_video else self._frame_files.path(number)
+
+    def choose(self, frames: str | None) -> list[int]:
+        """Return the frames of a range; all that exist by default."""
+        return self.numbers if self.is_video and frames is None else choose_frames(self._frame_files, frames, "frames")
+
+    def read(self, number: int) -> Raw:
+        """Return a picture; a frame of a video is display-referred colour."""
+        if not self.is_video:
+            return read_raw(self.path(number), format_mask(self._mask, number))
+        if number not in self.numbers:
+            raise InputError(f"{self.text}: has no frame {number}")
+        frame = self._plates.read(number).frame
+        codes = frame * 255
+        form = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
+        return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), form)
+
+    def read_grey(self, number: int) -> GreyPicture:
+        """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
+        path = self.path(number)
+        image = FrameReader(mask=format_mask(self._mask, number)).read(path)
+        return reduce_frame(fill_frame(image.frame, image.valid, path))
+
+    def close(self) -> None:
+        """Close the video."""
+        if self.is_video:
+            self._plates.close()
+
+
+def _read_rate(video: str) -> float:
+    try:
+        source = io.open_video(video)
+    except (InputError, OSError):
+        return _RATE
+    rate: float = getattr(source, "rate", None) or _RATE
+    source.close()
+    return rate
+
+
+def is_video_name(path: str) -> bool:
+    """Return whether an output is named as a video."""
+    return Path(path).suffix.lower() in VIDEO_WRITE_SUFFIXES
+
+
+def to_video_picture(raw: Raw) -> Tensor:
+    """Return display-referred colour for a video: int32 [3, H, W] of 16 bits; light is encoded as sRGB."""
+    names = [name.rpartition(".")[2].upper() for name in raw.channels]
+    indices = [names.index(name) for name in "RGB" if name in names]
+    planes = raw.pixels[indices] if len(indices) == 3 else raw.pixels[:1].expand(3, -1, -1)
+    pixels = planes.contiguous().clone()
+    encode = curve("linear", auto="linear")
+    if raw.form not in ("uint8", "uint16") and encode is not None:
+        encode(pixels.numpy())
+    return pixels.nan_to_num(0.0).clamp_(0, 1).mul_(65535).round_().to(torch.int32)
