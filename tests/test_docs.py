@@ -228,8 +228,8 @@ def test_realtime_example_runs() -> None:
     assert "99 flows: " in done.stdout
 
 
-def test_solver_memory_formula_holds() -> None:
-    from fullfield.ops.tvl1 import PRESETS
+def test_memory_formula_of_the_solver() -> None:
+    from fullfield.ops.tvl1.config import PRESETS
     from fullfield.ops.tvl1.cpu import Solver
 
     page = (ROOT / "src" / "fullfield" / "ops" / "tvl1" / "README.md").read_text("utf-8")

@@ -15,7 +15,7 @@ from benchmarks.runner import main
 from benchmarks.stored import write_results
 from fullfield import InputError, estimate
 from fullfield.io import write_flow
-from fullfield.ops.tvl1 import PRESETS
+from fullfield.ops.tvl1.config import PRESETS
 
 
 def quiet(text: str) -> None:

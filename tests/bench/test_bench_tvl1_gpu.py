@@ -19,8 +19,8 @@ from benchmarks.cases.tvl1.cpu import synthetic_pair
 from benchmarks.cases.tvl1.schedules import State, Version, Work
 from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
-from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
-from fullfield.ops.tvl1.config import GRADIENT_FLOOR
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR, PRESETS
 from fullfield.ops.tvl1.reference import iterate
 
 CPU = torch.device("cpu")

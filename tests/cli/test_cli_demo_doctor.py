@@ -99,7 +99,7 @@ def test_doctor_on_a_machine_that_works(cli: Any) -> None:
     report = ran.json
     assert ran.code == 0
     assert report["main_job"]["works"] is True
-    assert report["operators"]["tvl1"]["backend"] in fullfield.ops.tvl1.BACKENDS
+    assert report["operators"]["tvl1"]["backend"] in dict(fullfield.ops.tvl1.backends())
     assert report["operators"]["refinement"]["backend"] in ("cpu", "reference")
     assert "cuda" in report["operators"]["refinement"]["others"]
     assert set(report["packages"].values()) == {None}
@@ -178,7 +178,7 @@ def test_doctor_says_what_operators_run_on(cli: Any, monkeypatch: pytest.MonkeyP
         return [("cuda", kernel), ("reference", None)]
 
     monkeypatch.setattr(f"fullfield.ops.{operator}.backends", options)
-    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: None)
+    monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     out = cli("doctor").out
     assert f"{operator:<13} backend reference\n              cuda: runs on NVIDIA GPUs\n" in out
@@ -202,7 +202,7 @@ def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.Monk
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
     monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
     monkeypatch.setattr("fullfield.ops.correlation.backends", lambda _: [("cuda", None)])
-    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: None)
+    monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: None)
     monkeypatch.setattr("fullfield.ops.neighbors.backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
     monkeypatch.setattr("fullfield.ops.point_conv.backends", lambda *_: [("cuda", "too old"), ("cpu", None)])
     out = cli("doctor").out
@@ -219,8 +219,10 @@ def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatc
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (7 + index, 0))
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
-    monkeypatch.setattr(_launching, "_why_not", _launching._why_not.__wrapped__)  # keeps no answer of such a machine
-    monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: None)
+    monkeypatch.setattr(
+        _launching, "_explain_refusal", _launching._explain_refusal.__wrapped__
+    )  # keeps no answer of such a machine
+    monkeypatch.setattr("fullfield._kernels.nvrtc.explain_refusal", lambda: None)
     out = cli("doctor").out
     assert "fast networks on cuda:0: needs compute capability 7.5, got 7.0" in out
     assert "fast networks on cuda:1: half precision, fused kernels" in out
@@ -231,7 +233,7 @@ def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatc
         assert cli("doctor", "--json").json["fast_networks_on_cpu"] == name
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "cuDNN is missing"
-    monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: "NVRTC was not found")
+    monkeypatch.setattr("fullfield._kernels.nvrtc.explain_refusal", lambda: "NVRTC was not found")
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "NVRTC was not found"
 
 

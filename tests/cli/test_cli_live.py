@@ -17,7 +17,8 @@ from fullfield.cli import live
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import open_video
 from fullfield.io.video import VideoWriter
-from fullfield.ops.tvl1 import PRESETS, TVL1Solver
+from fullfield.ops.tvl1 import TVL1Solver
+from fullfield.ops.tvl1.config import PRESETS
 from fullfield.testing import textured_scene
 
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")

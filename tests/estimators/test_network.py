@@ -484,7 +484,7 @@ def test_automatic_precision_is_half_on_a_gpu_with_kernels(
     make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     reasons: list[str | None] = [None]
-    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: reasons[0])
+    monkeypatch.setattr("fullfield.models.prepared.explain_refusal", lambda _: reasons[0])
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     used = {
         (backend, place): make(backend)._is_exact(place)

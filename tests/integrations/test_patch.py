@@ -328,7 +328,7 @@ def test_the_kernel_must_be_there_on_a_gpu_and_nothing_else_takes_its_place(monk
     refuses("cpu or cuda", backend_for, torch.device("mps"), None)
     from fullfield.ops.correlation import cpu
 
-    monkeypatch.setattr(cpu, "why_not", lambda: Missing("numba is not installed"))
+    monkeypatch.setattr(cpu, "explain_refusal", lambda: Missing("numba is not installed"))
     refuses("numba is not installed", fullfield.patch, foreign_network.Network())
 
 

@@ -406,7 +406,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Emulator]
             machine = _machine_of(gpu.shared, flags)
             machine.installed(monkeypatch, gpu, *modules)
             if serve:
-                monkeypatch.setattr(_launching, "why_not", lambda _: None)
+                monkeypatch.setattr(_launching, "explain_refusal", lambda _: None)
             machine.launched.clear()
             stack.enter_context(machine.used())
             return machine

@@ -107,7 +107,8 @@ def test_absence_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc._find.cache_clear()
     try:
         assert re.match(
-            r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'", nvrtc.why_not() or ""
+            r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'",
+            nvrtc.explain_refusal() or "",
         )
     finally:
         nvrtc._find.cache_clear()

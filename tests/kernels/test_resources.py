@@ -39,7 +39,7 @@ from fullfield.registration.learned_network import INPUTS, KERNEL
 from fullfield.training.flow.convex_loss import cuda as loss
 from fullfield.training.flow.layered import cuda as layered
 
-needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
+needs_nvrtc = pytest.mark.skipif(nvrtc.explain_refusal() is not None, reason=str(nvrtc.explain_refusal()))
 SHARED = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
 ARCHS = ("sm_75", "sm_80", "sm_87", "sm_90a")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -50,17 +50,17 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _launching.why_not(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
+    assert _launching.explain_refusal(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
     for device in (torch.device("cuda"), torch.device("cuda:3")):
-        _launching._why_not.cache_clear()
+        _launching._explain_refusal.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert _launching.why_not(device) == "no NVIDIA GPU or driver was found"
-        _launching._why_not.cache_clear()
+        assert _launching.explain_refusal(device) == "no NVIDIA GPU or driver was found"
+        _launching._explain_refusal.cache_clear()
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-        assert _launching.why_not(device) == "needs compute capability 7.5, got 7.0"
-    _launching._why_not.cache_clear()
+        assert _launching.explain_refusal(device) == "needs compute capability 7.5, got 7.0"
+    _launching._explain_refusal.cache_clear()
 
 
 def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_why_not_names_a_rocm_device_and_plain_pytorch_runs(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "AMD Instinct MI300X")
     _launching._rocm_name.cache_clear()
-    reason = _launching.why_not(device)
+    reason = _launching.explain_refusal(device)
     _launching._rocm_name.cache_clear()
     assert reason == "runs on NVIDIA GPUs, the tensors are on AMD Instinct MI300X (ROCm)"
     window = spatial_correlation.Request(spatial_correlation.Window((3, 3)), (4, 5), torch.float32, device)
@@ -95,9 +95,9 @@ def test_traced_code_asks_without_a_warning() -> None:
     """Of a cached function that is traced Dynamo warns, and warnings are errors here."""
 
     def asking(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if _launching.why_not(torch.device("cuda", 0)) is None else x + 2
+        return x + 1 if _launching.explain_refusal(torch.device("cuda", 0)) is None else x + 2
 
-    _launching._why_not.cache_clear()
+    _launching._explain_refusal.cache_clear()
     found = torch.compile(asking, fullgraph=True, backend="eager")(torch.zeros(1))
     assert float(found) == 2 - torch.cuda.is_available()
 

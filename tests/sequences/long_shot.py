@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_image
-from fullfield.ops.tvl1 import PRESETS
+from fullfield.ops.tvl1.config import PRESETS
 from fullfield.sequences import Output, ShotJob, ShotSettings, find_frames, run_shot
 from fullfield.testing import textured_scene
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import read_vectors
-from fullfield.ops.tvl1 import PRESETS
+from fullfield.ops.tvl1.config import PRESETS
 from fullfield.sequences.engine import Engine
 from fullfield.sequences.results import FrameResult
 from known_scenes import known_scene

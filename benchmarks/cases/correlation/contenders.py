@@ -17,8 +17,8 @@ from benchmarks.cases.correlation.blocks import Blocks
 from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import BACKENDS, correlation_pyramid
-from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
+from fullfield.ops.correlation import correlation_pyramid
+from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
 # PyTorch's average pooling counts elements in 32 bits, so blocks that pool the volume whole take no larger one.
@@ -123,7 +123,7 @@ def _admission(backend: str) -> Callable[[Problem], None]:
         request = problem.request()
         if backend == "dense":
             admit_volume(problem)
-        reason = LOOKUPS.why_not(backend, request)
+        reason = LOOKUPS.explain_refusal(backend, request)
         if reason is not None and reason.endswith("are free"):
             raise TooLarge(reason)
         if reason is not None:

@@ -173,7 +173,8 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
     from benchmarks.cases.points import contenders as who
     from benchmarks.cases.points.measure import Plan
     from benchmarks.harness import timing_device
-    from fullfield.ops.point_conv import BACKENDS, backends
+    from fullfield.ops.point_conv import backends
+    from fullfield.ops.point_conv.protocol import BACKENDS
 
     parts = PARTS if "all" in args.parts else args.parts
     device = timing_device(args.device)

@@ -19,8 +19,8 @@ from benchmarks.cases.points.listing import ORDERS, listing
 from benchmarks.harness import Unsupported, first_line
 from fullfield._check import InputError
 from fullfield.ops import _launching
-from fullfield.ops.point_conv import BACKENDS, PointGeometry, point_conv
-from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
+from fullfield.ops.point_conv import PointGeometry, point_conv
+from fullfield.ops.point_conv.protocol import BACKENDS, CONVOLUTIONS, Request
 
 Apply = Callable[[Tensor, Tensor], Tensor]
 """(features [N, Cin], weight [K, Cin, Cout]) → [M, Cout], differentiable in both."""
@@ -70,7 +70,7 @@ class Contender:
 
 
 def _own(name: str, problem: Problem) -> Apply:
-    reason = CONVOLUTIONS.why_not(name, problem.request())
+    reason = CONVOLUTIONS.explain_refusal(name, problem.request())
     if reason is not None:
         raise Unsupported(reason)
     return lambda features, weight: point_conv(features, weight, problem.geometry, backend=name)
@@ -133,7 +133,7 @@ def _reduced(problem: Problem) -> Apply:
 
 
 def _listed(order: str, problem: Problem) -> Apply:
-    reason = _launching.why_not(problem.device)
+    reason = _launching.explain_refusal(problem.device)
     if reason is not None:
         raise Unsupported(reason)
     return listing(problem.geometry.triplets(), problem.geometry.centers, order)

@@ -22,7 +22,8 @@ from benchmarks.bench import Case, Cases
 from benchmarks.harness import Candidate, CheckFailed, interleaved
 from fullfield._check import InputError
 from fullfield.metrics import epe
-from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
+from fullfield.ops.tvl1.config import PRESETS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,8 +24,8 @@ from benchmarks.harness import Candidate, captured, clock_of, event_clock, first
 from fullfield._kernels.nvrtc import Compiler, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import Device
-from fullfield.ops.tvl1 import PRESETS, TVL1Config
-from fullfield.ops.tvl1.config import GRADIENT_FLOOR
+from fullfield.ops.tvl1 import TVL1Config
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR, PRESETS
 from fullfield.ops.tvl1.cuda.pipeline import plan
 from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.ops.tvl1.reference import iterate

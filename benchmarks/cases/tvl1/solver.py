@@ -27,7 +27,8 @@ from benchmarks.energy import Meter, StillMeter, energy_of
 from benchmarks.harness import Candidate, clock_of, first_line, interleaved, release, spread, wall_clock
 from fullfield.metrics import aae, epe
 from fullfield.ops import _launching
-from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver, persistent
+from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, persistent
+from fullfield.ops.tvl1.config import PRESETS
 from fullfield.ops.tvl1.frames import level_sizes
 
 Row = dict[str, Any]

@@ -206,7 +206,7 @@ def nvrtc() -> Nvrtc:
     return loaded
 
 
-def why_not() -> Missing | None:
+def explain_refusal() -> Missing | None:
     """Return None if kernels can be compiled, else what has to be installed."""
     try:
         nvrtc()

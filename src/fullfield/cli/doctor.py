@@ -186,9 +186,9 @@ def _fast_networks() -> dict[str, str | None]:
     """Return for every GPU None, or the reason why networks have no fast form there."""
     import torch
 
-    from fullfield.models.prepared import why_not
+    from fullfield.models.prepared import explain_refusal
 
-    return {gpu: why_not(torch.device(gpu)) for gpu in _gpus()}
+    return {gpu: explain_refusal(torch.device(gpu)) for gpu in _gpus()}
 
 
 def _fast_networks_on_cpu() -> str:

@@ -187,7 +187,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
     """Return the network with the weights that training starts from."""
     import torch
 
-    from fullfield.ops.correlation import BACKENDS
+    from fullfield.ops.correlation.protocol import BACKENDS
     from fullfield.training.checkpoint import check_finite
 
     with naming(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):

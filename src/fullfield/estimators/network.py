@@ -25,8 +25,7 @@ from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
-from fullfield.ops.correlation import BACKENDS
-from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
+from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
 from fullfield.ops.tvl1 import RefinementConfig
 from fullfield.ops.tvl1.config import THREE_PASSES
 
@@ -314,9 +313,9 @@ class NetworkEstimator(LoadingEstimator):
         if precision == "auto":
             precision = "exact"
             if device.type == "cuda" and self._requested in (None, "cuda"):
-                from fullfield.models.prepared import why_not
+                from fullfield.models.prepared import explain_refusal
 
-                reason = why_not(device)
+                reason = explain_refusal(device)
                 precision = "fast" if reason is None else "exact"
                 if reason is not None and self._precision == "auto":
                     logger.debug(

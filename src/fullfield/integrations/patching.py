@@ -13,7 +13,7 @@ from fullfield._check import InputError
 from fullfield.integrations import forms, matching, ptlflow, windows
 from fullfield.integrations.forms import PYRAMID, check_lookup, lookup_pyramid, require_kernel
 from fullfield.integrations.handle import Change, Handle, find, is_patched
-from fullfield.ops.correlation import BACKENDS
+from fullfield.ops.correlation.protocol import BACKENDS
 
 
 class _Held:

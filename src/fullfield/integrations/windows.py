@@ -11,7 +11,8 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.integrations.forms import backend_for, check, refused
 from fullfield.integrations.handle import Change, Recogniser, Replacement
-from fullfield.ops.spatial_correlation import BACKENDS, spatial_correlation
+from fullfield.ops.spatial_correlation import spatial_correlation
+from fullfield.ops.spatial_correlation.protocol import BACKENDS
 
 BY = "fullfield's spatial_correlation"
 _KNOWN = "the fixed window"

@@ -72,14 +72,14 @@ class Backends:
         """Return whether an automatic choice may take the backend."""
         return True
 
-    def why_not(self, name: str, *request: Any) -> str | None:
+    def explain_refusal(self, name: str, *request: Any) -> str | None:
         """Return None if the backend can serve the request, else the reason."""
         reason: str | None = self.load(name).supports(*request)
         return reason
 
     def reasons(self, *request: Any) -> list[tuple[str, str | None]]:
         """Return every backend with its reason against the request, or None."""
-        return [(name, self.why_not(name, *request)) for name in self.names]
+        return [(name, self.explain_refusal(name, *request)) for name in self.names]
 
     def choose(self, backend: str | None, *request: Any) -> str:
         """Return the name of the backend that serves the request; with ``backend`` None the best one that can.
@@ -90,13 +90,13 @@ class Backends:
         """
         if backend is not None:
             choice(backend, "backend", self.names)
-            reason = self.why_not(backend, *request)
+            reason = self.explain_refusal(backend, *request)
             if reason is None:
                 return backend
             kind = NoRoomError if isinstance(reason, InsufficientMemory) else InputError
             raise kind(f"backend: {backend!r} cannot serve this request ({self._listed(*request)})")
         for name in self.names:
-            if self.considers(name, *request) and usable(self.operator, name, self.why_not(name, *request)):
+            if self.considers(name, *request) and usable(self.operator, name, self.explain_refusal(name, *request)):
                 return name
         raise InputError(f"backend: none can serve this request ({self._listed(*request)})")
 

@@ -33,18 +33,18 @@ FRAMES = {**CODES, torch.uint8: 3}
 """Those of frames."""
 
 
-def why_not(device: torch.device) -> str | None:
+def explain_refusal(device: torch.device) -> str | None:
     """Return None where kernels run on the device, else the reason that they do not."""
     reason = explain_non_nvidia(device)
     if reason is not None:
         return reason
     if device.index is None:
-        return _why_not(torch.cuda.current_device() if torch.cuda.is_available() else -1)
-    return _why_not(device.index)
+        return _explain_refusal(torch.cuda.current_device() if torch.cuda.is_available() else -1)
+    return _explain_refusal(device.index)
 
 
 # As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
-why_not.__dict__["_dynamo_marked_constant"] = True
+explain_refusal.__dict__["_dynamo_marked_constant"] = True
 
 
 def explain_non_nvidia(device: torch.device) -> str | None:
@@ -62,10 +62,10 @@ def _rocm_name(index: int) -> str:
 
 
 @functools.cache
-def _why_not(index: int) -> str | None:
+def _explain_refusal(index: int) -> str | None:
     if not torch.cuda.is_available():
         return "no NVIDIA GPU or driver was found"
-    return _too_old(index, OLDEST) or nvrtc.why_not()
+    return _too_old(index, OLDEST) or nvrtc.explain_refusal()
 
 
 def _too_old(index: int, oldest: tuple[int, int], purpose: str = "") -> Missing | None:

@@ -25,7 +25,7 @@ from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors.api import several_within
 from fullfield.ops.neighbors.ragged import Cloud
 from fullfield.ops.point_conv.geometry import sorted_geometry
-from fullfield.ops.point_conv.triplets import fits
+from fullfield.ops.point_conv.triplets import is_packed
 from fullfield.registration.descriptors import Floats, Ints, nearest, surfaces
 from fullfield.registration.learned_network import (
     BITS,
@@ -114,10 +114,10 @@ def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = Fals
 
 def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
     """Return :func:`network_levels` of float64 tensors, with the surroundings, computed on their device."""
-    if _launching.why_not(fine.device) is not None:
+    if _launching.explain_refusal(fine.device) is not None:
         return network_levels(fine.cpu().numpy(), rows.cpu().numpy(), scales).to(fine.device)
     _check.require(bool(torch.isfinite(fine).all()), "fine", "finite coordinates", "NaN or infinity")
-    _check.require(fits(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
+    _check.require(is_packed(len(rows), CELLS), "rows", f"at most {1 << BITS} points", len(rows))
     inputs, links = list[NetworkInput](), list[Links]()
     fine = fine.contiguous()
     points = fine[rows]

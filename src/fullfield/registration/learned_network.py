@@ -24,7 +24,7 @@ from fullfield.ops import _launching
 from fullfield.ops.neighbors import Neighbors, radius_search
 from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import sorted_geometry
-from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
+from fullfield.ops.point_conv.triplets import Triplets, index_bits, is_packed
 from fullfield.registration.cuda import Describer
 from fullfield.registration.descriptors import kernels, parallel, surface_rows
 
@@ -96,13 +96,13 @@ def surroundings(
     """
     device, count = points.device, points.shape[0]
     on_cpu = device.type == "cpu"
-    if _launching.why_not(device) is not None and not on_cpu:
+    if _launching.explain_refusal(device) is not None and not on_cpu:
         there = surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
         return Surroundings(there.geometry.to(device), there.cells.to(device))
-    _check.require(fits(count, CELLS), "points", f"at most {1 << BITS}", count)
+    _check.require(is_packed(count, CELLS), "points", f"at most {1 << BITS}", count)
     if found is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
-        found = radius_search(points, RINGS[-1], offsets=offsets, sort=_launching.why_not(device) is None)
-    if _launching.why_not(device) is None:
+        found = radius_search(points, RINGS[-1], offsets=offsets, sort=_launching.explain_refusal(device) is None)
+    if _launching.explain_refusal(device) is None:
         cells, triplets = DESCRIBER.pairs(points, normals, found, BITS)
     else:
         cells, triplets = _sorted_on_cpu(points, normals, found)
@@ -187,7 +187,7 @@ class DescriptorNetwork(nn.Module):
     def known(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
         forward = around.geometry.forward
-        if _launching.why_not(features.device) is None:
+        if _launching.explain_refusal(features.device) is None:
             return DESCRIBER.known(features, around.cells, forward, BITS)
         return _known_on_cpu(features.cpu(), around.cells.cpu(), forward.rows.cpu(), forward.entries.cpu()).to(
             features.device

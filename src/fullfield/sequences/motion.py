@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.ops._splatting import carried, fill_holes
+from fullfield.ops._splatting import fill_holes, splat_flow
 from fullfield.ops.warping import warp
 
 ReadFlow = Callable[[int], Tensor]
@@ -121,7 +121,7 @@ def interpolate(
         finite_flow = torch.where(is_finite, flow, 0.0)
         returned, is_inside = warp_image(opposite.nan_to_num(0.0), finite_flow)
         trust = torch.exp(-(finite_flow + returned).norm(dim=0)) * is_inside * is_finite
-        vectors, coverage, mean_trust = carried(finite_flow, distance, trust, is_finite)
+        vectors, coverage, mean_trust = splat_flow(finite_flow, distance, trust, is_finite)
         is_covered = coverage > _MIN_COVERAGE
         vectors = fill_holes(vectors, is_covered)
         sampled, inside = warp_image(image, -distance * vectors, known)

@@ -113,7 +113,7 @@ def test_what_does_not_fit_a_block_of_turing_is_refused(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_launching, "gpu_from_device", lambda _: TURING)
-    monkeypatch.setattr(_launching, "why_not", lambda _: None)
+    monkeypatch.setattr(_launching, "explain_refusal", lambda _: None)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         request = Request(1, channels, (9, 13), ((9, 13),), radius, dtype, torch.device("cuda", 0), True)
         assert cuda.supports(request) == reason

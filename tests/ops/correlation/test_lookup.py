@@ -805,6 +805,6 @@ def test_refusals(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         look(case.double(), "cuda")
     assert CorrelationPyramid(case.fmap1, case.fmap2).backend == "cuda"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 0))
-    monkeypatch.setattr(_launching, "_why_not", _launching._why_not.__wrapped__)
+    monkeypatch.setattr(_launching, "_explain_refusal", _launching._explain_refusal.__wrapped__)
     with pytest.raises(InputError, match=r"cuda: needs compute capability 7.5, got 7.0"):
         look(case, "cuda")

@@ -273,7 +273,7 @@ def cells_where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param != "in the words":
         most = 0 if request.param == "beside" else 150
         for module in (packing, triplets):
-            monkeypatch.setattr(module, "fits", lambda columns, _: columns <= most)
+            monkeypatch.setattr(module, "is_packed", lambda columns, _: columns <= most)
     name: str = request.param
     return name
 

@@ -127,7 +127,7 @@ def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for packed in (True, False):
         if not packed:
             for module in (triplets, CONVOLUTIONS.load("cpu")):
-                monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
+                monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
         geometry = radius_geometry(points, 0.08, 7, points[::2])
         assert (geometry.forward.cells.numel() == 0) == packed
         tensors = tensors or case(5, 20, 1, geometry)

@@ -56,7 +56,7 @@ def emulate_as(monkeypatch: pytest.MonkeyPatch, gpu: Device, bands: int | None =
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells stand beside the words."""
     for module in (triplets, CONVOLUTIONS.load("cpu")):
-        monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
+        monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
 
 
 def weight_of_sums(geometry: PointGeometry, features: Tensor, grad: Tensor, groups: int) -> Tensor:

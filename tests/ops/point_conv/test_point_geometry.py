@@ -105,7 +105,7 @@ def test_knn() -> None:
 def test_backends_make_the_same_triplets(monkeypatch: pytest.MonkeyPatch, kernel: int, way: str) -> None:
     if way == "beside":
         for module in (triplets, cpu):
-            monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
+            monkeypatch.setattr(module, "is_packed", lambda columns, cells: False)  # noqa: ARG005
     points, _ = ragged((300,), seed=5)
     rows, index = radius_search(points, 0.21, points[:111])
     args = ((rows, index), points, points[:111].contiguous(), 0.05, (kernel,) * 3)

@@ -239,7 +239,7 @@ def test_a_residual_of_another_type_is_named() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    not torch.cuda.is_available() or _launching.why_not(torch.device("cuda")) is not None,
+    not torch.cuda.is_available() or _launching.explain_refusal(torch.device("cuda")) is not None,
     reason="no GPU that the kernels run on",
 )
 class TestOnTheGpu:

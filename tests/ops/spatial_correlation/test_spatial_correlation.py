@@ -19,7 +19,7 @@ from fullfield.ops.spatial_correlation import backends, cuda, reference, spatial
 from fullfield.ops.spatial_correlation.protocol import Window
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_GPU = _launching.why_not(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
+_GPU = _launching.explain_refusal(torch.device("cuda", 0)) if torch.cuda.is_available() else "no GPU"
 needs_gpu = pytest.mark.skipif(_GPU is not None, reason=str(_GPU))
 LARGE = [
     ((1, 32, 112, 256), Window((9, 9))),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops._splatting import carried, cpu, fill_holes, moved_forward, reference
+from fullfield.ops._splatting import cpu, fill_holes, moved_forward, reference, splat_flow
 
 SIZES = [(1, 1), (1, 9), (7, 1), (37, 53)]
 
@@ -64,9 +64,9 @@ def test_kernels_carry_as_pytorch_does(height: int, width: int, part: float) -> 
     known = share(height, width, 0.9)
     flow = torch.where(known, wild(height, width).nan_to_num(0, 1, 1), 0.0)
     trust = torch.rand(height, width, generator=torch.Generator().manual_seed(5))
-    exact = reference.carried(flow.double(), part, trust.double(), known)
+    exact = reference.splat_flow(flow.double(), part, trust.double(), known)
     for found, wanted, plain in zip(
-        carried(flow, part, trust, known), exact, reference.carried(flow, part, trust, known), strict=True
+        splat_flow(flow, part, trust, known), exact, reference.splat_flow(flow, part, trust, known), strict=True
     ):
         ours, theirs = ((values - wanted).abs().max() for values in (found, plain))
         assert float(ours) <= 2 * float(theirs) + 1e-4
@@ -81,7 +81,7 @@ def test_mistakes_are_named() -> None:
     flow, plane = torch.zeros(2, 4, 5), torch.zeros(4, 5)
     with pytest.raises(InputError, match="flow: expected shape"):
         moved_forward(torch.zeros(3, 4, 5))
-    with pytest.raises(InputError, match="known: expected shape"):
+    with pytest.raises(InputError, match="valid: expected shape"):
         fill_holes(flow, torch.ones(5, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="trust: expected shape"):
-        carried(flow, 0.5, torch.zeros(4), plane.bool())
+        splat_flow(flow, 0.5, torch.zeros(4), plane.bool())

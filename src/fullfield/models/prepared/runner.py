@@ -371,7 +371,7 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:
         return reference
     from fullfield.ops import _launching
 
-    reason = why_not(device)
+    reason = explain_refusal(device)
     if reason is None and dtype == torch.bfloat16:
         reason = _launching.explain_no_bfloat16(device)
     if reason is not None:
@@ -389,11 +389,11 @@ def cpu_dtype() -> torch.dtype:
     return torch.bfloat16 if has_instructions("avx512bf16") else torch.float32
 
 
-def why_not(device: torch.device) -> str | None:
+def explain_refusal(device: torch.device) -> str | None:
     """Return why the fast form cannot run in half precision on ``device``; None if it can."""
     from fullfield.ops import _launching
 
-    reason = _launching.why_not(device)
+    reason = _launching.explain_refusal(device)
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
     return "cuDNN is missing" if reason is None and not has_cudnn else reason
 

@@ -276,7 +276,7 @@ def depthwise_why_not(x: Tensor, weight: Tensor) -> str | None:
         return f"needs filters of 7x7 for a multiple of 64 channels, 2048 at most, got {channels} of {sides}"
     if x.dtype not in CODES:
         return f"needs float32, float16 or bfloat16, got {x.dtype}"
-    return _launching.why_not(x.device)
+    return _launching.explain_refusal(x.device)
 
 
 def depthwise(x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -326,7 +326,7 @@ def explain_no_convex(field: Tensor, mask: Tensor, factor: int) -> str | None:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
         return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"
-    return _launching.why_not(field.device)
+    return _launching.explain_refusal(field.device)
 
 
 def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

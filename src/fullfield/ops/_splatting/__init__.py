@@ -28,7 +28,7 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     return cpu.moved_forward(flow) if cpu.serves(flow) else reference.moved_forward(flow)
 
 
-def fill_holes(flow: Tensor, known: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
+def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
     """Fill unknown vectors with the mean of their known neighbours, ring by ring from the rim inwards.
 
     The result is zero if no vector is known. Each pixel is in one ring.
@@ -37,17 +37,17 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:  # [2, H, W], bool [H, W]
         InputError: if the shapes or devices do not fit.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    _check.tensor(known, "known", flow.shape[1:], device=flow.device)
-    return cpu.fill_holes(flow, known) if cpu.serves(flow) else reference.fill_holes(flow, known)
+    _check.tensor(valid, "known", flow.shape[1:], device=flow.device)
+    return cpu.fill_holes(flow, valid) if cpu.serves(flow) else reference.fill_holes(flow, valid)
 
 
-def carried(
+def splat_flow(
     flow: Tensor,  # [2, H, W], finite
-    part: float,
+    fraction: float,
     trust: Tensor,  # [H, W], 0 to 1
-    known: Tensor,  # bool [H, W]
+    valid: Tensor,  # bool [H, W]
 ) -> tuple[Tensor, Tensor, Tensor]:  # [2, H, W], [H, W], [H, W]
-    """Splat a flow onto the pixels that its vectors reach after ``part`` of their length.
+    """Splat a flow onto the pixels that its vectors reach after ``fraction`` of their length.
 
     Every vector is added bilinearly to four pixels, with weights that fall steeply with its trust.
 
@@ -58,6 +58,10 @@ def carried(
         InputError: if the shapes or devices do not fit.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    for plane, name in ((trust, "trust"), (known, "known")):
+    for plane, name in ((trust, "trust"), (valid, "valid")):
         _check.tensor(plane, name, flow.shape[1:], device=flow.device)
-    return cpu.carried(flow, part, trust, known) if cpu.serves(flow) else reference.carried(flow, part, trust, known)
+    return (
+        cpu.splat_flow(flow, fraction, trust, valid)
+        if cpu.serves(flow)
+        else reference.splat_flow(flow, fraction, trust, valid)
+    )

@@ -5,42 +5,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, why_not
+from fullfield._kernels.numba_cache import Kernels, explain_refusal
 
 _kernels = Kernels(f"{__package__}._cpu_kernels", "splatting kernels")
 
 
 def serves(flow: Tensor) -> bool:
     """Return whether the kernels can process ``flow``."""
-    return flow.device.type == "cpu" and flow.dtype == torch.float32 and why_not() is None
+    return flow.device.type == "cpu" and flow.dtype == torch.float32 and explain_refusal() is None
 
 
 def moved_forward(flow: Tensor) -> Tensor:
     """Move each vector along itself; see :func:`fullfield.ops._splatting.moved_forward`."""
-    known = torch.zeros(flow.shape[1:], dtype=torch.uint8)
-    moved = torch.zeros(flow.shape, dtype=torch.float32)
+    valid = torch.zeros(flow.shape[1:], dtype=torch.uint8)
+    target = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()
-    kernels.scatter_longest(flow.detach().contiguous().numpy(), moved.numpy(), known.numpy())
-    kernels.fill_rings(moved.numpy(), known.numpy())
-    return moved
+    kernels.scatter_longest(flow.detach().contiguous().numpy(), target.numpy(), valid.numpy())
+    kernels.fill_rings(target.numpy(), valid.numpy())
+    return target
 
 
-def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
+def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
     """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_holes`."""
-    have = known.to(torch.uint8).contiguous().clone()
-    field = torch.where(known, flow.detach(), 0.0)
+    have = valid.to(torch.uint8).contiguous().clone()
+    field = torch.where(valid, flow.detach(), 0.0)
     _kernels().fill_rings(field.numpy(), have.numpy())
     return field
 
 
-def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops._splatting.carried`."""
+def splat_flow(flow: Tensor, fraction: float, trust: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
     trust = trust.detach().to(torch.float32)
     weights = torch.stack((torch.exp(12 * trust), trust))
     sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)
-    have = known.to(torch.uint8).contiguous()
+    have = valid.to(torch.uint8).contiguous()
     _kernels().splat_vectors(
-        flow.detach().contiguous().numpy(), float(part), weights.numpy(), have.numpy(), sums.numpy()
+        flow.detach().contiguous().numpy(), float(fraction), weights.numpy(), have.numpy(), sums.numpy()
     )
     weight = sums[2].clamp(min=1e-12)
     return sums[:2] / weight, sums[3], sums[4] / weight

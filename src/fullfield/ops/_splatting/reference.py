@@ -24,24 +24,24 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     index = torch.arange(len(target), device=flow.device)
     winner = torch.full((height * width,), -1, dtype=torch.long, device=flow.device)
     winner.scatter_reduce_(0, target, torch.where(length == longest[target], index, -1), "amax")
-    known = winner >= 0
-    moved = torch.zeros(2, height * width, dtype=flow.dtype, device=flow.device)
-    moved[:, known] = vectors[:, winner[known]]
-    return fill_holes(moved.view(2, height, width), known.view(height, width))
+    valid = winner >= 0
+    predicted = torch.zeros(2, height * width, dtype=flow.dtype, device=flow.device)
+    predicted[:, valid] = vectors[:, winner[valid]]
+    return fill_holes(predicted.view(2, height, width), valid.view(height, width))
 
 
-def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
+def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:
     """Fill unknown vectors; see :func:`fullfield.ops._splatting.fill_holes`."""
-    height, width = known.shape
-    if not bool(known.any()):
+    height, width = valid.shape
+    if not bool(valid.any()):
         return torch.zeros_like(flow)
     stride = width + 2  # a border of unknown pixels that are never filled
     steps = torch.tensor([dy * stride + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx], device=flow.device)
-    field = functional.pad(torch.where(known, flow, 0.0), (1, 1, 1, 1)).flatten(1)
-    have = functional.pad(known, (1, 1, 1, 1)).flatten()
-    fillable = functional.pad(~known, (1, 1, 1, 1)).flatten()
-    near = functional.max_pool2d(known[None].to(flow.dtype), 3, 1, 1)[0] > 0
-    ring = (functional.pad(near, (1, 1, 1, 1)).flatten() & fillable).nonzero()[:, 0]
+    field = functional.pad(torch.where(valid, flow, 0.0), (1, 1, 1, 1)).flatten(1)
+    have = functional.pad(valid, (1, 1, 1, 1)).flatten()
+    fillable = functional.pad(~valid, (1, 1, 1, 1)).flatten()
+    is_rim = functional.max_pool2d(valid[None].to(flow.dtype), 3, 1, 1)[0] > 0
+    ring = (functional.pad(is_rim, (1, 1, 1, 1)).flatten() & fillable).nonzero()[:, 0]
     mark = torch.empty(have.shape, dtype=torch.int32, device=flow.device)
     while len(ring):
         around = ring[:, None] + steps
@@ -56,22 +56,22 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
     return field.view(2, height + 2, stride)[:, 1:-1, 1:-1].contiguous()
 
 
-def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Splat a flow; see :func:`fullfield.ops._splatting.carried`."""
+def splat_flow(flow: Tensor, fraction: float, trust: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Splat a flow; see :func:`fullfield.ops._splatting.splat_flow`."""
     height, width = flow.shape[-2:]
     columns, rows = positions((height, width), flow.device, flow.dtype)
-    x, y = columns + part * flow[0], rows + part * flow[1]
+    x, y = columns + fraction * flow[0], rows + fraction * flow[1]
     left, top = x.floor(), y.floor()
-    strength = torch.exp(12 * trust) * known
+    strength = torch.exp(12 * trust) * valid
     sums = torch.zeros(5, height * width, dtype=flow.dtype, device=flow.device)  # u, v, weight, cover, trust
-    values = torch.stack([flow[0] * strength, flow[1] * strength, strength, known.to(flow.dtype), trust * strength])
+    values = torch.stack([flow[0] * strength, flow[1] * strength, strength, valid.to(flow.dtype), trust * strength])
     for dy in (0, 1):
         for dx in (0, 1):
             px, py = left + dx, top + dy
-            share = (1 - (x - px).abs()) * (1 - (y - py).abs())
-            inside = (px >= 0) & (px < width) & (py >= 0) & (py < height) & (share > 0)
+            overlap = (1 - (x - px).abs()) * (1 - (y - py).abs())
+            inside = (px >= 0) & (px < width) & (py >= 0) & (py < height) & (overlap > 0)
             index = (py.long() * width + px.long())[inside]  # float32 holds no index beyond 2^24
-            sums.index_add_(1, index, (values * share)[:, inside])
+            sums.index_add_(1, index, (values * overlap)[:, inside])
     weight = sums[2].clamp(min=1e-12)
     vectors, cover, sure = sums[:2] / weight, sums[3], sums[4] / weight
     return vectors.view(2, height, width), cover.view(height, width), sure.view(height, width)

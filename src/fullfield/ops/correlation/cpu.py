@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, why_not
+from fullfield._kernels.numba_cache import Kernels, explain_refusal
 from fullfield._kernels.threads import run_chunks
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
@@ -34,7 +34,7 @@ def supports(request: Request) -> str | None:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > LARGEST_RADIUS:
         return f"needs radius <= {LARGEST_RADIUS}, got {request.radius}"
-    return why_not()
+    return explain_refusal()
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:

@@ -18,10 +18,10 @@ from fullfield.ops.correlation.protocol import Gradients, Request, as_written
 
 def supports(request: Request) -> str | None:
     """Return why the volume cannot serve the request; None if it can."""
-    return in_pytorch.supports(request) or explain_lack_of_memory(request)
+    return in_pytorch.supports(request) or explain_missing_memory(request)
 
 
-def explain_lack_of_memory(request: Request) -> str | None:
+def explain_missing_memory(request: Request) -> str | None:
     """Return why the GPU's memory is too small for the volume; None if it is not, and on other devices."""
     if request.device.type != "cuda":
         return None

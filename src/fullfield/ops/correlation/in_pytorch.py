@@ -32,8 +32,8 @@ def locate_windows(
     scaled = coords / 2**level
     low = scaled > -margin
     high = torch.stack((scaled[:, 0] < size[1] + margin, scaled[:, 1] < size[0] + margin), 1)
-    is_near = (low & high).all(1, keepdim=True)  # False for NaN, too
-    scaled = torch.where(is_near, scaled, -float(margin))
+    sees_map = (low & high).all(1, keepdim=True)  # False for NaN, too
+    scaled = torch.where(sees_map, scaled, -float(margin))
     base = scaled.detach().floor()
     fraction = scaled - base
     first = base.long() - radius

@@ -24,7 +24,7 @@ def traceable_state(
     fmap1: Tensor,  # [B, C, H, W]
     fmap2: Tensor,  # [B, C, H, W]
     levels: int,
-    form: str,
+    variant: str,
 ) -> list[Tensor]:
     """Return the tensors that :func:`traceable_lookup` reads.
 
@@ -34,7 +34,7 @@ def traceable_state(
     batch, channels, height, width = fmap1.shape
     source = fmap1.permute(0, 2, 3, 1) / channels**0.5
     pyramid = _pyramid(fmap2, levels)
-    if form == "linear":
+    if variant == "linear":
         return [source, *(level.permute(0, 2, 3, 1).reshape(-1, channels) for level in pyramid)]
     rows = source.reshape(batch, height * width, channels)
     return [torch.bmm(rows, level.flatten(2)).view(batch, height, width, -1) for level in pyramid]
@@ -60,12 +60,12 @@ def traceable_lookup(
     state: Sequence[Tensor],
     coords: Tensor,  # [B, 2, H, W] float32, (x, y), level-0 pixels
     radius: int,
-    form: str,
+    variant: str,
 ) -> Tensor:  # [B, L·(2r+1)², H, W]; order: level, dx (slow), dy (fast)
     """Return the values of :func:`fullfield.ops.correlation.correlation_lookup`, float32."""
     batch, _, height, width = coords.shape
     flat = coords.permute(0, 2, 3, 1).reshape(-1, 2)
-    tables = state[1:] if form == "linear" else state
+    tables = state[1:] if variant == "linear" else state
     taps = []
     for level, size in enumerate(level_sizes(height, width, len(tables))):
         if size[0] == 0 or size[1] == 0:
@@ -74,7 +74,7 @@ def traceable_lookup(
         window = locate_windows(flat, level, size, radius)
         x, y, inside = cells(window, size, radius)
         positions = y * size[1] + x
-        if form == "linear":
+        if variant == "linear":
             first = torch.arange(batch, device=flat.device).view(-1, 1) * (size[0] * size[1])
             positions = positions + first.expand(batch, height * width).reshape(-1, 1, 1)
             dots = _dots(state[0], tables[level], positions)

@@ -1,7 +1,6 @@
 """Matching by a softmax over all positions or a window, and attention in linear memory."""
 
 from fullfield.ops.matching.api import (
-    BACKENDS,
     backends,
     global_attention,
     global_matching,
@@ -9,4 +8,4 @@ from fullfield.ops.matching.api import (
     local_matching,
 )
 
-__all__ = ["BACKENDS", "backends", "global_attention", "global_matching", "local_attention", "local_matching"]
+__all__ = ["backends", "global_attention", "global_matching", "local_attention", "local_matching"]

@@ -32,7 +32,7 @@ def supports(request: Request) -> str | None:
         return "needs float32, float16 or bfloat16 features"
     if not request.eager:
         return "is not for traced or transformed code"
-    return _launching.why_not(request.device)
+    return _launching.explain_refusal(request.device)
 
 
 @functools.cache

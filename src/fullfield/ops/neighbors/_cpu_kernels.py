@@ -198,7 +198,7 @@ def _scrambled(corner):
 
 
 @_jit
-def thin_rows(points, offsets, cell, slots, is_kept):
+def thin_rows(points, offsets, cell, slots, remains):
     """Mark the points that remain when every cell of each cloud keeps the one nearest to its middle.
 
     ``slots`` is a table of cells, known by the point that stands for them: a power of two, -1 at first. Points of
@@ -218,8 +218,8 @@ def thin_rows(points, offsets, cell, slots, is_kept):
             if rival >= offsets[cloud]:
                 if distance >= nearest_distance:
                     continue
-                is_kept[rival] = False
-            is_kept[i], slots[slot] = True, i
+                remains[rival] = False
+            remains[i], slots[slot] = True, i
 
 
 @_jit

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, why_not
+from fullfield._kernels.numba_cache import Kernels, explain_refusal
 from fullfield._kernels.threads import run_chunks
 from fullfield.ops.neighbors.ragged import Neighbors
 
@@ -25,7 +25,7 @@ def supports(device: torch.device) -> str | None:
     """Return None for the CPU with numba, else the reason."""
     if device.type != "cpu":
         return f"runs on the CPU, the points are on {device.type}"
-    return why_not()
+    return explain_refusal()
 
 
 _kernels = Kernels(f"{__package__}._cpu_kernels", "neighbour kernels")

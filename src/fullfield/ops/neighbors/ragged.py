@@ -53,19 +53,19 @@ def check_length(value: object, name: str) -> None:
     _check.number(value, name, low=_MIN_LENGTH, high=_MAX_LENGTH)
 
 
-def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
+def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets") -> Cloud:
     """Check points and offsets and return them as clouds; waits for the device.
 
     Raises:
         InputError: if points are not finite [N, 3], or offsets do not cover them in order.
     """
-    cloud = check_shape(points, offsets, name, of)
+    cloud = check_shape(points, offsets, name, offsets_name)
     largest = largest_coordinate(points)
     check_finite(cloud, largest, name)
     return cloud._replace(largest=largest)
 
 
-def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
+def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", offsets_name: str = "offsets") -> Cloud:
     """Check as :func:`check_cloud` does, except for the coordinates' values, so without waiting for the device."""
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
     check_real(points, name)
@@ -73,11 +73,11 @@ def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of
     _check.require(count <= MAX_POINTS, name, f"at most {MAX_POINTS} points", str(count))
     if offsets is None:
         return Cloud(points.detach(), torch.tensor([0, count]))
-    _check.tensor(offsets, of, ("B + 1",), dtypes=(torch.int32, torch.int64))
+    _check.tensor(offsets, offsets_name, ("B + 1",), dtypes=(torch.int32, torch.int64))
     rows = offsets.detach().to("cpu", torch.int64)
     numbers: list[int] = rows.tolist()  # plain integers are compared faster
     is_valid = len(numbers) >= 1 and numbers[0] == 0 and numbers[-1] == count and numbers == sorted(numbers)
-    _check.require(is_valid, of, f"offsets that rise from 0 to {count}", str(numbers[:8]))
+    _check.require(is_valid, offsets_name, f"offsets that rise from 0 to {count}", str(numbers[:8]))
     return Cloud(points.detach(), rows)
 
 

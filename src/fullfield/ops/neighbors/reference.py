@@ -57,8 +57,8 @@ def radius_search(
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
 
     def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
-        is_near = distances <= limit
-        return is_near.sum(1), is_near.nonzero()[:, 1]
+        is_within = distances <= limit
+        return is_within.sum(1), is_within.nonzero()[:, 1]
 
     return _rows(points, queries, offsets, query_offsets, choose)
 

@@ -10,11 +10,9 @@ from fullfield.ops.point_conv.geometry import (
     voxel_geometry,
 )
 from fullfield.ops.point_conv.pooling import point_pool
-from fullfield.ops.point_conv.protocol import BACKENDS
 from fullfield.ops.point_conv.triplets import Triplets
 
 __all__ = [
-    "BACKENDS",
     "PointGeometry",
     "Triplets",
     "backends",

@@ -19,7 +19,7 @@ from fullfield.ops.point_conv._cpu_simd import __file__ as _own_simd_file
 
 TILE = 64
 BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
-_WIDE_STEP = PANEL * LANES
+_PANEL_STEP = PANEL * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
 _jit = jit_in(CACHE)
@@ -57,9 +57,9 @@ def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, row
     while channel < pitch:
         side_by_side = single.size == 0
         start = bi + (channel if side_by_side else channel * depth)
-        if pitch - channel >= _WIDE_STEP:
+        if pitch - channel >= _PANEL_STEP:
             accumulate_panel(n, depth, a, p * row, row, step, b, start, offsets, out, oi + channel, row_offsets, p)
-            channel += _WIDE_STEP
+            channel += _PANEL_STEP
         else:
             steps = offsets if side_by_side else single
             accumulate_single(n, depth, a, p * row, row, step, b, start, steps, out, oi + channel, row_offsets, p)
@@ -162,7 +162,7 @@ def multiply_tiles(
     cursor = np.zeros(TILE, np.int64)
     upcoming = np.zeros(TILE, np.int64)
     used = np.zeros(TILE + 2, np.int64)
-    lane_starts = np.arange(inputs) * _WIDE_STEP
+    lane_starts = np.arange(inputs) * _PANEL_STEP
     single = np.arange(inputs + 1) * LANES
     for tile in range(first, last):
         top = tile * TILE

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import Kernels, why_not
+from fullfield._kernels.numba_cache import Kernels, explain_refusal
 from fullfield._kernels.threads import run_chunks
 from fullfield.ops.point_conv.protocol import Request
-from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits, rows_of
+from fullfield.ops.point_conv.triplets import Triplets, count_offsets, index_bits, is_packed
 
 LANES = 16
 # The weight gradient is summed in so many segments of rows at most, of no fewer tiles, in no more bytes.
@@ -28,12 +28,12 @@ def supports(request: Request) -> str | None:
         return f"runs on the CPU, the features are on {request.device}"
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return why_not()
+    return explain_refusal()
 
 
 def builds(device: torch.device) -> str | None:
     """Return None if the CPU kernels can build triplets of points on ``device``, else the reason."""
-    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else why_not()
+    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else explain_refusal()
 
 
 _kernels = Kernels(f"{__package__}._cpu_kernels", "point convolution kernels")
@@ -161,7 +161,7 @@ def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     rows, entries, cell_array, bits = _arrays(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)
     kernels.count_entries(entries, cell_array, bits, counts.numpy())
-    out = _empty(rows_of(counts), len(rows) - 1, len(entries), cells)
+    out = _empty(count_offsets(counts), len(rows) - 1, len(entries), cells)
     others = _arrays(out, cells)
     kernels.scatter_rows(rows, entries, cell_array, bits, out.rows[:-1].clone().numpy(), *others[1:3])
     _parallel(columns, 256, lambda a, b: kernels.sort_rows(*others, a, b))
@@ -169,5 +169,5 @@ def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
 
 
 def _empty(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
-    cell_count = 0 if fits(columns, cells) else entries
+    cell_count = 0 if is_packed(columns, cells) else entries
     return Triplets(rows, torch.empty(entries, dtype=torch.int32), torch.empty(cell_count, dtype=torch.uint8))

@@ -14,8 +14,8 @@ from fullfield import _check
 from fullfield.ops.neighbors.api import MAX_NEIGHBORS, nearest_neighbors, several_within
 from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
 from fullfield.ops.point_conv import protocol, reference
-from fullfield.ops.point_conv.protocol import Transposition, Wanted, kernel_sides
-from fullfield.ops.point_conv.triplets import Triplets, expand_rows, rows_of, unpack
+from fullfield.ops.point_conv.protocol import Transposition, TripletRequest, kernel_sides
+from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,8 @@ def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
     pairs = [recentred(r.points, r.centers) for r in requests]
     every = several_within([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
     assemblies = [
-        Wanted(neighbors, *pair, r.grid, r.sides) for r, pair, neighbors in zip(requests, pairs, every, strict=True)
+        TripletRequest(neighbors, *pair, r.grid, r.sides)
+        for r, pair, neighbors in zip(requests, pairs, every, strict=True)
     ]
     triplets = _assemble(assemblies)
     del every, assemblies  # before the other direction takes its memory
@@ -179,7 +180,7 @@ def knn_geometry(
     clouds = _clouds(points, offsets, centers, center_offsets)
     pair = recentred(*clouds)
     neighbors = nearest_neighbors(*clouds, pair, int(k))
-    triplets = _assemble([Wanted(neighbors, *pair, float(grid), sides)])
+    triplets = _assemble([TripletRequest(neighbors, *pair, float(grid), sides)])
     return _add_backward(triplets, [_Directions(*clouds, sides, False, gradient)])[0]
 
 
@@ -290,7 +291,7 @@ class _Directions(NamedTuple):
     gradient: bool
 
 
-def _assemble(requests: Sequence[Wanted]) -> list[Triplets]:
+def _assemble(requests: Sequence[TripletRequest]) -> list[Triplets]:
     """Return the triplets of several requests; their neighbours may be overwritten."""
     build: Any = protocol.builder(requests[0].points.device)
     if hasattr(build, "assemble_all"):
@@ -352,7 +353,7 @@ def _voxel_triplets(cloud: Cloud, center_cloud: Cloud, grid: float, sides: tuple
         first = torch.searchsorted(stock, center_keys + step)
         counts = torch.searchsorted(stock, center_keys + step, right=True) - first
         row.append(torch.repeat_interleave(every, counts))
-        within = torch.arange(row[-1].numel(), device=device) - rows_of(counts)[:-1][row[-1]]
+        within = torch.arange(row[-1].numel(), device=device) - count_offsets(counts)[:-1][row[-1]]
         index.append(order[first[row[-1]] + within])
         cell.append(torch.full_like(row[-1], k))
     size = (center_cells.shape[0], spots.shape[0])

@@ -40,7 +40,7 @@ from fullfield.ops.point_conv.triplets import Triplets
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-class Wanted(NamedTuple):
+class TripletRequest(NamedTuple):
     """Request of ``assemble``."""
 
     neighbors: tuple[Tensor, Tensor]
@@ -147,7 +147,7 @@ BACKENDS = ("cuda", "cpu", "reference")
 
 
 class _Builders(Backends):
-    def why_not(self, name: str, *request: torch.device) -> str | None:
+    def explain_refusal(self, name: str, *request: torch.device) -> str | None:
         reason: str | None = self.load(name).builds(*request)
         return reason
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.point_conv.protocol import FEATURES, Request
-from fullfield.ops.point_conv.triplets import Triplets, expand_rows, pack, row_chunks, rows_of, unpack
+from fullfield.ops.point_conv.triplets import Triplets, count_offsets, expand_rows, pack, row_chunks, unpack
 
 # Gathered features and products worked on at a time; a row that alone needs more is still done at once.
 CHUNK_BYTES = 16 << 20
@@ -107,5 +107,5 @@ def sort(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells
     """Sort int64 triplets in any order; ``shape``: rows, columns."""
     order = torch.argsort(index, stable=True)
     order = order[torch.argsort((row * cells + cell)[order], stable=True)]
-    rows = rows_of(torch.bincount(row, minlength=shape[0]))
+    rows = count_offsets(torch.bincount(row, minlength=shape[0]))
     return pack(rows, index[order], cell[order], shape[1], cells)

@@ -26,14 +26,14 @@ def index_bits(cells: int) -> int:
     return min(31, 32 - (cells - 1).bit_length())
 
 
-def fits(columns: int, cells: int) -> bool:
+def is_packed(columns: int, cells: int) -> bool:
     """Return whether a word holds a cell and an index below ``columns``."""
     return columns <= 1 << index_bits(cells)
 
 
 def pack(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) -> Triplets:
     """Pack int64 indices and cells that are already sorted."""
-    if fits(columns, cells):
+    if is_packed(columns, cells):
         entries = (cell << index_bits(cells) | index).to(torch.int32)
         return Triplets(rows, entries, torch.empty(0, dtype=torch.uint8, device=rows.device))
     return Triplets(rows, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
@@ -53,7 +53,7 @@ def expand_rows(rows: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(rows.numel() - 1, device=rows.device), rows.diff())
 
 
-def rows_of(counts: Tensor) -> Tensor:
+def count_offsets(counts: Tensor) -> Tensor:
     """Return row offsets [R + 1] from the number of entries of each row [R]."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 

@@ -41,13 +41,13 @@ def supports(features: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | 
         return "needs parameters of one dtype, and a residual of the rows' dtype, on one device"
     if not (weight.is_contiguous() and bias.is_contiguous()):
         return "needs contiguous parameters"
-    return _launching.why_not(device)
+    return _launching.explain_refusal(device)
 
 
 @functools.cache
-def source(dtype: torch.dtype, learned: torch.dtype, channels: int, is_wide: bool) -> Source:
-    """Return the source of all kernels for rows of ``channels``; ``is_wide``: rows begin at multiples of 16 bytes."""
-    vector = 16 // dtype.itemsize if is_wide else 1
+def source(dtype: torch.dtype, learned: torch.dtype, channels: int, uses_vectors: bool) -> Source:
+    """Return all kernels for rows of ``channels``, which start at multiples of 16 bytes with ``uses_vectors``."""
+    vector = 16 // dtype.itemsize if uses_vectors else 1
     lanes, steps = _layout(channels, vector)
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
     return Source.defining(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)

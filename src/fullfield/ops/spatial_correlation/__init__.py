@@ -1,5 +1,5 @@
 """Products of each pixel's features with those of a fixed window around it."""
 
-from fullfield.ops.spatial_correlation.api import BACKENDS, backends, spatial_correlation
+from fullfield.ops.spatial_correlation.api import backends, spatial_correlation
 
-__all__ = ["BACKENDS", "backends", "spatial_correlation"]
+__all__ = ["backends", "spatial_correlation"]

@@ -14,10 +14,9 @@ from torch.autograd import forward_ad
 from fullfield import _check
 from fullfield.ops._launching import is_eager
 from fullfield.ops._operators import direct_apply, recompute_gradients, register, wants_gradient
-from fullfield.ops.spatial_correlation.protocol import BACKENDS, FEATURES, SAMPLERS, Pair, Request, Window, choose
+from fullfield.ops.spatial_correlation.protocol import FEATURES, SAMPLERS, Pair, Request, Window, choose
 from fullfield.ops.spatial_correlation.reference import compared
 
-__all__ = ["BACKENDS", "backends", "spatial_correlation"]
 _FLOATS = (*FEATURES, torch.float64)
 
 

@@ -5,23 +5,20 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
-    from fullfield.ops.tvl1.api import BACKENDS as BACKENDS
     from fullfield.ops.tvl1.api import TVL1Solver as TVL1Solver
     from fullfield.ops.tvl1.api import backends as backends
     from fullfield.ops.tvl1.api import tvl1 as tvl1
-    from fullfield.ops.tvl1.config import PRESETS as PRESETS
     from fullfield.ops.tvl1.config import RefinementConfig as RefinementConfig
     from fullfield.ops.tvl1.config import TVL1Config as TVL1Config
     from fullfield.ops.tvl1.guided import FlowRefiner as FlowRefiner
     from fullfield.ops.tvl1.guided import refine_flow as refine_flow
     from fullfield.ops.tvl1.guided import refinement_backends as refinement_backends
-    from fullfield.ops.tvl1.persistent import Latency as Latency
     from fullfield.ops.tvl1.persistent import PersistentSolver as PersistentSolver
 
 _HOMES = {
-    "api": "BACKENDS TVL1Solver backends tvl1",
-    "config": "PRESETS RefinementConfig TVL1Config",
+    "api": "TVL1Solver backends tvl1",
+    "config": "RefinementConfig TVL1Config",
     "guided": "FlowRefiner refine_flow refinement_backends",
-    "persistent": "Latency PersistentSolver",
+    "persistent": "PersistentSolver",
 }
 __all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

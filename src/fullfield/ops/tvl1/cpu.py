@@ -42,7 +42,7 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if config.cuda_alone is not None:
         return f"has no {config.cuda_alone}"
-    return numba_cache.why_not()
+    return numba_cache.explain_refusal()
 
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Solver:  # noqa: ARG001

@@ -35,7 +35,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if device.type != "cpu":
         return Missing(f"runs on cpu only, got {device.type}")  # and no kernel runs there
-    return numba_cache.why_not()
+    return numba_cache.explain_refusal()
 
 
 class Refiner:

@@ -29,8 +29,8 @@ _Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
 _GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
-_ROUND_FITS = _FIT + 1  # before each round that is judged
-PLANES = _ROUND_FITS + JUDGED
+_MISFIT_PLANES = _FIT + 1  # before each round that is judged
+PLANES = _MISFIT_PLANES + JUDGED
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5,
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return None if the kernels can compute with this dtype on ``device``, else the reason."""
-    reason = _launching.why_not(device)
+    reason = _launching.explain_refusal(device)
     if reason is None and dtype != torch.float32:
         reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     return reason
@@ -151,7 +151,7 @@ class Refiner:
         for _, launch in launches:
             launch(stream)
         judged = min(rounds, JUDGED)
-        self._misfits[:judged] = misfits(self._planes[_ROUND_FITS : _ROUND_FITS + judged, :, : self._size[1]])
+        self._misfits[:judged] = misfits(self._planes[_MISFIT_PLANES : _MISFIT_PLANES + judged, :, : self._size[1]])
 
     def _at(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
@@ -226,7 +226,7 @@ class Refiner:
         p = self._params(channels)
         p.flow, p.last = self._at(_FLOWS[flow]), int(last)
         if judged is not None:
-            p.last, p.fit, p.least_fit = 1, self._at(_ROUND_FITS + judged), 0.0
+            p.last, p.fit, p.least_fit = 1, self._at(_MISFIT_PLANES + judged), 0.0
         return self._launch("guided_linearise", p, (8, 32))
 
     def _plain_median(self, flow: int) -> Launch:

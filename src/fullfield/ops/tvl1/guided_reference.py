@@ -39,27 +39,27 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
     xx, xy = image_gradient(one[0])
     yy = image_gradient(one[1])[1]
     flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
-    round_fits = []
+    round_maps = []
     for turn in range(config.rounds):
         for warp in range(config.warps):
             *system, fit = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
             if warp == 0 and turn < JUDGED:
-                round_fits.append(fit - LEAST_FIT)
+                round_maps.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
                 flow, dual = iterate(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
         flow = weighted_median(flow, colours, fit, config)
-    return blended(prior, flow, config.trust), misfits(torch.stack(round_fits))
+    return blended(prior, flow, config.trust), misfits(torch.stack(round_maps))
 
 
-def misfits(round_fits: Tensor) -> Tensor:
-    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``round_fits`` [N, H, W].
+def misfits(round_maps: Tensor) -> Tensor:
+    """Return float64 [N], 0 ... 1: how badly gradients agree over targets in the frame, for ``round_maps`` [N, H, W].
 
     Those are 0 where the target lies outside.
     """
     # Row by row: no number of threads changes the order, and nothing of the planes' size is made.
-    total, seen = (rows.double().sum(1) for rows in (round_fits.sum(2), torch.linalg.vector_norm(round_fits, 0, 2)))
+    total, seen = (rows.double().sum(1) for rows in (round_maps.sum(2), torch.linalg.vector_norm(round_maps, 0, 2)))
     return 1 - total / seen.clamp_min(1)
 
 

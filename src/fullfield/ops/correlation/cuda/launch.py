@@ -41,7 +41,7 @@ SMALL_ITEMS = 9
 
 def supports(request: Request) -> str | None:
     """Return why the kernels cannot serve the request; None if they can."""
-    reason = _launching.why_not(request.device)
+    reason = _launching.explain_refusal(request.device)
     if reason is not None:
         return reason
     if request.dtype not in _launching.CODES:
@@ -64,10 +64,10 @@ def _too_large(request: Request) -> str | None:
     own, less = shapes.gradient_config(config), f"more shared memory than the {shared >> 10} KiB of a block here"
     if shapes.collect_shared(shapes.patch_side(own, shared)) > shared:
         return f"a radius of {request.radius} needs {less}"
-    most_used = max(
+    used_bytes = max(
         shapes.coords_shared(config), shapes.multiply_shared(own, *shapes.choose_multiply_blocks(own, shared))
     )
-    if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
+    if used_bytes > shared or shapes.lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need {less}"
     return None
 

@@ -33,7 +33,7 @@ _Radii = _launching.batch(_Radius)
 
 def supports(device: torch.device) -> str | None:
     """Return None if the kernels run on ``device``, else the reason."""
-    return _launching.why_not(device)
+    return _launching.explain_refusal(device)
 
 
 def _read(*files: Path) -> str:
@@ -98,11 +98,11 @@ class _Tables:
         sum_counts = [_count_sums(size) for size in slots]
         zeros = like.new_zeros(words + len(tables) + sum(sum_counts) + -(-sum(slots) // 2), dtype=torch.int64)
         ordered = like.new_empty(sum(points), 4, dtype=torch.float32)
-        slots_of_points = like.new_empty(sum(points), dtype=torch.int32)
+        point_slots = like.new_empty(sum(points), dtype=torch.int32)
         batch, point, word = _Radii(), 0, zeros.data_ptr() + 8 * words
         slot = word + 8 * (len(tables) + sum(sum_counts))
         for number, p in enumerate(tables):
-            p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, slots_of_points.data_ptr() + 4 * point
+            p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, point_slots.data_ptr() + 4 * point
             p.passed = word
             slot, point, word = slot + 4 * slots[number], point + points[number], word + 8 * (1 + sum_counts[number])
             batch.each[number] = p
@@ -246,12 +246,12 @@ def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
     points = cloud.points.contiguous()
     count, batches, slots = points.shape[0], cloud.batches, _slots(points.shape[0])
     table = points.new_empty(2 * slots, dtype=torch.int64)
-    slots_of_points = points.new_empty(count, dtype=torch.int32)
+    point_slots = points.new_empty(count, dtype=torch.int32)
     sum_count, size = _count_sums(count), len(cells) * (batches + 1) + 1
     counters = points.new_zeros(size + len(cells) * (1 + sum_count), dtype=torch.int64)
     clouds = _offsets(cloud.offsets, points.device)
     p = _Thin()
-    p.points, p.offsets, p.slots, p.nearest = map(address, (points, clouds, slots_of_points, table))
+    p.points, p.offsets, p.slots, p.nearest = map(address, (points, clouds, point_slots, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
     p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
     p.largest = counters.data_ptr() + 8 * (size - 1)

@@ -27,4 +27,4 @@ def supports(request: Request) -> str | None:
     """Return None if the kernels can serve the request, else the reason."""
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return _launching.why_not(request.device)
+    return _launching.explain_refusal(request.device)

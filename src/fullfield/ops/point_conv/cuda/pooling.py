@@ -21,7 +21,11 @@ _Params = structures(_SOURCE)["PoolParams"]
 
 def supports(features: Tensor) -> str | None:
     """Return None if the kernels can pool the features, else the reason."""
-    return _launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
+    return (
+        _launching.explain_refusal(features.device)
+        if features.dtype in _CODES
+        else f"has no kernels for {features.dtype}"
+    )
 
 
 @functools.cache

@@ -13,8 +13,8 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import address, structures
-from fullfield.ops.point_conv.protocol import Transposition, Wanted
-from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
+from fullfield.ops.point_conv.protocol import Transposition, TripletRequest
+from fullfield.ops.point_conv.triplets import Triplets, index_bits, is_packed
 
 LIBRARIES = Libraries("triplet kernels")
 _SHARED_KEYS = 256  # keys of a row that a warp sorts in shared memory
@@ -26,7 +26,7 @@ _Batch = _launching.batch(structures(_SOURCE)["TripletParams"])
 
 def builds(device: torch.device) -> str | None:
     """Return None if the kernels can build triplets of points on ``device``, else the reason."""
-    return _launching.why_not(device)
+    return _launching.explain_refusal(device)
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def source(beside: bool, given: bool = False) -> Source:
 
 def _allocate_cells(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:
     """Return memory for cells that are kept apart from the words; ``none``, which is empty, if they are not."""
-    return none if fits(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
+    return none if is_packed(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
 
 
 def _group_indices(keys: Sequence[object]) -> Iterator[list[int]]:
@@ -52,7 +52,7 @@ def _group_indices(keys: Sequence[object]) -> Iterator[list[int]]:
             yield indices[start : start + _launching.MAX_PROBLEMS]
 
 
-def assemble_all(requests: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
+def assemble_all(requests: Sequence[TripletRequest], *, reuse: bool = True) -> list[Triplets]:
     """Run :func:`assemble` for each in few launches; with ``reuse`` the result overwrites the neighbours' indices."""
     results, none = [], requests[0].points.new_empty(0, dtype=torch.uint8)
     for one in requests:
@@ -85,7 +85,7 @@ def assemble(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """Return the triplets of neighbours: each with its kernel cell."""
-    return assemble_all([Wanted(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
+    return assemble_all([TripletRequest(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
 
 
 def transpose_all(requests: Sequence[Transposition]) -> list[Triplets]:

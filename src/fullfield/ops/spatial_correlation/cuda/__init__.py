@@ -40,7 +40,7 @@ def supports(request: Request) -> str | None:
         return f"needs a stride that divides dilation_patch, got {request.window.stride}"
     if max(request.size) >= 1 << 24 or max(request.window.patch) >= 1 << 12:
         return f"needs maps below 2**24 and patches below 4096, got {request.size}, {request.window.patch}"
-    return _launching.why_not(request.device)
+    return _launching.explain_refusal(request.device)
 
 
 class Columns(NamedTuple):
@@ -66,24 +66,24 @@ def _read(columns: Columns) -> int:
     return read // 8 * 8 + (12 if read % 8 > 4 else 4)
 
 
-def _source(name: str, dtype: torch.dtype, wide: bool, columns: Columns, **macros: int) -> Source:
+def _source(name: str, dtype: torch.dtype, vectors: bool, columns: Columns, **macros: int) -> Source:
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _launching.COPIES, _COMMON, _FOLDER / name)
-    common = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
+    common = {"IN": CODES[dtype], "VEC": 4 if vectors else 1, "JG": columns.group, "JN": columns.groups}
     return Source.defining(text, **common, **macros)
 
 
 @functools.cache
-def forward_source(wide: bool, columns: Columns, rows: int) -> Source:
+def forward_source(vectors: bool, columns: Columns, rows: int) -> Source:
     """Return the source of the forward kernel of float32 features, with ``rows`` of displacements per block."""
     macros = {"PI": rows, "CC": _CHANNELS, "THREADS": forward_threads(columns, rows)}
-    return _source("forward.cu", torch.float32, wide, columns, **macros)
+    return _source("forward.cu", torch.float32, vectors, columns, **macros)
 
 
 @functools.cache
-def backward_source(dtype: torch.dtype, wide: bool, columns: Columns, spread: tuple[int, int]) -> Source:
+def backward_source(dtype: torch.dtype, vectors: bool, columns: Columns, spread: tuple[int, int]) -> Source:
     """Return the source of the backward kernel; ``spread``: channels of a block, of a thread."""
     macros = {"CB": spread[0], "CR": spread[1], "THREADS": backward_threads(spread)}
-    return _source("backward.cu", dtype, wide, columns, **macros)
+    return _source("backward.cu", dtype, vectors, columns, **macros)
 
 
 class Half(NamedTuple):
@@ -119,12 +119,12 @@ def choose_half_tiles(patch: tuple[int, int], others: int) -> Half:
 
 
 @functools.cache
-def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
+def half_source(dtype: torch.dtype, vectors: bool, half: Half) -> Source:
     """Return the source of the forward kernel of 16-bit features."""
     shared = (_launching.HALVES, _launching.VALUES, _launching.PRODUCTS, _launching.COPIES)
     text = _launching.read_source(*shared, _COMMON, _FOLDER / "forward_half.cu")
     return Source.defining(
-        text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
+        text, IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if vectors else 1, JG=1, JN=1,
         CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
     )  # fmt: skip
 
@@ -169,8 +169,8 @@ def choose_rows(patch: int, columns: Columns, others: int, shared: int) -> int:
 
 def choose_spread(columns: Columns, others: int, channels: int, shared: int) -> tuple[int, int]:
     """Return the channels of a block of the backward kernel, and of a thread; arguments as in :func:`rows_of`."""
-    has_many_blocks = others * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
-    return SPREADS[0] if has_many_blocks and backward_shared(columns, SPREADS[0]) <= shared else SPREADS[1]
+    is_large = others * -(-channels // SPREADS[0][0]) >= _MIN_BLOCKS
+    return SPREADS[0] if is_large and backward_shared(columns, SPREADS[0]) <= shared else SPREADS[1]
 
 
 def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
@@ -187,7 +187,7 @@ def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], s
     return total
 
 
-def _is_wide(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
+def _reads_vectors(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
     """Return whether four features in a row can be read at once."""
     if window.dilation_patch[1] != 1 or width % 4 or any(start % 4 for start in starts):
         return False
@@ -207,16 +207,21 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
     tiles = _axes(p, window, (height, width), out_size) * batch
-    wide = _is_wide(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
+    vectors = _reads_vectors(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
     if fmap1.dtype != torch.float32:
         half = choose_half_tiles(window.patch, tiles)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
-        source, name, threads, shared = half_source(fmap1.dtype, wide, half), "spatial_forward_half", 256, half.shared
+        source, name, threads, shared = (
+            half_source(fmap1.dtype, vectors, half),
+            "spatial_forward_half",
+            256,
+            half.shared,
+        )
     else:
         columns = choose_columns(window.patch[1])
         rows = choose_rows(window.patch[0], columns, tiles * columns.blocks, device.shared)
         p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
-        source, name = forward_source(wide, columns, rows), "spatial_forward"
+        source, name = forward_source(vectors, columns, rows), "spatial_forward"
         threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
     kernels = _launching.kernels(LIBRARIES, source, device.index)
     kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
@@ -249,8 +254,8 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
-    wide = _is_wide(window, width, (start,), features)
-    kernels = _launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), device.index)
+    vectors = _reads_vectors(window, width, (start,), features)
+    kernels = _launching.kernels(LIBRARIES, backward_source(features.dtype, vectors, columns, spread), device.index)
     threads, shared = backward_threads(spread), backward_shared(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out

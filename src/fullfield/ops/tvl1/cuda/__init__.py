@@ -12,7 +12,7 @@ from fullfield.ops.tvl1.config import TVL1Config
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
     """Return None if the kernels can compute with these settings, else the reason."""
-    reason = _launching.why_not(device)
+    reason = _launching.explain_refusal(device)
     if reason is None and dtype != torch.float32:
         reason = f"takes and returns float32, got {str(dtype).removeprefix('torch.')}"
     return reason

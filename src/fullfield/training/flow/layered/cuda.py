@@ -30,7 +30,7 @@ _Params = structures(_LAYERS)["LayeredParams"]
 
 def supports(device: torch.device) -> str | None:
     """Return None if the kernels run on the device, else the reason why not."""
-    return _launching.why_not(device)
+    return _launching.explain_refusal(device)
 
 
 @functools.cache
