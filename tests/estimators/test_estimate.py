@@ -220,7 +220,7 @@ def test_bad_frames(frames: tuple[object, object], message: str) -> None:
 
 
 def test_bad_names_and_configurations(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, raft, .*, got 'craft'"):
+    with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta.* mean lambda_\?"):
         build("tvl1", lamda=1)

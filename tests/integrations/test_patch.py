@@ -22,7 +22,7 @@ import fullfield
 from fullfield import InputError
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
-from fullfield.integrations.forms import backend_for, form_of, lookup_of, try_lookup
+from fullfield.integrations.forms import backend_for, build_lookup, parse_signature, try_lookup
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
 from refusals import refuses
@@ -90,7 +90,7 @@ def test_what_the_handle_says(model: Any, capsys: pytest.CaptureFixture[str]) ->
         assert isinstance(handle, Handle)
         assert handle.model is model
         assert handle.active
-        assert [r.what for r in handle.replaced] == ["CorrBlock", "AlternateCorrBlock"]
+        assert [r.description for r in handle.replaced] == ["CorrBlock", "AlternateCorrBlock"]
         assert all(r.where == "foreign_network.Network.block" for r in handle.replaced)
         assert "CorrBlock in foreign_network.Network.block by fullfield's" in repr(handle)
     assert "restored" in repr(handle)
@@ -212,7 +212,7 @@ def test_sea_raft(frames: Any) -> None:
     model = foreign_network.Searaft()
     expected = model(*frames)
     with fullfield.patch(model) as handle:
-        assert [r.what for r in handle.replaced if r.where.endswith("forward")] == ["SEARAFTCorrBlock"]
+        assert [r.description for r in handle.replaced if r.where.endswith("forward")] == ["SEARAFTCorrBlock"]
         assert close(model(*frames), expected)
 
 
@@ -336,11 +336,11 @@ def test_forms() -> None:
     class Guided:
         def __init__(self, fmap1: Any, fmap2: Any, guide: Any, num_levels: int = 4, radius: int = 4) -> None: ...
 
-    assert form_of(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
-    form = form_of(foreign_network.CorrBlock)
+    assert parse_signature(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
+    form = parse_signature(foreign_network.CorrBlock)
     assert not isinstance(form, str)
-    assert try_lookup(lookup_of(foreign_network.CorrBlock, form)) is False
-    assert "raised NotImplementedError" in str(try_lookup(lookup_of(foreign_network.AlternateCorrBlock, form)))
+    assert try_lookup(build_lookup(foreign_network.CorrBlock, form)) is False
+    assert "raised NotImplementedError" in str(try_lookup(build_lookup(foreign_network.AlternateCorrBlock, form)))
     one, two = torch.rand(2, 1, 1, 2, 2)
     assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):
@@ -356,7 +356,7 @@ def test_options_of_a_block_that_change_its_result_are_refused() -> None:
             super().__init__(fmap1, fmap2, num_levels, radius)
             self.normalise = normalise
 
-    form = form_of(Normed)
+    form = parse_signature(Normed)
     assert not isinstance(form, str)
     one, two = torch.rand(2, 1, 1, 2, 2)
     form.bind((one, two), {})

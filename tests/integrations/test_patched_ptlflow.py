@@ -14,7 +14,7 @@ import torch
 import fullfield
 from fullfield.integrations import matching, windows
 from fullfield.integrations.handle import is_patched
-from fullfield.integrations.ptlflow import EXACT, NOTED, OTHER, SUPPORT, TESTED, Support, support_of
+from fullfield.integrations.ptlflow import EXACT, EXACT_WITH_NOTE, OTHER, SUPPORT, TESTED, Support, find_support
 from refusals import refuses
 
 # Height, width and frames of models. The coarsest level read keeps two rows, below which the originals give NaN.
@@ -202,14 +202,14 @@ def test_the_table_names_every_model_once(ptlflow: Any) -> None:
     assert ptlflow.__version__ == TESTED
     listed = [name for support in SUPPORT for name in support.models]
     assert sorted(listed) == sorted(ptlflow.get_model_names())
-    assert {support.state for support in SUPPORT} == {EXACT, NOTED, OTHER}
+    assert {support.state for support in SUPPORT} == {EXACT, EXACT_WITH_NOTE, OTHER}
     assert all(support.note for support in SUPPORT if support.state != EXACT)
 
 
 @pytest.mark.parametrize("name", ["csflow", "llaflow", "flow1d"])
 def test_other_operators_are_refused_with_the_reason(name: str, build: Callable[[str], Any]) -> None:
     model = build(name)
-    support = support_of(model)
+    support = find_support(model)
     refused = refuses("no correlation that is known", fullfield.patch, model)
     assert support.note in refused
 

@@ -31,7 +31,7 @@ def test_values_gradients_and_the_way_back(model: Any) -> None:
     before = dict(vars(block))
     with fullfield.patch(model) as handle:
         found, found_grads = run(model, frames)
-        assert [(r.where, r.what) for r in handle.replaced] == [("corr_block", "CorrBlock")]
+        assert [(r.where, r.description) for r in handle.replaced] == [("corr_block", "CorrBlock")]
         assert copy.deepcopy(model)(*frames, num_flow_updates=1)[0].isfinite().all()
     assert vars(block) == before
     assert model.corr_block is block

@@ -58,7 +58,7 @@ class PtlflowEstimator(LoadingEstimator):
     config: PtlflowConfig
 
     def __init__(self, name: str, config: PtlflowConfig | None = None, *, backend: str | None = None) -> None:
-        from fullfield.integrations.ptlflow import MORE_FRAMES
+        from fullfield.integrations.ptlflow import FRAME_COUNTS
 
         own_name = name.removeprefix(PREFIX)
         self.method = PREFIX + own_name
@@ -68,8 +68,8 @@ class PtlflowEstimator(LoadingEstimator):
         if own_name not in names:
             hint = _check.nearest(self.method, [PREFIX + model_name for model_name in names])
             raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
-        if own_name in MORE_FRAMES:
-            raise InputError(f"method: {own_name} needs {MORE_FRAMES[own_name]} frames, an estimator is given two")
+        if own_name in FRAME_COUNTS:
+            raise InputError(f"method: {own_name} needs {FRAME_COUNTS[own_name]} frames, an estimator is given two")
         is_valid = backend is None or self.config.patched
         _check.require(
             is_valid, "backend", "None with patched=False, where the lookup is the model's own", repr(backend)
@@ -218,11 +218,11 @@ class PtlflowEstimator(LoadingEstimator):
         return None if name is None else int(getattr(model, name))
 
     def _is_to_be_patched(self, model: torch.nn.Module) -> bool:
-        from fullfield.integrations.ptlflow import OTHER, support_of
+        from fullfield.integrations.ptlflow import OTHER, find_support
 
         if not self.config.patched:
             return False
-        support = support_of(model)
+        support = find_support(model)
         if support is None or support.state != OTHER:
             return True
         reason = f"None, as {self.method} has no correlation that is known"

@@ -60,30 +60,30 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def check(what: str, kind: type | None, known: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
+def check(subject: str, kind: type | None, operator: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
     """Raise InputError unless ``what``, which should be ``known``, passes a trial."""
-    why = differs(trial)
-    if why is not None:
-        raise refused(what, kind, known, why)
+    reason = differs(trial)
+    if reason is not None:
+        raise refused(subject, kind, operator, reason)
 
 
 def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
     """Return how their result of a trial differs from ours; None if it does not."""
     with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
         try:
-            theirs, ours = trial()
+            foreign, own = trial()
         except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
             return f"it raised {type(error).__name__} ({error}) on a trial pair"
-    if theirs.shape != ours.shape:
-        return f"on a trial pair it returned {list(theirs.shape)}, ours {list(ours.shape)}"
-    off = float((theirs - ours).abs().max() / ours.abs().max().clamp(min=1e-6))
+    if foreign.shape != own.shape:
+        return f"on a trial pair it returned {list(foreign.shape)}, ours {list(own.shape)}"
+    off = float((foreign - own).abs().max() / own.abs().max().clamp(min=1e-6))
     return None if off <= _TOLERANCE else f"on a trial pair its values are off by {off:.2g} of the largest"
 
 
-def refused(what: str, kind: type | None, known: str, why: str) -> InputError:
+def refused(subject: str, kind: type | None, operator: str, reason: str) -> InputError:
     """Return the error that ``what``, an instance of ``kind``, is not ``known``, an operator of ours."""
-    of = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
-    return InputError(f"model: {what}{of} is not {known}: {why}")
+    type_name = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
+    return InputError(f"model: {subject}{type_name} is not {operator}: {reason}")
 
 
 class Pair(NamedTuple):
@@ -98,7 +98,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class BlockSignature:
     """Parameters of a block's constructor, or of a function that returns one."""
 
     names: tuple[str, ...]
@@ -110,25 +110,27 @@ class Form:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
         """Return the pair that a call requests."""
-        given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+        values = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
             len(args) > len(self.names)
-            or len(given) != len(self.names)
-            or any(name not in given for name in self.names)
+            or len(values) != len(self.names)
+            or any(name not in values for name in self.names)
         ):
             raise TypeError(f"expected the arguments {', '.join(self.names)}, got {len(args)} and {sorted(kwargs)}")
         for name, default in self.defaults.items():
-            if name not in (self.levels, self.radius, *_IMPLEMENTATION) and given[name] != default:
-                raise InputError(f"{name}: expected {default!r}, which is what the patch computes, got {given[name]!r}")
-        fmap1, fmap2 = given[self.names[0]], given[self.names[1]]
-        on_demand = any(bool(given.get(name)) for name in _IMPLEMENTATION)
+            if name not in (self.levels, self.radius, *_IMPLEMENTATION) and values[name] != default:
+                raise InputError(
+                    f"{name}: expected {default!r}, which is what the patch computes, got {values[name]!r}"
+                )
+        fmap1, fmap2 = values[self.names[0]], values[self.names[1]]
+        on_demand = any(bool(values.get(name)) for name in _IMPLEMENTATION)
         if self.arguments is not None:
-            holder = given[self.arguments]
+            holder = values[self.arguments]
             return Pair(fmap1, fmap2, holder.corr_levels, holder.corr_radius, on_demand)
-        return Pair(fmap1, fmap2, given[self.levels or ""], given[self.radius or ""], on_demand)
+        return Pair(fmap1, fmap2, values[self.levels or ""], values[self.radius or ""], on_demand)
 
 
-def form_of(block: Callable[..., Any]) -> Form | str:
+def parse_signature(block: Callable[..., Any]) -> BlockSignature | str:
     """Return the form, or why it is not a known one."""
     parameters = list(inspect.signature(block).parameters.values())
     names = tuple(p.name for p in parameters)
@@ -142,53 +144,59 @@ def form_of(block: Callable[..., Any]) -> Form | str:
     if arguments is None and (levels is None or radius is None):
         return listed
     rest = [n for n in names[2:] if n not in (levels, radius, arguments) and n not in defaults]
-    return listed if rest else Form(names, defaults, levels, radius, arguments)
+    return listed if rest else BlockSignature(names, defaults, levels, radius, arguments)
 
 
-def lookup_of(block: Callable[..., Any], form: Form) -> Lookup:
+def build_lookup(block: Callable[..., Any], signature: BlockSignature) -> Lookup:
     """Return a function that builds a block and looks up in it."""
 
-    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
-        given: dict[str, Any] = {form.names[0]: fmap1, form.names[1]: fmap2}
-        if form.arguments is not None:
-            given[form.arguments] = SimpleNamespace(corr_levels=levels, corr_radius=radius)
+    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+        values: dict[str, Any] = {signature.names[0]: fmap1, signature.names[1]: fmap2}
+        if signature.arguments is not None:
+            values[signature.arguments] = SimpleNamespace(corr_levels=levels, corr_radius=radius)
         else:
-            given.update({form.levels or "": levels, form.radius or "": radius})
-        found: Tensor = block(**given)(coords)
-        return found
+            values.update({signature.levels or "": levels, signature.radius or "": radius})
+        result: Tensor = block(**values)(coords)
+        return result
 
-    return theirs
+    return foreign
 
 
-def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
+def try_lookup(foreign: Lookup, levels: int = 3) -> bool | str:
     """Return whether a block stops pooling once a map's shorter side is at most the window's, or how it differs."""
     rules = [False, True]
     for size in _TRIALS:
         for rule in tuple(rules):
-            why = differs(partial(_trial, theirs, size, levels, rule))
-            if why is not None:
+            reason = differs(partial(_trial, foreign, size, levels, rule))
+            if reason is not None:
                 rules.remove(rule)
                 if not rules:
-                    return why
+                    return reason
     return rules == [True]
 
 
 def check_lookup(
-    what: str, kind: type | None, theirs: Lookup, *, may_stop: bool = False, levels: int = 3, known: str = ALL_PAIRS
+    subject: str,
+    kind: type | None,
+    foreign: Lookup,
+    *,
+    may_stop: bool = False,
+    levels: int = 3,
+    operator: str = ALL_PAIRS,
 ) -> bool:
     """Return the result of :func:`try_lookup`; InputError for another operator, or one that stops but may not."""
-    stops = try_lookup(theirs, levels)
+    stops = try_lookup(foreign, levels)
     if isinstance(stops, str):
-        raise refused(what, kind, known, stops)
+        raise refused(subject, kind, operator, stops)
     if stops and not may_stop:
-        raise refused(what, kind, known, "it stops pooling where maps are small")
+        raise refused(subject, kind, operator, "it stops pooling where maps are small")
     return stops
 
 
-def _trial(theirs: Lookup, size: tuple[int, int], levels: int, stops: bool) -> tuple[Tensor, Tensor]:
+def _trial(foreign: Lookup, size: tuple[int, int], levels: int, stops: bool) -> tuple[Tensor, Tensor]:
     fmap1, fmap2, coords = _pair(size)
     maps = pyramid(fmap2, levels, 2, stops)
-    return theirs(fmap1, fmap2, coords, levels, 2), correlation_lookup(fmap1, maps, coords, 2, backend="reference")
+    return foreign(fmap1, fmap2, coords, levels, 2), correlation_lookup(fmap1, maps, coords, 2, backend="reference")
 
 
 def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,13 +247,13 @@ def lookup_pyramid(
 ) -> CorrelationPyramid:
     """Prepare a pair as the original's block would see it."""
     first, second, dtype = prepared_features(fmap1, fmap2)
-    place = backend_for(fmap1.device, backend)
+    resolved = backend_for(fmap1.device, backend)
     return CorrelationPyramid(
-        first, second, levels, radius, backend=place, out_dtype=dtype, memory_format=memory_format
+        first, second, levels, radius, backend=resolved, out_dtype=dtype, memory_format=memory_format
     )
 
 
-def stops_here(fmap2: Tensor, levels: int, radius: int) -> bool:
+def stops_pooling(fmap2: Tensor, levels: int, radius: int) -> bool:
     """Return whether one of the maps to be pooled is no larger than the window."""
     shorter = min(fmap2.shape[-2:])
     return any(shorter >> level <= 2 * radius + 1 for level in range(levels - 1))
@@ -314,15 +322,17 @@ class StoppingBlock:
     def __call__(self, coords: Tensor) -> Tensor:
         """Look up around ``coords``."""
         at = coords if coords.dtype == self._fmap1.dtype == torch.float64 else coords.float()
-        found = correlation_lookup(self._fmap1, self._maps, at, self._radius, backend=self._backend)
-        return found.to(self._dtype)
+        result = correlation_lookup(self._fmap1, self._maps, at, self._radius, backend=self._backend)
+        return result.to(self._dtype)
 
 
 class Builder:
     """Callable with the original's signature that returns our block."""
 
-    def __init__(self, original: Any, form: Form, stops: bool, on_demand: bool, backend: str | None) -> None:
-        self._form = form
+    def __init__(
+        self, original: Any, signature: BlockSignature, stops: bool, on_demand: bool, backend: str | None
+    ) -> None:
+        self._signature = signature
         self._stops = stops
         self._on_demand = on_demand
         self._backend = backend
@@ -331,8 +341,8 @@ class Builder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Tensor]:
         """Return our block for the pair that the original is called with."""
-        fmap1, fmap2, levels, radius, on_demand = self._form.bind(args, kwargs)
-        if self._stops and stops_here(fmap2, levels, radius):
+        fmap1, fmap2, levels, radius, on_demand = self._signature.bind(args, kwargs)
+        if self._stops and stops_pooling(fmap2, levels, radius):
             return StoppingBlock(fmap1, fmap2, levels, radius, self._backend)
         first, second, dtype = prepared_features(fmap1, fmap2)
         options: dict[str, Any] = {"backend": backend_for(fmap1.device, self._backend), "out_dtype": dtype}
@@ -349,14 +359,14 @@ class Builder:
 
 
 def _recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Builder:
-    form = form_of(original)
-    if isinstance(form, str):
-        raise refused(f"the {name} of {where}", None, ALL_PAIRS, form)
+    signature = parse_signature(original)
+    if isinstance(signature, str):
+        raise refused(f"the {name} of {where}", None, ALL_PAIRS, signature)
     on_demand = re.search(_ALTERNATE, name) is not None
     if accompanied and on_demand:
-        return Builder(original, form, False, on_demand, backend)
-    stops = check_lookup(f"the {name} of {where}", None, lookup_of(original, form), may_stop=True)
-    return Builder(original, form, stops, on_demand, backend)
+        return Builder(original, signature, False, on_demand, backend)
+    stops = check_lookup(f"the {name} of {where}", None, build_lookup(original, signature), may_stop=True)
+    return Builder(original, signature, stops, on_demand, backend)
 
 
 RECOGNISERS: dict[str, Recogniser] = {

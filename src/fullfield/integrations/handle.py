@@ -28,13 +28,13 @@ class Replacement:
 
     where: str
     """Method or attribute that used it."""
-    what: str
+    description: str
     """Its name there."""
     by: str
     """Its replacement."""
 
     def __str__(self) -> str:
-        return f"{self.what} in {self.where} by {self.by}"
+        return f"{self.description} in {self.where} by {self.by}"
 
 
 @dataclass
@@ -44,13 +44,15 @@ class Change:
     target: Any
     overrides: dict[str, Any]
     replaced: list[Replacement]
-    kept: tuple[str, ...] = ()
+    preserved: tuple[str, ...] = ()
     """Attributes that our methods assign; restoring brings their values back."""
 
     @classmethod
-    def of(cls, where: str, target: Any, overrides: dict[str, Any], by: str, kept: tuple[str, ...] = ()) -> Change:
+    def from_overrides(
+        cls, where: str, target: Any, overrides: dict[str, Any], by: str, preserved: tuple[str, ...] = ()
+    ) -> Change:
         """Return the change of a whole block, found at ``where``."""
-        return cls(target, overrides, [Replacement(where, type(target).__qualname__, by)], kept)
+        return cls(target, overrides, [Replacement(where, type(target).__qualname__, by)], preserved)
 
 
 class Handle:
@@ -73,14 +75,14 @@ class Handle:
         self.backend = backend
         self.replaced = tuple(replacement for change in changes for replacement in change.replaced)
         self._undo: list[tuple[Any, type, type, dict[str, Any]]] = []
-        made: dict[type, type] = {}
+        created: dict[type, type] = {}
         for change in changes:
             original = type(change.target)
-            if original not in made:
-                made[original] = _subclass(original, change.overrides)
+            if original not in created:
+                created[original] = _subclass(original, change.overrides)
             state = vars(change.target)
-            values = {name: state[name] for name in change.kept if name in state}
-            self._undo.append((change.target, original, made[original], values))
+            values = {name: state[name] for name in change.preserved if name in state}
+            self._undo.append((change.target, original, created[original], values))
         try:
             for target, _, patched, _ in self._undo:
                 target.__class__ = patched
@@ -100,17 +102,17 @@ class Handle:
             RuntimeError: if a part of the model got another class since (a parametrization, a sharding wrapper); undo
                 that first. The other parts are restored.
         """
-        kept = []
+        preserved = []
         while self._undo:
             target, original, patched, values = self._undo.pop()
             if type(target) is patched:
                 target.__class__ = original
                 vars(target).update(values)
             elif issubclass(type(target), patched):
-                kept.append((target, original, patched, values))
-        self._undo = kept
-        if kept:
-            changed = ", ".join(sorted({type(target).__name__ for target, *_ in kept}))
+                preserved.append((target, original, patched, values))
+        self._undo = preserved
+        if preserved:
+            changed = ", ".join(sorted({type(target).__name__ for target, *_ in preserved}))
             raise RuntimeError(f"the class of {changed} was changed after the patch; undo that, then restore() again")
 
     def __enter__(self) -> Handle:
@@ -161,9 +163,9 @@ def _fill(target: Any, state: dict[str, Any]) -> Any:
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """Return a copy, which is patched as its original is."""
-    made = object.__new__(type(self))
-    memo[id(self)] = made
-    return _fill(made, copy.deepcopy(_state(self), memo))
+    created = object.__new__(type(self))
+    memo[id(self)] = created
+    return _fill(created, copy.deepcopy(_state(self), memo))
 
 
 def _reduce(self: Any, _: int) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -184,24 +186,24 @@ def find(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend:
     Raises:
         InputError: if one of them computes something else.
     """
-    found: list[Change] = []
-    known: dict[int, Any] = {}
-    for part in model.modules():
-        overrides, replaced = _methods(type(part), recognisers, backend, known)
-        hidden = next((name for name in overrides if name in vars(part)), None)
+    changes: list[Change] = []
+    recognised: dict[int, Any] = {}
+    for module in model.modules():
+        overrides, replaced = _methods(type(module), recognisers, backend, recognised)
+        hidden = next((name for name in overrides if name in vars(module)), None)
         if hidden is not None:
-            kind = f"{type(part).__module__}.{type(part).__qualname__}"
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
             raise InputError(
                 f"model: an attribute {hidden} of the object hides {kind}.{hidden} (was it compiled or wrapped?), so "
-                f"that its {replaced[0].what} cannot be replaced; patch first"
+                f"that its {replaced[0].description} cannot be replaced; patch first"
             )
         if overrides:
-            found.append(Change(part, overrides, replaced))
-    return found
+            changes.append(Change(module, overrides, replaced))
+    return changes
 
 
 def _methods(
-    kind: type, recognisers: Mapping[str, Recogniser], backend: str | None, known: dict[int, Any]
+    kind: type, recognisers: Mapping[str, Recogniser], backend: str | None, recognised: dict[int, Any]
 ) -> tuple[dict[str, FunctionType], list[Replacement]]:
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
@@ -216,9 +218,9 @@ def _methods(
         if inner is not function or hiding is not None:
             how = "decorated" if hiding is None else "called by a subclass's method of that name"
             raise InputError(f"model: {where} is {how}, so that its {names[0]} cannot be replaced")
-        ours = _stand_ins(inner, names, where, recognisers, backend, known)
-        overrides[name] = _with_globals(inner, ours)
-        replaced += [Replacement(where, what, str(by)) for what, by in ours.items()]
+        stand_ins = _stand_ins(inner, names, where, recognisers, backend, recognised)
+        overrides[name] = _with_globals(inner, stand_ins)
+        replaced += [Replacement(where, description, str(by)) for description, by in stand_ins.items()]
     return overrides, replaced
 
 
@@ -244,8 +246,8 @@ def _names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> lis
                 yield from used(constant)
 
     names = dict.fromkeys(used(function.__code__))
-    known = [n for pattern in recognisers for n in names if re.search(pattern, n)]
-    return [n for n in dict.fromkeys(known) if n in function.__globals__]
+    recognised = [n for pattern in recognisers for n in names if re.search(pattern, n)]
+    return [n for n in dict.fromkeys(recognised) if n in function.__globals__]
 
 
 def _stand_ins(
@@ -254,26 +256,26 @@ def _stand_ins(
     where: str,
     recognisers: Mapping[str, Recogniser],
     backend: str | None,
-    known: dict[int, Any],
+    recognised: dict[int, Any],
 ) -> dict[str, Any]:
-    ours: dict[str, Any] = {}
+    stand_ins: dict[str, Any] = {}
     for name in names:
         original = function.__globals__[name]
-        if id(original) not in known:
+        if id(original) not in recognised:
             recognise = next(r for pattern, r in recognisers.items() if re.search(pattern, name))
-            known[id(original)] = recognise(name, original, where, bool(ours), backend)
-        ours[name] = known[id(original)]
-    return ours
+            recognised[id(original)] = recognise(name, original, where, bool(stand_ins), backend)
+        stand_ins[name] = recognised[id(original)]
+    return stand_ins
 
 
 def _with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """Return a copy of the function that reads ``names`` instead of its module's values of them."""
     scope = {**function.__globals__, **names}
     del scope["__name__"]  # torch.compile would find the module by it, and its values
-    made = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__qualname__ = function.__qualname__
-    made.__module__ = function.__module__
-    made.__doc__ = function.__doc__
-    made.__dict__.update(function.__dict__)
-    return made
+    created = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    created.__kwdefaults__ = function.__kwdefaults__
+    created.__qualname__ = function.__qualname__
+    created.__module__ = function.__module__
+    created.__doc__ = function.__doc__
+    created.__dict__.update(function.__dict__)
+    return created

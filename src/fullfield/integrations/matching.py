@@ -15,10 +15,10 @@ from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
 from fullfield.ops.matching.api import attend
 
-_KNOWN = "GMFlow's"
+_OPERATOR = "GMFlow's"
 
 
-class _Ours:
+class _StandIn:
     """Function of ours with a readable name."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -31,10 +31,10 @@ class _Ours:
         return "fullfield's matching in linear memory"
 
 
-def _recogniser(ours: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
+def _recogniser(own: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
     def recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-        check(f"the {name} of {where}", None, _KNOWN, lambda: trial(original))
-        return _Ours(ours)
+        check(f"the {name} of {where}", None, _OPERATOR, lambda: trial(original))
+        return _StandIn(own)
 
     return recognise
 
@@ -47,9 +47,9 @@ def _draw(*shape: int) -> Tensor:
 # ---- matching
 
 
-def _flow(found: Tensor, feature: Tensor) -> Tensor:
+def _flow(result: Tensor, feature: Tensor) -> Tensor:
     """Convert a flow to the features' dtype; under autocast it stays float32."""
-    return found if torch.is_autocast_enabled(feature.device.type) else found.to(feature.dtype)
+    return result if torch.is_autocast_enabled(feature.device.type) else result.to(feature.dtype)
 
 
 def _global(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -> tuple[Tensor, None]:
@@ -82,20 +82,20 @@ def matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG0
 
     def trial() -> tuple[Tensor, Tensor]:
         one, two = _draw(2, 1, 8, 5, 7).unbind()
-        theirs = kind()
-        if hasattr(theirs, "init_bhwd"):
-            theirs.init_bhwd(1, 5, 7, one.device, False)
+        foreign = kind()
+        if hasattr(foreign, "init_bhwd"):
+            foreign.init_bhwd(1, 5, 7, one.device, False)
         else:
-            theirs.init_grid(1, 5, 7, one.dtype, one.device)
-        return theirs.global_correlation_softmax(one, two), _global(one, two)[0]
+            foreign.init_grid(1, 5, 7, one.dtype, one.device)
+        return foreign.global_correlation_softmax(one, two), _global(one, two)[0]
 
-    check(name, kind, _KNOWN, trial)
+    check(name, kind, _OPERATOR, trial)
 
     def global_correlation_softmax(self: Any, feature0: Tensor, feature1: Tensor) -> Tensor:  # noqa: ARG001
         return _global(feature0, feature1)[0]
 
-    made = Replacement(name, "global_correlation_softmax", "fullfield's global_matching")
-    return Change(block, {"global_correlation_softmax": global_correlation_softmax}, [made])
+    replacement = Replacement(name, "global_correlation_softmax", "fullfield's global_matching")
+    return Change(block, {"global_correlation_softmax": global_correlation_softmax}, [replacement])
 
 
 # ---- attention over windows
@@ -131,11 +131,11 @@ def _windows(
     bands = [_bands(n, num_splits, with_shift) for n in (h, w)]
     strips = []
     for top, rows, height in bands[0]:
-        parts = []
+        blocks = []
         for left, columns, width in bands[1]:
             cut = [t[:, top : top + rows * height, left : left + columns * width] for t in maps]
-            parts.append(_band(cut, rows, columns))
-        strips.append(torch.cat(parts, 2))
+            blocks.append(_band(cut, rows, columns))
+        strips.append(torch.cat(blocks, 2))
     return torch.cat(strips, 1).flatten(1, 2)
 
 
@@ -151,11 +151,11 @@ def _bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]
 
 def _band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     batch, height, width, _ = maps[0].shape
-    apart = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
-    found = attend(*(t.flatten(0, 2).flatten(1, 2) for t in apart))
-    inner = torch.unflatten(found, 1, (height // rows, width // columns))
-    whole = torch.unflatten(inner, 0, (batch, rows, columns))
-    return whole.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    windows = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
+    result = attend(*(t.flatten(0, 2).flatten(1, 2) for t in windows))
+    inner = torch.unflatten(result, 1, (height // rows, width // columns))
+    joined = torch.unflatten(inner, 0, (batch, rows, columns))
+    return joined.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _mask(height: int, width: int, splits: int) -> Tensor:
@@ -171,24 +171,24 @@ def _mask(height: int, width: int, splits: int) -> Tensor:
 
 
 def _try_mask(original: Any) -> tuple[Tensor, Tensor]:
-    theirs = original(
+    foreign = original(
         input_resolution=(8, 12), window_size_h=4, window_size_w=6, shift_size_h=2, shift_size_w=3,
         device=torch.device("cpu"),
     )  # fmt: skip
-    return theirs, _mask(8, 12, 2)
+    return foreign, _mask(8, 12, 2)
 
 
 def _try_windows(original: Any) -> tuple[Tensor, Tensor]:
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    result: tuple[list[Tensor], list[Tensor]] = ([], [])
     for splits, shift in ((2, False), (2, True), (3, True)):
         height, width = 4 * splits, 6 * splits
         query, key, value = _draw(3, 2, height * width, 8).unbind()
         mask = _mask(height, width, splits) if shift else None
         options: dict[str, Any] = {"num_splits": splits, "with_shift": shift, "h": height, "w": width}
-        found[0].append(original(query, key, value, attn_mask=mask, **options))
-        found[1].append(_windows(query, key, value, **options))
-    theirs, ours = (torch.cat(part, 1) for part in found)
-    return theirs, ours
+        result[0].append(original(query, key, value, attn_mask=mask, **options))
+        result[1].append(_windows(query, key, value, **options))
+    foreign, own = (torch.cat(outputs, 1) for outputs in result)
+    return foreign, own
 
 
 # ---- propagation
@@ -198,20 +198,20 @@ def _propagate(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) ->
     return FlowPropagation.forward(self, feature0, flow, radius)  # which reads the weights by their names
 
 
-def propagation(name: str, part: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+def propagation(name: str, module: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
     """Return the change of a part that propagates flow."""
-    kind = type(part)
+    kind = type(module)
 
     def trial() -> tuple[Tensor, Tensor]:
         with torch.random.fork_rng(devices=[]):
-            theirs = kind(in_channels=8)
+            foreign = kind(in_channels=8)
         feature, flow = _draw(2, 8, 5, 7), _draw(2, 2, 5, 7)
         calls: list[dict[str, Any]] = [{}, {"local_window_attn": True, "local_window_radius": 1}]
-        found = [theirs(feature, flow, **call) for call in calls]
-        ours = [_propagate(theirs, feature, flow, radius) for radius in (None, 1)]
-        return torch.cat(found), torch.cat(ours)
+        result = [foreign(feature, flow, **call) for call in calls]
+        own = [_propagate(foreign, feature, flow, radius) for radius in (None, 1)]
+        return torch.cat(result), torch.cat(own)
 
-    check(name, kind, _KNOWN, trial)
+    check(name, kind, _OPERATOR, trial)
 
     def forward(
         self: Any,
@@ -223,7 +223,7 @@ def propagation(name: str, part: Any, backend: str | None) -> Change:  # noqa: A
     ) -> Tensor:
         return _propagate(self, feature0, flow, local_window_radius if local_window_attn else None)
 
-    return Change.of(name, part, {"forward": forward}, "fullfield's attention in linear memory")
+    return Change.from_overrides(name, module, {"forward": forward}, "fullfield's attention in linear memory")
 
 
 RECOGNISERS = {

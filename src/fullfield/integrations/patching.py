@@ -16,43 +16,43 @@ from fullfield.integrations.handle import Change, Handle, find, is_patched
 from fullfield.ops.correlation.protocol import BACKENDS
 
 
-class _Held:
+class _CurrentPair:
     """Present pair; copies and pickles of the model leave it out."""
 
     def __init__(self, lookup: Callable[[Tensor], Tensor] | None) -> None:
         self.lookup = lookup
 
-    def __deepcopy__(self, _: dict[int, Any]) -> _Held:
-        return _Held(None)
+    def __deepcopy__(self, _: dict[int, Any]) -> _CurrentPair:
+        return _CurrentPair(None)
 
     def __reduce__(self) -> tuple[type, tuple[None]]:
-        return _Held, (None,)
+        return _CurrentPair, (None,)
 
 
 def _torchvision(name: str, block: Any, backend: str | None) -> Change:
     """Return the change of torchvision's block: a module of the model that holds the pair between two calls."""
     kind = type(block)
 
-    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+    def foreign(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
         trial = kind(num_levels=levels, radius=radius)
         trial.build_pyramid(fmap1, fmap2)
-        found: Tensor = trial.index_pyramid(centroids_coords=coords)
-        return found
+        result: Tensor = trial.index_pyramid(centroids_coords=coords)
+        return result
 
-    check_lookup(name, kind, theirs)
+    check_lookup(name, kind, foreign)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
-        self.corr_pyramid = _Held(lookup_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
+        self.corr_pyramid = _CurrentPair(lookup_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
 
     def index_pyramid(self: Any, centroids_coords: Tensor) -> Tensor:
         return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
 
     overrides = {"build_pyramid": build_pyramid, "index_pyramid": index_pyramid}
-    return Change.of(name, block, overrides, PYRAMID, kept=("corr_pyramid",))
+    return Change.from_overrides(name, block, overrides, PYRAMID, preserved=("corr_pyramid",))
 
 
 # Functions that patch a part of a model that has these methods, or an attribute of a part that has this one.
-_PARTS = {
+_MODULE_CHANGES = {
     ("build_pyramid", "index_pyramid"): _torchvision,
     ("compute_cost_volume",): ptlflow.lcv,
     ("q_proj", "k_proj", "forward_local_window_attn"): matching.propagation,
@@ -92,22 +92,22 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     _check.require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
     if backend is not None:
         _check.choice(backend, "backend", BACKENDS)
-    if any(is_patched(part) for part in model.modules()):
+    if any(is_patched(module) for module in model.modules()):
         raise InputError("model: it is patched already; restore() its handle first")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     require_kernel(device, backend)
-    for part in model.modules():
-        support = ptlflow.support_of(part)
+    for module in model.modules():
+        support = ptlflow.find_support(module)
         if support is not None and support.state == ptlflow.OTHER:
             raise InputError(
-                f"model: ptlflow's {type(part).__name__} has no correlation that is known ({support.note})"
+                f"model: ptlflow's {type(module).__name__} has no correlation that is known ({support.note})"
             )
     recognisers = {**_RECOGNISERS, **ptlflow.recognisers(model)}
     changes = [*_blocks(model, backend), *windows.find(model, backend), *find(model, recognisers, backend)]
-    found = [id(change.target) for change in changes]
-    for name, part in model.named_modules():
-        if "CorrBlock" in type(part).__name__ and id(part) not in found:
-            raise InputError(f"model: its {name} ({type(part).__qualname__}) is not known to be an all-pairs lookup")
+    changed_ids = [id(change.target) for change in changes]
+    for name, module in model.named_modules():
+        if "CorrBlock" in type(module).__name__ and id(module) not in changed_ids:
+            raise InputError(f"model: its {name} ({type(module).__qualname__}) is not known to be an all-pairs lookup")
     if not changes:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise InputError(
@@ -120,13 +120,13 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
 
 def _blocks(model: torch.nn.Module, backend: str | None) -> list[Change]:
     """Return the changes of parts and attributes in the tables."""
-    found = []
-    for path, part in model.named_modules():
-        for names, change in _PARTS.items():
-            if all(callable(getattr(part, name, None)) for name in names):
-                found.append(change(path, part, backend))
-        for name, value in vars(part).items():
+    changes = []
+    for path, module in model.named_modules():
+        for names, change in _MODULE_CHANGES.items():
+            if all(callable(getattr(module, name, None)) for name in names):
+                changes.append(change(path, module, backend))
+        for name, value in vars(module).items():
             for method, change in _ATTRIBUTES.items():
                 if callable(getattr(value, method, None)):
-                    found.append(change(f"{path}.{name}".lstrip("."), value, backend))
-    return found
+                    changes.append(change(f"{path}.{name}".lstrip("."), value, backend))
+    return changes

@@ -15,7 +15,7 @@ from fullfield.ops.spatial_correlation import spatial_correlation
 from fullfield.ops.spatial_correlation.protocol import BACKENDS
 
 BY = "fullfield's spatial_correlation"
-_KNOWN = "the fixed window"
+_OPERATOR = "the fixed window"
 Compared: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _FLOWNET = {"patch_size": 21, "dilation_patch": 2}
 
@@ -26,67 +26,69 @@ def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
     Raises:
         InputError: if one of them computes something else, or the backend cannot.
     """
-    found = []
-    for path, part in model.named_modules():
-        if type(part).__name__.endswith("SpatialCorrelationSampler") and "Translated" not in type(part).__name__:
-            found.append(_sampler(path, part, backend))
-        function = vars(part).get("corr")
+    changes = []
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith("SpatialCorrelationSampler") and "Translated" not in type(module).__name__:
+            changes.append(_sampler(path, module, backend))
+        function = vars(module).get("corr")
         if getattr(function, "__name__", "") == "correlate":
-            found.append(_flownet(path, part, function, backend))
-    return found
+            changes.append(_flownet(path, module, function, backend))
+    return changes
 
 
-def _place(device: torch.device, backend: str | None) -> str | None:
-    place = backend_for(device, backend)
-    if place is not None and place not in BACKENDS:
-        raise InputError(f"backend: its windows run on {', '.join(BACKENDS)}, got {place!r}")
-    return place
+def _resolve_backend(device: torch.device, backend: str | None) -> str | None:
+    resolved = backend_for(device, backend)
+    if resolved is not None and resolved not in BACKENDS:
+        raise InputError(f"backend: its windows run on {', '.join(BACKENDS)}, got {resolved!r}")
+    return resolved
 
 
 def _compared(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) -> Tensor:
     """Correlate in the dtype of the original's product: both maps' promoted."""
     dtype = torch.promote_types(fmap1.dtype, fmap2.dtype)
-    place = _place(fmap1.device, backend)
-    return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=place)
+    resolved = _resolve_backend(fmap1.device, backend)
+    return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=resolved)
 
 
 def _window(sampler: Any) -> dict[str, Any]:
-    return {part: getattr(sampler, part) for part in ("patch_size", "dilation_patch", "stride", "padding")}
+    return {
+        attribute: getattr(sampler, attribute) for attribute in ("patch_size", "dilation_patch", "stride", "padding")
+    }
 
 
 def _sampler(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
-    for part in ("kernel_size", "dilation"):
-        if getattr(sampler, part) not in (1, (1, 1)):
-            raise refused(name, kind, _KNOWN, f"its {part} is {getattr(sampler, part)}")
+    for attribute in ("kernel_size", "dilation"):
+        if getattr(sampler, attribute) not in (1, (1, 1)):
+            raise refused(name, kind, _OPERATOR, f"its {attribute} is {getattr(sampler, attribute)}")
     _try(name, kind, lambda one, two: kind.forward(sampler, one, two), _window(sampler), backend)
 
     def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:
         return _compared(input1, input2, backend, **_window(self))
 
-    return Change.of(name, sampler, {"forward": forward}, BY)
+    return Change.from_overrides(name, sampler, {"forward": forward}, BY)
 
 
-def _flownet(name: str, part: Any, function: Compared, backend: str | None) -> Change:
-    def theirs(one: Tensor, two: Tensor) -> Tensor:
+def _flownet(name: str, module: Any, function: Compared, backend: str | None) -> Change:
+    def foreign(one: Tensor, two: Tensor) -> Tensor:
         return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
-    _try(name, type(part), theirs, _FLOWNET, backend)
+    _try(name, type(module), foreign, _FLOWNET, backend)
 
     def correlate(input1: Tensor, input2: Tensor) -> Tensor:
         return _compared(input1, input2, backend, **_FLOWNET).flatten(1, 2) / input1.shape[1]
 
     # The function is an attribute of the object: a property of its class stands before that.
-    made = Replacement(f"{name}.corr".lstrip("."), "correlate", BY)
-    return Change(part, {"corr": property(lambda _: correlate)}, [made])
+    replacement = Replacement(f"{name}.corr".lstrip("."), "correlate", BY)
+    return Change(module, {"corr": property(lambda _: correlate)}, [replacement])
 
 
 def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-    def theirs(one: Tensor, two: Tensor) -> Tensor:
-        found: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
-        return torch.unflatten(found, 1, (5, 5))
+    def foreign(one: Tensor, two: Tensor) -> Tensor:
+        products: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
+        return torch.unflatten(products, 1, (5, 5))
 
-    _try(f"the {name} of {where}", None, theirs, {"patch_size": 5}, backend)
+    _try(f"the {name} of {where}", None, foreign, {"patch_size": 5}, backend)
 
     def compute_cost_volume(feat1: Tensor, feat2: Tensor, param_dict: dict[str, int]) -> Tensor:
         side = 2 * param_dict["max_disp"] + 1
@@ -95,15 +97,15 @@ def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backen
     return compute_cost_volume
 
 
-def _try(what: str, kind: type | None, theirs: Compared, window: dict[str, Any], backend: str | None) -> None:
-    _place(torch.device("cpu"), backend)
+def _try(subject: str, kind: type | None, foreign: Compared, window: dict[str, Any], backend: str | None) -> None:
+    _resolve_backend(torch.device("cpu"), backend)
 
     def trial() -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
         one, two = torch.randn(2, 1, 4, 9, 11, generator=generator, dtype=torch.float32).unbind()
-        return theirs(one, two), spatial_correlation(one, two, **window, backend="reference")
+        return foreign(one, two), spatial_correlation(one, two, **window, backend="reference")
 
-    check(what, kind, _KNOWN, trial)
+    check(subject, kind, _OPERATOR, trial)
 
 
 RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _cost_volume}

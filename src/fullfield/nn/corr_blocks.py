@@ -101,7 +101,7 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
         super().__init__(fmap1, fmap2, args.corr_levels, args.corr_radius, backend=backend, out_dtype=out_dtype)
         self._dilation_shape = (fmap1.shape[0], 1, *fmap1.shape[2:])
         self._device = fmap1.device
-        self._checked_dilation: tuple[Tensor, int] | None = None
+        self._last_ones: tuple[Tensor, int] | None = None
 
     def __call__(
         self,
@@ -119,16 +119,16 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
         expected = "None or ones without gradient"
         _check.require(not dilation.requires_grad, "dilation", expected, "a tensor with gradient")
         # Changes of inference tensors are not counted, and compiled code has no counter.
-        is_counted = not torch.compiler.is_compiling() and not dilation.is_inference()
-        if is_counted and self._checked_dilation is not None:
-            tensor, version = self._checked_dilation
+        has_version = not torch.compiler.is_compiling() and not dilation.is_inference()
+        if has_version and self._last_ones is not None:
+            tensor, version = self._last_ones
             if tensor is dilation and version == dilation._version:
                 return
         if dilation.is_cuda and torch.cuda.is_current_stream_capturing():
             raise _check.InputError("dilation: expected None while a CUDA graph is captured, got a tensor")
         _check.require(bool((dilation == 1).all()), "dilation", expected, "other values")
-        if is_counted:
-            self._checked_dilation = dilation, dilation._version
+        if has_version:
+            self._last_ones = dilation, dilation._version
 
 
 class TorchvisionCorrBlock(nn.Module):
@@ -317,15 +317,15 @@ class StereoCorrBlock:
         self._size = (fmap1.shape[0], fmap1.shape[2], fmap1.shape[3])
         self._products: Tensor | None = None
         with torch.autocast(fmap1.device.type, enabled=False):
-            wide, self._levels = _side_by_side(fmap2, num_levels, 2 * radius + 2)
-            if backend is None and wide.shape[3] <= 2 * fmap1.shape[1]:
+            joined, self._levels = _side_by_side(fmap2, num_levels, 2 * radius + 2)
+            if backend is None and joined.shape[3] <= 2 * fmap1.shape[1]:
                 self._by_row = True
                 self._starts = torch.tensor([[start] for start, _ in self._levels], device=fmap1.device)
-                self._products = _products(self._rows(fmap1), self._rows(wide))
+                self._products = _products(self._rows(fmap1), self._rows(joined))
                 return
         self._by_row = not fmap1.is_cuda or fmap1.dtype == torch.float64
         self._pyramid = CorrelationPyramid(
-            self._rows(fmap1), self._rows(wide), 1, radius, backend=backend, out_dtype=torch.float32
+            self._rows(fmap1), self._rows(joined), 1, radius, backend=backend, out_dtype=torch.float32
         )
 
     def _rows(self, maps: Tensor) -> Tensor:
@@ -343,17 +343,17 @@ class StereoCorrBlock:
         _check.tensor(coords, "coords", (batch, "2", height, width))
         x = coords[:, :1].float()
         # Beyond these bounds all taps are outside, and so they are at them.
-        places = [
+        x_levels = [
             (x / 2**level).clamp(-self.radius - 1, columns + self.radius)
             for level, (_, columns) in enumerate(self._levels)
         ]
         if self._products is not None:
-            return self._blended(self._products, torch.cat(places, 1))
+            return self._blended(self._products, torch.cat(x_levels, 1))
         y = x.new_zeros(1) if self._by_row else torch.arange(height, device=x.device, dtype=x.dtype)[:, None]
-        found = []
-        for place, (start, _) in zip(places, self._levels, strict=True):
-            found.append(self._taps(torch.cat((place + start, y.expand_as(x)), 1)))
-        return torch.cat(found, 1)
+        taps = []
+        for x_level, (start, _) in zip(x_levels, self._levels, strict=True):
+            taps.append(self._taps(torch.cat((x_level + start, y.expand_as(x)), 1)))
+        return torch.cat(taps, 1)
 
     def _taps(self, at: Tensor) -> Tensor:
         """Return the middle row of the windows: [B, 2r+1, H, W1]."""
@@ -372,25 +372,25 @@ class StereoCorrBlock:
         columns = left.long() + torch.arange(-self.radius, self.radius + 2, device=x.device)
         zero = products.shape[2] - 1
         columns = torch.where(columns < 0, zero, columns + self._starts)
-        found = torch.unflatten(products.gather(2, columns.flatten(2)), 2, columns.shape[2:])
+        neighbors = torch.unflatten(products.gather(2, columns.flatten(2)), 2, columns.shape[2:])
         right = x - left
-        taps = (1 - right) * found[..., :-1] + right * found[..., 1:]
+        taps = (1 - right) * neighbors[..., :-1] + right * neighbors[..., 1:]
         return torch.unflatten(taps.flatten(2), 0, self._size[:2]).permute(0, 3, 1, 2).contiguous().float()
 
 
 def _side_by_side(fmap2: Tensor, levels: int, gap: int) -> tuple[Tensor, list[tuple[int, int]]]:
     """Return all levels in one map, ``gap`` columns of zeros behind each, and each level's first column and width."""
     zeros = fmap2.new_zeros((*fmap2.shape[:3], gap))
-    parts: list[Tensor] = []
-    places: list[tuple[int, int]] = []
+    maps: list[Tensor] = []
+    spans: list[tuple[int, int]] = []
     start = 0
     for _ in range(levels):
         width = fmap2.shape[3]
-        places.append((start, width))
-        parts += (fmap2, zeros)
+        spans.append((start, width))
+        maps += (fmap2, zeros)
         start += width + gap
         fmap2 = functional.avg_pool2d(fmap2, (1, 2)) if width > 1 and fmap2.numel() else fmap2[..., : width // 2]
-    return torch.cat(parts, 3), places
+    return torch.cat(maps, 3), spans
 
 
 def _products(rows1: Tensor, rows2: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class PointConv(nn.Module):
         self.kernel_size = kernel_sides(kernel_size)
         for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
             _check.number(value, name, integer=True, low=1)
-        fits = in_channels % groups == 0 and out_channels % groups == 0
-        _check.require(fits, "groups", f"a divisor of {in_channels} and {out_channels} channels", groups)
+        is_valid = in_channels % groups == 0 and out_channels % groups == 0
+        _check.require(is_valid, "groups", f"a divisor of {in_channels} and {out_channels} channels", groups)
         self.in_channels, self.out_channels, self.groups, self.backend = in_channels, out_channels, groups, backend
         self.weight = nn.Parameter(torch.empty(math.prod(self.kernel_size), in_channels // groups, out_channels))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
@@ -102,7 +102,7 @@ class PointNorm(nn.Module):
             features, *self._learned(), self.kind, self.eps, sizes=sizes, running=running, residual=residual, relu=relu
         )
 
-    def of(
+    def convolve(
         self,
         conv: PointConv,
         features: Tensor,  # [N, Cin]
@@ -128,12 +128,12 @@ class PointNorm(nn.Module):
         return own.weight, own.bias
 
     def _running(self, norm: Any, rows: int) -> Running:
-        counted = norm.num_batches_tracked
-        if self.training and rows > 1 and counted is not None:
-            counted.add_(1)
+        batch_count = norm.num_batches_tracked
+        if self.training and rows > 1 and batch_count is not None:
+            batch_count.add_(1)
         momentum = norm.momentum
         if momentum is None:  # the mean of all batches so far; waits for the device
-            momentum = 1.0 / max(1, int(counted)) if self.training and counted is not None else 0.0
+            momentum = 1.0 / max(1, int(batch_count)) if self.training and batch_count is not None else 0.0
         return Running(norm.running_mean, norm.running_var, momentum, self.training)
 
     def extra_repr(self) -> str:
@@ -168,11 +168,11 @@ class CloudPool(nn.Module):
             raise _check.InputError(f"sizes: expected {features.shape[0]} points in all, got {sum(sizes)}")
         exact = torch.float64 if features.dtype == torch.float64 else torch.float32
         rows = []
-        for part in torch.split(features, list(sizes)) if len(sizes) != 1 else (features,):
-            if not part.shape[0]:
-                rows.append(part.new_zeros(part.shape[1]))
+        for cloud in torch.split(features, list(sizes)) if len(sizes) != 1 else (features,):
+            if not cloud.shape[0]:
+                rows.append(cloud.new_zeros(cloud.shape[1]))
             else:
-                rows.append(part.amax(0) if self.mode == "max" else part.mean(0, dtype=exact).to(features.dtype))
+                rows.append(cloud.amax(0) if self.mode == "max" else cloud.mean(0, dtype=exact).to(features.dtype))
         return torch.stack(rows) if len(rows) != 1 else rows[0][None]
 
 

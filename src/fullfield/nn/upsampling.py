@@ -39,8 +39,8 @@ def convex_upsample(
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
     can = graph and is_eager(field, mask) and explain_refusal(field.device) is None
     if can and _kernels().explain_no_convex_gradients(field, mask, factor) is None:
-        found: Tensor = _Convex.apply(field, mask)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _Convex.apply(field, mask)  # type: ignore[no-untyped-call]
+        return result
     if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
         return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
@@ -74,12 +74,12 @@ class _Convex(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         field, mask = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # gradients of the gradient
-        if again or not is_eager(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=
-            inputs = [t if again else t.detach().requires_grad_() for t in (field, mask)]
+        twice = torch.is_grad_enabled()  # gradients of the gradient
+        if twice or not is_eager(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=
+            inputs = [t if twice else t.detach().requires_grad_() for t in (field, mask)]
             upsample = partial(reference.convex_upsample, factor=_kernels().GRADIENTS_FACTOR)
             with torch.enable_grad():
-                found = recompute_gradients(upsample, inputs, grad, ctx.needs_input_grad, create_graph=again)
-            return found[0], found[1]
-        of_field, of_mask = _kernels().convex_gradients(field, mask, grad)
-        return of_field, of_mask
+                grads = recompute_gradients(upsample, inputs, grad, ctx.needs_input_grad, create_graph=twice)
+            return grads[0], grads[1]
+        field_grad, mask_grad = _kernels().convex_gradients(field, mask, grad)
+        return field_grad, mask_grad

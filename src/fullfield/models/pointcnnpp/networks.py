@@ -115,7 +115,7 @@ class ConvNorm(nn.Module):
     ) -> Tensor:
         """Convolve features [N, inputs] and normalise the result, [N', outputs]."""
         geometry, sizes = pyramid.geometries[self.step], pyramid.sizes[self.step[1]]
-        return self.norm.of(self.conv, features, geometry, sizes, residual, relu=relu)
+        return self.norm.convolve(self.conv, features, geometry, sizes, residual, relu=relu)
 
 
 class LinearNorm(nn.Module):
