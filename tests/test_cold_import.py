@@ -23,7 +23,7 @@ def test_import_loads_nothing_heavy() -> None:
     assert not any(loaded("import fullfield; dir(fullfield)").values())
 
 
-def test_estimators_do_not_load_what_they_may_not_need() -> None:
+def test_estimators_load_optional_packages_late() -> None:
     there = loaded(
         "import sys\n"
         "from fullfield import estimate\n"
@@ -36,7 +36,7 @@ def test_estimators_do_not_load_what_they_may_not_need() -> None:
     assert not any(there[name] for name in HEAVY if name not in ("torch", "numpy", "numba", "llvmlite", "scipy"))
 
 
-def test_import_is_fast_beyond_torch_and_leaves_it_as_it_was() -> None:
+def test_import_is_fast_and_changes_no_torch_setting() -> None:
     script = """
 import time, torch
 

@@ -26,12 +26,12 @@ pytestmark = pytest.mark.unit
         ("", ["cpu", "cuda"], ""),
     ],
 )
-def test_the_nearest_names_are_suggested(word: str, known: list[str], hint: str) -> None:
+def test_choice_suggests_nearest_name(word: str, known: list[str], hint: str) -> None:
     assert _check.nearest(word, known) == hint
     assert _check.nearest(word, known, word) == hint.replace("?", f" instead of {word}?")
 
 
-def test_differences_are_named_by_their_path() -> None:
+def test_differences_name_nested_paths() -> None:
     before = {"seed": 1, "style": {"fog": 0.1, "blur": 0.3}, "gone": "x", "list": [1, 2]}
     now = {"seed": 2, "style": {"fog": 0.5, "blur": 0.3}, "new": {"a": 1}, "later": None, "list": [1, 2]}
     assert _check.differences(before, now) == [

@@ -30,12 +30,12 @@ def configurations() -> list[type[Config]]:
     return sorted(found, key=lambda kind: kind.__name__)
 
 
-def test_all_are_found() -> None:
+def test_every_config_is_listed() -> None:
     assert len(configurations()) >= 13
 
 
 @pytest.mark.parametrize("kind", configurations(), ids=lambda kind: kind.__name__)
-def test_an_unknown_field_is_named_with_the_nearest_one(kind: type[Config]) -> None:
+def test_config_names_unknown_field_and_nearest(kind: type[Config]) -> None:
     field = dataclasses.fields(kind)[0].name
     wrong = f"{field}x"
     message = rf"^{kind.__name__}: expected one of {field}.*, got '{wrong}'; did you mean {field}\?$"
@@ -49,7 +49,7 @@ def test_an_unknown_field_is_named_with_the_nearest_one(kind: type[Config]) -> N
 
 
 @pytest.mark.parametrize("kind", configurations(), ids=lambda kind: kind.__name__)
-def test_signature_copies_and_pickles(kind: type[Config]) -> None:
+def test_config_signature_copy_and_pickle(kind: type[Config]) -> None:
     made = kind()
     assert list(inspect.signature(kind).parameters) == [field.name for field in dataclasses.fields(kind)]
     assert made == copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == kind(**vars(made)) == made.replace()

@@ -21,7 +21,7 @@ from fullfield.testing import textured_scene
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_torch_hub_finds_the_networks() -> None:
+def test_torch_hub_lists_networks() -> None:
     entries = vars(loaded("hubconf.py"))
     assert {name for name in entries if callable(entries[name]) and name[0] != "_"} == {
         "Path",
@@ -130,7 +130,7 @@ def plates(folder: Path) -> Read:
     return Read(file=Knob(f"{folder.as_posix()}/plate.%04d.exr"), first=Knob(1001), last=Knob(1002))
 
 
-def test_nukes_command_makes_the_vectors_of_the_read_node(
+def test_nuke_command_estimates_read_node(
     in_nuke: ModuleType, nuke: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FULLFIELD", f"{sys.executable} -m fullfield")
@@ -155,7 +155,7 @@ def test_nukes_command_makes_the_vectors_of_the_read_node(
     assert read_vectors(tmp_path / "vectors" / "mv.1001.exr")
 
 
-def test_nukes_command_says_what_is_wrong(
+def test_nuke_command_reports_errors(
     in_nuke: ModuleType, nuke: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nuke.selectedNode = lambda: SimpleNamespace(Class=lambda: "Blur")
@@ -180,7 +180,7 @@ def test_nukes_command_says_what_is_wrong(
     assert threading.active_count() < 50
 
 
-def test_nukes_command_line_is_ours(in_nuke: ModuleType) -> None:
+def test_nuke_command_line_parses(in_nuke: ModuleType) -> None:
     from fullfield.cli.main import build_parser
 
     words = in_nuke.command("plate.%04d.exr", 1, 9, "mv.%04d.exr", "fullfield-s", refine=True, device="cuda")
@@ -189,7 +189,7 @@ def test_nukes_command_line_is_ours(in_nuke: ModuleType) -> None:
     assert in_nuke.vectors_beside("/shots/a/plate.%06d.dpx") == "/shots/a/vectors/mv.%06d.exr"
 
 
-def test_comfyuis_nodes() -> None:
+def test_comfyui_nodes_estimate() -> None:
     nodes = loaded("examples/comfyui/__init__.py")
     assert nodes.NODE_CLASS_MAPPINGS.keys() == nodes.NODE_DISPLAY_NAME_MAPPINGS.keys()
     scene = textured_scene(64, 80, seed=1, max_motion=2.0)
@@ -214,7 +214,7 @@ def test_comfyuis_nodes() -> None:
         made["FullfieldFlow"].run(first, second[:1], "tvl1", refine=False)
 
 
-def test_condas_recipe_agrees_with_the_project() -> None:
+def test_conda_recipe_agrees_with_project() -> None:
     yaml = pytest.importorskip("yaml")
     recipe = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text("utf-8"))
     project = (ROOT / "pyproject.toml").read_text("utf-8")

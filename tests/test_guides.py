@@ -63,7 +63,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", ["start.md", "compositors.md", "researchers.md", "point-clouds.md", "live.md"])
-def test_the_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_guides_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = [words for words in commands(page) if words[0] not in ELSEWHERE]
     assert found
     for words in found:
@@ -118,20 +118,20 @@ def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("page", ["start.md", "compositors.md", "point-clouds.md", "live.md"])
-def test_the_python_runs(page: str, here: Path) -> None:
+def test_guides_python_runs(page: str, here: Path) -> None:
     assert blocks(page, "python")
     for block in blocks(page, "python"):
         run(block, names(here))
 
 
-def test_the_researchers_python_runs(here: Path) -> None:
+def test_researchers_page_python_runs(here: Path) -> None:
     patch, _, lookup, hub = blocks("researchers.md", "python")
     assert run(patch, names(here))["handle"].replaced
     assert run(lookup, names(here))["features"].shape == (1, 324, 16, 24)
     assert run(hub, names(here))["flow"].shape == (1, 2, 64, 80)
 
 
-def test_a_model_of_ptlflow_is_patched_as_the_page_says(here: Path, ptlflow: Any) -> None:
+def test_researchers_page_patches_ptlflow(here: Path, ptlflow: Any) -> None:
     from fullfield.integrations.handle import is_patched
 
     block = blocks("researchers.md", "python")[1]
@@ -144,7 +144,7 @@ def test_a_model_of_ptlflow_is_patched_as_the_page_says(here: Path, ptlflow: Any
     assert found["flow"].shape == (1, 2, 128, 160)
 
 
-def test_the_replacements_for_other_libraries_run(here: Path) -> None:
+def test_migrating_page_runs(here: Path) -> None:
     from fullfield.integrations.handle import is_patched
     from fullfield.nn import CorrelationPyramid
 
@@ -171,7 +171,7 @@ def test_the_replacements_for_other_libraries_run(here: Path) -> None:
     assert np.abs(np.median(theirs - given["ours"], (0, 1))).max() < 0.2  # the same axes, units and order
 
 
-def test_the_messages_that_are_explained_exist() -> None:
+def test_troubleshooting_page_quotes_existing_messages() -> None:
     page = (DOCS / "troubleshooting.md").read_text("utf-8")
     source = "\n".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
     sections = re.findall(r"^## From .*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
@@ -186,7 +186,7 @@ def test_the_messages_that_are_explained_exist() -> None:
     assert [message for message in messages if message not in source] == []
 
 
-def test_the_table_of_operators_names_every_backend() -> None:
+def test_support_page_names_every_backend() -> None:
     page = (DOCS / "support.md").read_text("utf-8")
     for operator in ("correlation", "tvl1", "neighbors", "point_conv"):
         backends = [name for name, _ in importlib.import_module(f"fullfield.ops.{operator}").backends()]

@@ -151,7 +151,7 @@ def told() -> Iterator[tuple[dict[str, list[Any]], list[str], Path]]:
         ("weights", "secret.pth"),
     ],
 )
-def test_one_line_says_what_is_not_allowed(told: Any, name: str, words: str) -> None:
+def test_commands_name_forbidden_files_in_one_line(told: Any, name: str, words: str) -> None:
     code, err = told[0][name]
     assert code == 2, err
     errors = [line for line in err.splitlines() if line.startswith("fullfield: error: ")]
@@ -160,7 +160,7 @@ def test_one_line_says_what_is_not_allowed(told: Any, name: str, words: str) -> 
     assert "Traceback" not in err
 
 
-def test_the_rest_works_without_a_home(told: Any) -> None:
+def test_commands_work_without_home(told: Any) -> None:
     commands, folders, folder = told
     assert commands["fine"][0] == 0, commands["fine"]
     assert (folder / "out.flo").stat().st_size > 32 * 40 * 8
@@ -169,14 +169,14 @@ def test_the_rest_works_without_a_home(told: Any) -> None:
     assert folders == [mine, mine, mine, "None"], "another's folder is never taken, nor one that cannot be written"
 
 
-def test_a_folder_that_cannot_be_listed_takes_frames(told: Any) -> None:
+def test_shot_writes_into_unlistable_folder(told: Any) -> None:
     commands, _, folder = told
     code, err = commands["shot, blind"]
     assert code == 0, err
     assert (folder / "blind" / "mv.0001.exr").is_file()
 
 
-def test_a_plate_that_may_not_be_read_costs_its_pairs_alone(told: Any) -> None:
+def test_shot_skips_pairs_of_unreadable_plate(told: Any) -> None:
     commands, _, folder = told
     code, err = commands["shot"]
     assert code == 2

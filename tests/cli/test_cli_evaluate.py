@@ -38,7 +38,7 @@ def pairs(scene: Path) -> Path:
     return folder
 
 
-def test_totals_table_and_folder(cli: Any, pairs: Path) -> None:
+def test_evaluate_prints_table_and_writes_folder(cli: Any, pairs: Path) -> None:
     ran = cli("evaluate", "tvl1", "pairs:mine", *FAST)
     assert ran.code == 0, ran.err
     assert ran.out.startswith("runs/mine/tvl1: tvl1 fast on mine, 2 pairs (")
@@ -55,7 +55,7 @@ def test_totals_table_and_folder(cli: Any, pairs: Path) -> None:
     assert result["scores"]["epe"] == metrics.compute()["epe"]
 
 
-def test_json_and_resuming(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+def test_evaluate_prints_json_and_resumes(cli: Any, pairs: Path) -> None:  # noqa: ARG001
     first = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--json").json
     assert first["run"] == "runs/mine/tvl1"
     assert first["this_call"]["estimated"] == 2
@@ -68,7 +68,7 @@ def test_json_and_resuming(cli: Any, pairs: Path) -> None:  # noqa: ARG001
     assert again["scores"] == first["scores"]
 
 
-def test_another_configuration_does_not_mix(refused: Callable[..., str], cli: Any, pairs: Path) -> None:  # noqa: ARG001
+def test_evaluate_refuses_other_settings_of_folder(refused: Callable[..., str], cli: Any, pairs: Path) -> None:  # noqa: ARG001
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code == 0
     assert "parameters.warps was 2, is 3" in refused("evaluate", "tvl1", "pairs:mine", *FAST[:-3], "3", *FAST[-2:])
     assert "backend was 'automatic', is 'reference'" in refused(
@@ -76,7 +76,7 @@ def test_another_configuration_does_not_mix(refused: Callable[..., str], cli: An
     )
 
 
-def test_scale_has_a_folder_of_its_own(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+def test_evaluate_scale_has_own_folder(cli: Any, pairs: Path) -> None:  # noqa: ARG001
     ran = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--scale", "1/2", "--warm-start", "--json").json
     assert ran["run"] == "runs/mine/tvl1-1of2"
     assert ran["config"]["parameters"]["scale"] == "1/2"
@@ -85,7 +85,7 @@ def test_scale_has_a_folder_of_its_own(cli: Any, pairs: Path) -> None:  # noqa: 
 
 
 @pytest.mark.usefixtures("pairs")
-def test_a_method_is_prepared_for_the_reduced_frames(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_prepares_method_for_reduced_frames(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
     once = Chosen.prepare
 
@@ -99,7 +99,7 @@ def test_a_method_is_prepared_for_the_reduced_frames(cli: Any, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("pairs")
-def test_too_little_memory_to_prepare_is_noted(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_records_memory_shortage_of_preparation(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -111,7 +111,7 @@ def test_too_little_memory_to_prepare_is_noted(cli: Any, monkeypatch: pytest.Mon
     assert not Path("runs/mine/tvl1/failure.json").exists()
 
 
-def test_scoring_again_estimates_nothing(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
+def test_evaluate_score_only_estimates_nothing(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     first = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "r", "--json").json
     again = cli("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only", "--averaging", "per_image", "--json").json
     assert "this_call" not in again
@@ -132,7 +132,7 @@ def test_scoring_again_estimates_nothing(cli: Any, refused: Callable[..., str], 
     assert "holds predictions of other frames" in refused("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only")
 
 
-def test_gate(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
+def test_evaluate_max_epe_sets_exit_code(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     epe = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--json").json["scores"]["epe"]
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST, "--max-epe", 1.01 * epe).code == 0
     failed = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--max-epe", 0.99 * epe, "-q")
@@ -142,7 +142,7 @@ def test_gate(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     assert "--max-epe: mine has no truth" in refused("evaluate", "tvl1", "pairs:mine", "--max-epe", "1")
 
 
-def test_without_truth_there_are_predictions(cli: Any, pairs: Path) -> None:
+def test_evaluate_without_truth_stores_predictions(cli: Any, pairs: Path) -> None:
     (pairs / "pairs.txt").write_text("a.png b.png\n")
     ran = cli("evaluate", "tvl1", "pairs:mine", *FAST)
     assert ran.code == 0
@@ -152,19 +152,23 @@ def test_without_truth_there_are_predictions(cli: Any, pairs: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["mine", "pairs", "pairs:", "nothing:mine", ":mine"])
-def test_a_wrong_data_set_lists_the_names(refused: Callable[..., str], pairs: Path, word: str) -> None:  # noqa: ARG001
+def test_evaluate_lists_names_for_wrong_data_set(refused: Callable[..., str], pairs: Path, word: str) -> None:  # noqa: ARG001
     told = refused("evaluate", "tvl1", word)
     assert "NAME:FOLDER" in told
     assert all(name in told for name in DATASETS)
 
 
-def test_more_processes_than_gpus(refused: Callable[..., str], pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def test_evaluate_names_too_many_processes(
+    refused: Callable[..., str],
+    pairs: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LOCAL_RANK", "99")
     told = refused("evaluate", "tvl1", "pairs:mine", "--device", "cuda")
     assert "--device: expected a device of this machine, got 'cuda:99'" in told
 
 
-def test_submission(cli: Any, scene: Path) -> None:
+def test_evaluate_writes_submission(cli: Any, scene: Path) -> None:
     frames = scene / "sintel" / "test" / "final" / "market_1"
     frames.mkdir(parents=True)
     for i, name in enumerate(("a", "b", "a"), 1):
@@ -191,9 +195,7 @@ def weights(path: Path, seed: int) -> None:
     torch.save(RAFT(RAFTConfig.small()).state_dict(), path)
 
 
-def test_two_weight_files_under_one_name_do_not_share_predictions(
-    cli: Any, refused: Callable[..., str], pairs: Path
-) -> None:
+def test_evaluate_keeps_weights_of_one_name_apart(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     write_wide(pairs)
     common = ("evaluate", "raft-small", "pairs:mine", "--weights", "w.pth", "--updates", "1")
     weights(Path("w.pth"), 1)
@@ -217,7 +219,7 @@ def test_two_weight_files_under_one_name_do_not_share_predictions(
         ("raft-small", ("--backend", "reference"), "on_demand"),
     ],
 )
-def test_variants_are_told_from_the_stored_run(
+def test_evaluate_score_only_checks_variant_of_stored_run(
     cli: Any, pairs: Path, model: str, options: tuple[str, ...], variant: str
 ) -> None:
     write_wide(pairs)
@@ -238,7 +240,7 @@ def evaluate_as(rank: int, port: int, folder: Path, argv: list[str]) -> None:
     sys.exit(code)
 
 
-def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:
+def test_evaluate_in_two_processes_equals_one(cli: Any, pairs: Path) -> None:
     alone = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "alone", "--json").json
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "fullfield.cli.main"])

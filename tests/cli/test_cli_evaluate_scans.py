@@ -31,7 +31,7 @@ def rooms(scene: Path) -> str:
     return "3dmatch:set"
 
 
-def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., str], rooms: str) -> None:
+def test_evaluate_scans_prints_table_and_scores_again(cli: Any, refused: Callable[..., str], rooms: str) -> None:
     few = ("--ransac", "500")
     ran = cli("evaluate", "fpfh", rooms, "--samples", "400,60", *few)
     assert ran.code == 0, ran.err
@@ -57,7 +57,7 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., s
     assert "samples-400: holds fpfh, not learned" in refused("evaluate", "learned", rooms, *words)
 
 
-def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], rooms: str) -> None:
+def test_evaluate_scans_passes_parameters_to_method(cli: Any, refused: Callable[..., str], rooms: str) -> None:
     words = ("--samples", "300", "--voxel", "0.12", "--seed", "5", "--ransac", "500", "-o", "mine")
     result = cli("evaluate", "fpfh", rooms, *words, "--json").json["runs"][0]
     assert result["run"] == "mine/samples-300"
@@ -67,7 +67,7 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
     assert "parameters.iterations was 500, is 50000" in told
 
 
-def test_a_protocol_lists_ransac_beside_the_whole_pipeline(cli: Any, rooms: str) -> None:
+def test_evaluate_scans_protocol_lists_ransac_and_pipeline(cli: Any, rooms: str) -> None:
     few = ("--ransac", "500", "--voxel", "0.12", "--protocol", "pointcnnpp", "--samples", "400,60")
     ran = cli("evaluate", "fpfh", rooms, *few)
     assert ran.code == 0, ran.err

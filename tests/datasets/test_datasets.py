@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fullfield import InputError
 from fullfield.datasets import (
@@ -33,7 +32,7 @@ from fullfield.datasets import (
     Spring,
     open_dataset,
 )
-from fullfield.io import write_flow, write_image
+from fullfield.io import write_flow
 from refusals import refuses
 
 pytestmark = pytest.mark.unit
@@ -94,7 +93,7 @@ def sintel(root: Path) -> None:
         picture(root / "test" / "clean" / "market_1" / f"frame_{i:04d}.png", 10 * i)
 
 
-def test_sintel(tmp_path: Path) -> None:
+def test_sintel_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
     sintel(tmp_path)
     pairs = Sintel(tmp_path)
     assert (pairs.name, len(pairs)) == ("sintel-clean", 3)
@@ -112,7 +111,7 @@ def test_sintel(tmp_path: Path) -> None:
     assert [sample.name for sample in pairs[:2]] == [r.name for r in pairs.records[:2]]
 
 
-def test_sintel_without_truth_masks_or_a_frame(tmp_path: Path) -> None:
+def test_sintel_without_truth_masks_or_frame(tmp_path: Path) -> None:
     sintel(tmp_path)
     pairs = open_dataset("sintel-clean-test", tmp_path)
     assert pairs.name == "sintel-clean-test"
@@ -128,7 +127,7 @@ def test_sintel_without_truth_masks_or_a_frame(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("year", "folder"), [("2015", "image_2"), ("2012", "colored_0"), ("2012", "image_0")])
-def test_kitti(tmp_path: Path, year: str, folder: str) -> None:
+def test_kitti_lists_pairs_and_reads_truth(tmp_path: Path, year: str, folder: str) -> None:
     everywhere = torch.ones(H, W, dtype=torch.bool)
     known, seen = everywhere.clone(), everywhere.clone()
     known[0, 0] = seen[0, 0] = seen[2, 3] = False
@@ -160,7 +159,7 @@ def spring(root: Path, *, camera: str = "left") -> np.ndarray:
     return truth
 
 
-def test_spring(tmp_path: Path) -> None:
+def test_spring_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
     truth = spring(tmp_path)
     for i in (1, 2):
         name = f"matchmap_flow_FW_left_{i:04d}.png"
@@ -176,7 +175,7 @@ def test_spring(tmp_path: Path) -> None:
     assert where(sample.occluded) == [[1, 1]]
 
 
-def test_of_springs_match_maps_blue_says_nothing(tmp_path: Path) -> None:
+def test_spring_ignores_blue_of_match_maps(tmp_path: Path) -> None:
     spring(tmp_path)
     for i in (1, 2):
         pixels = np.zeros((H, W, 3), np.uint8)
@@ -187,7 +186,7 @@ def test_of_springs_match_maps_blue_says_nothing(tmp_path: Path) -> None:
     assert where(Spring(tmp_path)[0].occluded) == [[0, 1], [1, 2], [4, 4]]
 
 
-def test_spring_backward_goes_to_the_frame_before(tmp_path: Path) -> None:
+def test_spring_backward_pairs_lead_to_previous_frame(tmp_path: Path) -> None:
     truth = spring(tmp_path, camera="right")
     pairs = open_dataset("spring-right-bw", tmp_path)
     assert pairs.name == "spring-right-bw"
@@ -197,7 +196,7 @@ def test_spring_backward_goes_to_the_frame_before(tmp_path: Path) -> None:
     assert np.array_equal(flow[0].numpy().transpose(1, 2, 0), truth[::2, ::2] - 3, True)
 
 
-def test_hd1k(tmp_path: Path) -> None:
+def test_hd1k_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
     for i in range(3):
         picture(tmp_path / "hd1k_input/image_2" / f"000000_{i:04d}.png", 10 * i)
         picture(tmp_path / "hd1k_input/image_2" / f"000001_{i:04d}.png", 10 * i)
@@ -217,7 +216,7 @@ def chairs(root: Path, names: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("names", [("_img1.ppm", "_img2.ppm", "_flow.flo"), ("-img0.ppm", "-img1.ppm", "-gt.flo")])
-def test_chairs(tmp_path: Path, names: tuple[str, str, str]) -> None:
+def test_chairs_lists_splits(tmp_path: Path, names: tuple[str, str, str]) -> None:
     chairs(tmp_path / "data", names)
     (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n1\n")
     assert [r.name for r in FlyingChairs(tmp_path).records] == ["00001", "00002", "00003"]
@@ -237,7 +236,7 @@ def test_chairs(tmp_path: Path, names: tuple[str, str, str]) -> None:
         refuses(message, FlyingChairs, tmp_path, split="val")
 
 
-def test_things(tmp_path: Path) -> None:
+def test_things_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
     for i in (6, 7):
         picture(tmp_path / "frames_finalpass/TEST/A/0000/left" / f"{i:04d}.png", i)
         for direction, word, sign in (("into_future", "Future", 1), ("into_past", "Past", -1)):
@@ -253,7 +252,7 @@ def test_things(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["official", "official, two frames", "together"])
-def test_middlebury(tmp_path: Path, layout: str) -> None:
+def test_middlebury_lists_both_layouts(tmp_path: Path, layout: str) -> None:
     frames, truth = {
         "official": (tmp_path / "other-data", tmp_path / "other-gt-flow"),
         "official, two frames": (tmp_path / "other-color-twoframes/other-data", tmp_path / "other-gt-flow"),
@@ -273,7 +272,7 @@ def test_middlebury(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("listing", ["data_ranges.json", "config.json"])
-def test_kubric(tmp_path: Path, listing: str) -> None:
+def test_kubric_lists_pairs_and_reads_truth(tmp_path: Path, listing: str) -> None:
     cv2 = pytest.importorskip("cv2")
 
     scene = tmp_path / "8k" / "000"
@@ -299,7 +298,7 @@ def test_kubric(tmp_path: Path, listing: str) -> None:
         _ = KubricNK(tmp_path)[0]
 
 
-def test_rendered(tmp_path: Path) -> None:
+def test_rendered_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
     values = np.ones((2 * H, 2 * W, 2))
     values[0, 1] = np.nan
     for shot in ("010_0050", "040_0040"):
@@ -319,7 +318,7 @@ def test_rendered(tmp_path: Path) -> None:
     refuses("is a shot, with frames in it; expected the folder that holds the shots", Rendered, tmp_path / "010_0050")
 
 
-def test_pairs_of_numbered_frames(tmp_path: Path) -> None:
+def test_pairs_lists_numbered_frames(tmp_path: Path) -> None:
     for shot in ("a", "b"):
         for i in (9, 10, 11, 13):
             picture(tmp_path / "mine" / shot / "frames" / f"x_{i}.png", i)
@@ -338,7 +337,7 @@ def test_pairs_of_numbered_frames(tmp_path: Path) -> None:
     refuses(r"flow: expected a file for x_10\.png", Pairs, tmp_path / "mine")
 
 
-def test_pairs_on_both_sides_of_a_gap_do_not_follow_each_other(tmp_path: Path) -> None:
+def test_pairs_do_not_cross_gap(tmp_path: Path) -> None:
     for name in ("x_1", "x_2", "x_3", "x_7", "x_8", "y_8", "y_9"):
         picture(tmp_path / "frames" / f"{name}.png", 1)
     pairs = Pairs(tmp_path)
@@ -351,7 +350,7 @@ def test_pairs_on_both_sides_of_a_gap_do_not_follow_each_other(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("make", ["sintel", "things", "rendered"])
-def test_frames_without_a_number_of_the_usual_form(tmp_path: Path, make: str) -> None:
+def test_pairs_accept_unusual_numbers(tmp_path: Path, make: str) -> None:
     folder = {"sintel": "test/clean/a", "things": "frames_cleanpass/TEST/A/0000/left", "rendered": "a/frames"}[make]
     for i in (6, 7):
         picture(tmp_path / folder / f"img{i:04d}x.png", i)
@@ -363,7 +362,7 @@ def test_frames_without_a_number_of_the_usual_form(tmp_path: Path, make: str) ->
     refuses("does not exist", open_dataset, {"things": "things-clean-test"}.get(make, make), tmp_path)
 
 
-def test_pairs_of_a_list(tmp_path: Path) -> None:
+def test_pairs_reads_list(tmp_path: Path) -> None:
     for name in ("a.png", "b.png", "with space.png"):
         picture(tmp_path / name, 3)
     flow_file(tmp_path / "a.flo", 1)
@@ -386,11 +385,11 @@ def test_pairs_of_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_missing_folder_is_named(tmp_path: Path, name: str) -> None:
+def test_open_dataset_names_missing_folder(tmp_path: Path, name: str) -> None:
     refuses("absent", open_dataset, name, tmp_path / "absent")
 
 
-def test_names_and_frames_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_open_dataset_names_mismatched_files(tmp_path: Path) -> None:
     refuses("sintel-clean", open_dataset, "sintel", tmp_path)
     picture(tmp_path / "frames" / "a_1.png", 3)
     picture(tmp_path / "frames" / "a_2.png", 3, (H, W + 1))
@@ -400,13 +399,13 @@ def test_names_and_frames_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [KITTI2015, HD1K, Middlebury, FlyingChairs])
-def test_an_empty_tree_is_refused(tmp_path: Path, make: Callable[[Path], FlowDataset]) -> None:
+def test_open_dataset_refuses_empty_folder(tmp_path: Path, make: Callable[[Path], FlowDataset]) -> None:
     for folder in ("training/image_2", "training/flow_occ", "hd1k_input/image_2", "hd1k_flow_gt/flow_occ"):
         (tmp_path / folder).mkdir(parents=True)
     refuses("found none", make, tmp_path)
 
 
-def test_real_samples(data_dir: Path) -> None:
+def test_open_dataset_reads_real_samples(data_dir: Path) -> None:
     assert [r.name for r in Middlebury(data_dir / "flow" / "middlebury").records] == [
         "Dimetrodon",
         "Grove2",
@@ -420,7 +419,7 @@ def test_real_samples(data_dir: Path) -> None:
     assert float(sample.flow.abs().mean()) > 1
 
 
-def test_a_sample_is_one_line_and_a_batch_needs_all_parts() -> None:
+def test_flow_sample_repr_and_batch() -> None:
     flow = torch.zeros(2, 300, 400)
     sample = FlowSample("a/1", torch.zeros(3, 300, 400), torch.zeros(3, 300, 400), flow, None, None)
     assert "\n" not in str(sample)
@@ -429,21 +428,3 @@ def test_a_sample_is_one_line_and_a_batch_needs_all_parts() -> None:
     whole = FlowSample("a", *torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 5), torch.ones(4, 5) > 0, None)
     with pytest.raises(InputError, match="b: expected flow like the other pairs of the batch, got none"):
         torch.utils.data.default_collate([whole, whole._replace(name="b", flow=None)])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_makes_batches_of_ones_own_pairs(tmp_path: Path, workers: int) -> None:
-    lines = []
-    for number in range(4):
-        for letter in "ab":
-            write_image(tmp_path / f"{number}{letter}.png", torch.zeros(3, 20, 30, dtype=torch.uint8))
-        write_flow(tmp_path / f"{number}.flo", torch.full((2, 20, 30), float(number)))
-        lines.append(f"{number}a.png {number}b.png {number}.flo")
-    (tmp_path / "pairs.txt").write_text("\n".join(lines))
-    dataset = open_dataset("pairs", tmp_path)
-    first, second = DataLoader(dataset, batch_size=2, num_workers=workers)  # type: ignore[arg-type]
-    assert isinstance(second, FlowSample)
-    assert first.frame1.shape == (2, 3, 20, 30)
-    assert second.flow[:, 0, 0, 0].tolist() == [2.0, 3.0]
-    assert second.occluded is None
-    assert len(second.name) == 2

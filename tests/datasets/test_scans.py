@@ -46,7 +46,7 @@ def three_d_match(root: Path, log: str = "kitchen/gt.log") -> Path:
 
 
 @pytest.mark.parametrize("log", ["kitchen/gt.log", "kitchen-evaluation/gt.log", "benchmarks/3DMatch/kitchen/gt.log"])
-def test_3dmatch(tmp_path: Path, log: str) -> None:
+def test_3dmatch_lists_pairs_and_poses(tmp_path: Path, log: str) -> None:
     pairs = open_scans("3dmatch", three_d_match(tmp_path, log))
     assert [(r.name, r.scene, r.counted) for r in pairs.records] == [
         ("kitchen/0_1", "kitchen", False),
@@ -60,7 +60,7 @@ def test_3dmatch(tmp_path: Path, log: str) -> None:
     assert "3dmatch, 2 pairs" in repr(pairs)
 
 
-def test_3dlomatch_has_lists_of_its_own(tmp_path: Path) -> None:
+def test_3dlomatch_reads_own_lists(tmp_path: Path) -> None:
     three_d_match(tmp_path)
     with pytest.raises(InputError, match=r"expected its list of pairs in .*benchmarks/3DLoMatch/kitchen/gt\.log"):
         ThreeDMatch(tmp_path, benchmark="3dlomatch")
@@ -72,7 +72,7 @@ def test_3dlomatch_has_lists_of_its_own(tmp_path: Path) -> None:
     assert pairs[0].information is None
 
 
-def test_splits_of_3dmatch_take_their_own_scenes(tmp_path: Path) -> None:
+def test_3dmatch_splits_have_own_scenes(tmp_path: Path) -> None:
     assert {split: len(names) for split, names in SCENES.items()} == {"train": 48, "val": 6, "test": 8}
     assert len({name for names in SCENES.values() for name in names}) == 62
     names = {
@@ -109,14 +109,14 @@ def test_splits_of_3dmatch_take_their_own_scenes(tmp_path: Path) -> None:
         ("gt.info", b"0 1 5\n" + b"1 0 0 0 0 0\n" * 6, "has no block 0 3, which gt.log has"),
     ],
 )
-def test_3dmatch_broken_lists_are_named(tmp_path: Path, file: str, data: bytes, words: str) -> None:
+def test_3dmatch_names_broken_lists(tmp_path: Path, file: str, data: bytes, words: str) -> None:
     three_d_match(tmp_path)
     (tmp_path / "kitchen" / file).write_bytes(data)
     refuses(words, ThreeDMatch, tmp_path)
 
 
 @pytest.mark.parametrize("log", ["stairs-evaluation/gt.log", "benchmarks/3DMatch/stairs/gt.log"])
-def test_a_scene_with_a_list_and_without_clouds_is_not_left_out_in_silence(tmp_path: Path, log: str) -> None:
+def test_3dmatch_names_scene_without_clouds(tmp_path: Path, log: str) -> None:
     three_d_match(tmp_path)
     (tmp_path / log).parent.mkdir(parents=True)
     (tmp_path / log).write_text(block(0, 2, np.eye(4)))
@@ -145,7 +145,7 @@ def kitti(root: Path, places: list[float], sequences: tuple[str, ...] = ("08", "
 
 
 @pytest.mark.parametrize("below", ["", "dataset"])
-def test_kitti_pairs_and_poses(tmp_path: Path, below: str) -> None:
+def test_kitti_odometry_lists_pairs_and_poses(tmp_path: Path, below: str) -> None:
     kitti(tmp_path / below, [4.0 * i for i in range(9)])  # 3 frames are 12 m
     pairs = open_scans("kitti-odometry", tmp_path)
     assert [r.name for r in pairs.records[:3]] == ["08/000000_000002", "08/000003_000005", "09/000000_000002"]
@@ -158,7 +158,7 @@ def test_kitti_pairs_and_poses(tmp_path: Path, below: str) -> None:
     assert torch.allclose(sample.truth, torch.from_numpy(expected), atol=1e-6)
 
 
-def test_kitti_where_nothing_is_far_enough_or_scans_are_missing(tmp_path: Path) -> None:
+def test_kitti_odometry_without_distant_scans(tmp_path: Path) -> None:
     kitti(tmp_path / "a", [0.0, 0.1, 0.2, *(4.0 * i for i in range(1, 6))], ("06", "07"))
     names = [r.name for r in open_scans("kitti-odometry-val", tmp_path / "a").records]
     assert names == ["06/000000_000004", "07/000000_000004"]
@@ -172,7 +172,7 @@ def test_kitti_where_nothing_is_far_enough_or_scans_are_missing(tmp_path: Path) 
     ]
 
 
-def test_the_pair_that_the_published_lists_leave_out(tmp_path: Path) -> None:
+def test_kitti_odometry_leaves_out_published_exception(tmp_path: Path) -> None:
     places = [
         *(20.0 * i for i in range(16)),
         *(300 + 0.2 * i for i in range(1, 44)),
@@ -197,13 +197,13 @@ def test_the_pair_that_the_published_lists_leave_out(tmp_path: Path) -> None:
         ("sequences/08/calib.txt", b"Tr: a b\n", "Tr: expected 12 numbers, got 'a b'"),
     ],
 )
-def test_kitti_broken_files_are_named(tmp_path: Path, file: str, data: bytes, words: str) -> None:
+def test_kitti_odometry_names_broken_files(tmp_path: Path, file: str, data: bytes, words: str) -> None:
     kitti(tmp_path, [4.0 * i for i in range(9)])
     (tmp_path / file).write_bytes(data)
     refuses(words, KITTIOdometry, tmp_path)
 
 
-def test_kitti_missing_parts_are_named(tmp_path: Path) -> None:
+def test_kitti_odometry_names_missing_files(tmp_path: Path) -> None:
     refuses("expected the folder of KITTI's odometry sequences", KITTIOdometry, tmp_path)
     kitti(tmp_path, [4.0 * i for i in range(9)], ("08",))
     refuses(r"09.*does not exist", KITTIOdometry, tmp_path)
@@ -219,7 +219,7 @@ def own_pairs(root: Path) -> None:
     np.save(root / "pose.npy", turned(0.2, (1, 2, 3)))
 
 
-def test_ones_own_pairs(tmp_path: Path) -> None:
+def test_scan_pairs_reads_list(tmp_path: Path) -> None:
     own_pairs(tmp_path)
     (tmp_path / "pairs.txt").write_text("# mine\na 1.ply\tb.ply\tpose.txt\n\nb.ply b.ply pose.npy\n")
     pairs = open_scans("pairs", tmp_path)
@@ -244,7 +244,7 @@ def test_ones_own_pairs(tmp_path: Path) -> None:
         (b"\xff\xfe", "expected text in UTF-8"),
     ],
 )
-def test_ones_own_pairs_that_are_broken_are_named(tmp_path: Path, text: str | bytes, words: str) -> None:
+def test_scan_pairs_names_broken_list(tmp_path: Path, text: str | bytes, words: str) -> None:
     own_pairs(tmp_path)
     (tmp_path / "empty.txt").write_text("\n")
     np.savetxt(tmp_path / "mirror.txt", np.diag([-1.0, 1, 1, 1]))
@@ -252,7 +252,7 @@ def test_ones_own_pairs_that_are_broken_are_named(tmp_path: Path, text: str | by
     refuses(words, open_scans, "pairs", tmp_path)
 
 
-def test_missing_parts_are_named(tmp_path: Path) -> None:
+def test_open_scans_names_missing_files(tmp_path: Path) -> None:
     refuses(r"expected pairs\.txt, a line SOURCE TARGET POSE", open_scans, "pairs", tmp_path)
     refuses("expected pairs of clouds of 3dmatch, found none", ThreeDMatch, tmp_path)
     refuses("does not exist", ThreeDMatch, tmp_path / "nowhere")

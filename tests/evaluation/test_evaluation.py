@@ -54,6 +54,7 @@ def test_evaluate_equals_plain_loop_and_estimates_once(pairs: FlowDataset, tmp_p
     assert result["scores"]["epe"] != by_hand(pairs)["epe"]
 
 
+@pytest.mark.unit
 def test_evaluate_resumes_stopped_run(pairs: FlowDataset, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         evaluate(Counting(fail_at=3), pairs, tmp_path / "run")  # one call warms up
@@ -235,6 +236,7 @@ def test_run_without_predictions_takes_other_settings(pairs: FlowDataset, tmp_pa
     refuses("other settings", failed.save, "late", torch.zeros(2, H, W), {"seconds": 1.0})
 
 
+@pytest.mark.unit
 def test_run_stores_null_for_nonfinite_numbers(pairs: FlowDataset, tmp_path: Path) -> None:
     def stored(file: str) -> Any:
         def refuse_constant(name: str) -> None:
@@ -268,11 +270,13 @@ def test_score_names_stored_files_with_missing_entries(
     refuses(words, evaluate, Counting(), pairs, tmp_path / "run")
 
 
+@pytest.mark.unit
 def test_run_names_deeply_nested_json(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     refuses(r"config\.json: expected JSON", Run.load, tmp_path)
 
 
+@pytest.mark.unit
 def test_run_refuses_folder_with_other_files(pairs: FlowDataset, tmp_path: Path) -> None:
     refuses("expected a new folder or one of a run", evaluate, Counting(), pairs, tmp_path / "set")
     refuses(r"has a config\.json", Run.load, tmp_path)
@@ -419,6 +423,7 @@ def test_score_refuses_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:
     refuses(r"other frames \(dataset\.pairs was 5, is 4", score, other, Run.load(tmp_path / "run"))
 
 
+@pytest.mark.unit
 def test_run_accepts_moved_weights(tmp_path: Path) -> None:
     def config(path: str, checksum: str | None) -> dict[str, Any]:
         return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
@@ -437,6 +442,7 @@ def test_evaluate_names_what_is_no_estimator(pairs: FlowDataset, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.unit
 def test_score_scores_a_replaced_prediction_again(pairs: FlowDataset, tmp_path: Path) -> None:
     before = evaluate(Counting(), pairs, tmp_path / "run")
     run = Run.load(tmp_path / "run")
@@ -458,6 +464,7 @@ def test_score_keeps_the_scores_of_predictions_that_were_copied(
     assert score(pairs, Run.load(tmp_path / "copy"))["scores"] == before["scores"]
 
 
+@pytest.mark.unit
 def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {})
     run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
@@ -468,6 +475,7 @@ def test_save_drops_scores_of_replaced_prediction(tmp_path: Path) -> None:
     assert run.read_score("pooled", "shot[1]/a*", "truth") is None
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("step", "other"), [("iterdir", "a"), ("mkdir", "a"), ("mkdir", "b")])
 def test_run_begins_in_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, other: str
@@ -493,6 +501,7 @@ def test_run_begins_in_several_processes(
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
+@pytest.mark.unit
 def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a process stores a pair again that another one is scoring already."""
     run = Run(tmp_path / "run", {})
@@ -511,6 +520,7 @@ def test_save_keeps_complete_prediction_of_other_process(tmp_path: Path, monkeyp
     assert run.read_score("pooled", "pair", "truth") == {"images": 1}
 
 
+@pytest.mark.unit
 def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(tmp_path / "run", {})
     run.save("pair", torch.zeros(2, 3, 4), {})

@@ -253,7 +253,8 @@ def cell(rows: list[dict[str, Any]] | None) -> str:
     return f"{1e3 * own['median_s']:.1f} → {after} ms ({change:+.0f} %)"
 
 
-def test_the_page_holds_the_tables() -> None:
+@pytest.mark.unit
+def test_page_equals_support_and_measurements() -> None:
     assert between("support") == support_table()
     assert between("measured", MEASURED) == measured()
     assert f"ptlflow {TESTED}" in PAGE.read_text("utf-8")

@@ -70,7 +70,7 @@ def records(pred, truth, valid=None, occluded=None):
 @pytest.mark.parametrize(
     ("size", "four"), [((17, 23), False), ((20, 11), True), ((4, 310), False)]
 )  # the last reaches beyond all bands of distance
-def test_one_image_against_the_definitions(size, four):
+def test_flow_metrics_equal_definitions(size, four):
     case = random_case(sum(size), *size, four=four)
     gathered = scored(*tensors(*case))
     pixels = records(*case)
@@ -96,7 +96,7 @@ def test_one_image_against_the_definitions(size, four):
 
 
 @pytest.mark.unit
-def test_pooled_and_per_image_averages():
+def test_flow_metrics_pooled_and_per_image():
     cases = [random_case(0, 9, 40), random_case(1, 20, 11, error=0.1), random_case(2, 8, 8, spread=0.5), random_case(3)]
     cases[3][2][:] = False  # an image without a scored pixel
     pooled, per_image = FlowMetrics(averaging="pooled"), FlowMetrics(averaging="per_image")
@@ -116,7 +116,7 @@ def test_pooled_and_per_image_averages():
 
 
 @pytest.mark.unit
-def test_springs_evaluation():
+def test_flow_metrics_equal_springs_evaluation():
     """Truth at twice the size, pooled over images, all of Spring's measures over its classes of speed."""
     gathered, preds, truths = FlowMetrics(), [], []
     for seed in range(3):
@@ -136,7 +136,7 @@ def test_springs_evaluation():
 
 
 @pytest.mark.unit
-def test_four_values_with_a_mask_of_their_own():
+def test_four_values_with_own_mask():
     flow = torch.arange(2 * 2 * 4, dtype=torch.float32).reshape(2, 2, 4)
     valid = torch.ones(2, 4, dtype=torch.bool)
     valid[1, 2] = False
@@ -149,7 +149,7 @@ def test_four_values_with_a_mask_of_their_own():
 
 
 @pytest.mark.unit
-def test_kitti_fl_needs_both_conditions():
+def test_fl_all_needs_both_conditions():
     truth = torch.tensor([[100.0, 100.0, 10.0, 10.0, 0.0]] * 1)[None].repeat(2, 1, 1)
     truth[1] = 0
     pred = truth.clone()
@@ -168,7 +168,7 @@ def test_wauc_at_its_thresholds():
 
 
 @pytest.mark.unit
-def test_small_angles_are_not_lost():
+def test_aae_keeps_small_angles():
     """acos of a cosine near 1 would return 0 or 1e-6 degrees here."""
     truth = torch.tensor([30.0, -20.0], dtype=torch.float64).reshape(2, 1, 1)
     step = torch.tensor([1e-9, 2e-9], dtype=torch.float64).reshape(2, 1, 1)
@@ -180,7 +180,7 @@ def test_small_angles_are_not_lost():
 
 
 @pytest.mark.unit
-def test_speed_and_lm_bounds():
+def test_flow_metrics_speed_and_large_motion_bounds():
     """10 belongs to s10-40, 40 to s40+, and exactly 128 is not large motion."""
     truth = torch.zeros(2, 1, 5)
     truth[0, 0] = torch.tensor([9.999, 10.0, 40.0, 128.0, 128.01])
@@ -195,7 +195,7 @@ def test_speed_and_lm_bounds():
 
 
 @pytest.mark.unit
-def test_empty_classes_are_nan():
+def test_flow_metrics_of_empty_classes_are_nan():
     empty = FlowMetrics().compute()
     assert (empty.pop("pixels"), empty.pop("images")) == (0, 0)
     assert all(math.isnan(value) for value in empty.values())
@@ -215,7 +215,7 @@ def test_empty_classes_are_nan():
 
 @pytest.mark.unit
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_prediction_that_is_not_finite_is_refused(bad):
+def test_flow_metrics_refuse_nonfinite_prediction(bad):
     pred, truth, valid, occluded = tensors(*random_case(4))
     gathered = scored(pred, truth, valid, occluded)
     before = gathered.state_dict()
@@ -236,7 +236,7 @@ def test_a_prediction_that_is_not_finite_is_refused(bad):
 
 
 @pytest.mark.unit
-def test_a_batch_is_its_images():
+def test_flow_metrics_of_batch_equal_images():
     cases = [tensors(*random_case(seed, four=True)) for seed in range(3)]
     one_by_one, batched = FlowMetrics(averaging="per_image"), FlowMetrics(averaging="per_image")
     for case in cases:
@@ -253,7 +253,7 @@ def test_a_batch_is_its_images():
 @pytest.mark.unit
 @settings(max_examples=10, deadline=None)
 @given(st.permutations(range(6)), st.integers(0, 6), st.sampled_from(metrics.AVERAGING))
-def test_sharing_out_changes_no_bit(order, cut, averaging):
+def test_flow_metrics_merge_is_exact(order, cut, averaging):
     cases = [tensors(*random_case(seed, 6, 7, spread=40, error=3)) for seed in range(6)]
     whole, left, right = (FlowMetrics(averaging=averaging) for _ in range(3))
     for case in cases:
@@ -267,7 +267,7 @@ def test_sharing_out_changes_no_bit(order, cut, averaging):
 
 
 @pytest.mark.unit
-def test_merging_and_loading_refuse_what_does_not_fit():
+def test_flow_metrics_refuse_other_state():
     refuses("averaging", FlowMetrics().merge, FlowMetrics(averaging="per_image"))
     refuses("lm_threshold", FlowMetrics().merge, FlowMetrics(lm_threshold=64))
     refuses("pooled, per_image", FlowMetrics, averaging="mean")
@@ -291,13 +291,13 @@ def test_merging_and_loading_refuse_what_does_not_fit():
         ({"pred": torch.zeros(3, 2, 4, 5)}, "truth: expected a batch of 3"),
     ],
 )
-def test_wrong_input_is_named(change, message):
+def test_flow_metrics_name_wrong_input(change, message):
     arguments = {"pred": torch.zeros(2, 4, 5), "truth": torch.zeros(2, 4, 5), "valid": None, "occluded": None}
     refuses(f"^{message}", FlowMetrics().update, **{**arguments, **change})
 
 
 @pytest.mark.unit
-def test_error_maps():
+def test_error_maps_equal_definitions():
     case = random_case(8, 40, 30)
     pred, truth, valid, _ = tensors(*case)
     error, angle = metrics.end_point_error(pred, truth, valid), metrics.angular_error(pred, truth, valid)
@@ -311,7 +311,7 @@ def test_error_maps():
 
 
 @pytest.mark.unit
-def test_dtypes_strides_and_blocks_do_not_show(monkeypatch):
+def test_flow_metrics_do_not_depend_on_dtype_strides_or_blocks(monkeypatch):
     pred, truth, valid, _ = tensors(*random_case(10, spread=10))
     truth = torch.where(truth.abs() > 1e4, math.nan, truth)
     half = scored(pred.half(), truth.half(), valid)
@@ -328,7 +328,7 @@ def test_dtypes_strides_and_blocks_do_not_show(monkeypatch):
 
 
 @pytest.mark.unit
-def test_the_number_of_threads_does_not_show():
+def test_flow_metrics_do_not_depend_on_threads():
     pred, truth, valid, occluded = tensors(*random_case(11, 300, 500))
     del occluded
     threads, states = torch.get_num_threads(), []
@@ -345,7 +345,7 @@ def test_the_number_of_threads_does_not_show():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_gpu_gives_the_same():
+def test_flow_metrics_on_gpu_equal_cpu():
     case = tensors(*random_case(12, 50, 60, four=True))
     host, device = scored(*case), scored(*(part.cuda() for part in case))
     assert_same(device.compute(), host.compute())
@@ -353,7 +353,7 @@ def test_the_gpu_gives_the_same():
 
 @pytest.mark.unit
 @pytest.mark.parametrize("seed", range(4))
-def test_boundary_distance_against_all_pairs(seed):
+def test_boundary_distance_equals_all_pairs(seed):
     rng = np.random.default_rng(seed)
     occluded = np.zeros((26, 31), bool)
     for _ in range(seed + 1):
@@ -414,13 +414,13 @@ print(memory.grown * 2**20 / (4 * 1716 * 4096))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-def test_peak_memory_is_a_few_planes(forked):
+def test_flow_metrics_peak_memory_is_few_planes(forked):
     """A quarter of an 8192x3432 frame, in a process of its own; the unit is one float32 plane."""
     assert 0.5 < float(forked(MEMORY)) <= 3.5
 
 
 @pytest.mark.unit
-def test_far_predictions_and_those_that_learn():
+def test_epe_of_far_and_differentiable_predictions():
     truth = torch.zeros(2, 4, 4)
     gathered = FlowMetrics()
     refuses("pred: expected finite vectors", gathered.update, torch.full((2, 4, 4), 1e308, dtype=torch.float64), truth)

@@ -34,11 +34,11 @@ def turn(degrees: float, shift: tuple[float, float, float] = (0, 0, 0)) -> Tenso
 
 
 @pytest.mark.parametrize("degrees", [0.0, 1e-6, 0.3, 90.0, 179.9999, 180.0])
-def test_rotation_error_is_the_angle_even_where_the_cosine_is_flat(degrees: float) -> None:
+def test_relative_rotation_error_is_angle_at_flat_cosine(degrees: float) -> None:
     assert float(relative_rotation_error(turn(10 + degrees), turn(10))) == pytest.approx(degrees, rel=1e-6, abs=1e-9)
 
 
-def test_errors_of_many_poses_at_once() -> None:
+def test_errors_of_pose_batches_equal_singles() -> None:
     pred = torch.stack([turn(5, (1, 2, 2)), turn(0)]).float()
     truth = turn(0).float().expand(2, 4, 4)
     assert relative_rotation_error(pred, truth).tolist() == pytest.approx([5.0, 0.0], abs=1e-4)
@@ -46,7 +46,7 @@ def test_errors_of_many_poses_at_once() -> None:
     refuses("pred: expected a float tensor", relative_rotation_error, torch.eye(3), torch.eye(4))
 
 
-def test_rmse_is_over_the_points_and_from_the_moment_the_same() -> None:
+def test_rmse_by_moment_equals_rmse_over_points() -> None:
     points = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
     assert float(registration_rmse(turn(0, (3, 4, 0)), turn(0), points)) == pytest.approx(5.0)
     assert float(registration_rmse(turn(180), turn(0), points)) == pytest.approx(2.0)
@@ -69,7 +69,7 @@ def information(points: Tensor) -> Tensor:
     return total
 
 
-def test_rmse_by_information_is_that_of_small_errors() -> None:
+def test_rmse_by_information_equals_rmse_for_small_errors() -> None:
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     truth = turn(50, (1, 2, 3))
     pred = truth @ turn(0.2, (0.01, -0.02, 0.005))
@@ -79,13 +79,13 @@ def test_rmse_by_information_is_that_of_small_errors() -> None:
 
 
 @pytest.mark.parametrize("degrees", [0.0, 60.0, 130.0, 179.9999, 180.0])
-def test_rmse_by_information_takes_the_quaternion_of_any_turn(degrees: float) -> None:
+def test_rmse_by_information_of_any_rotation(degrees: float) -> None:
     weights = torch.diag(torch.tensor([4.0, 4, 4, 0, 0, 4], dtype=torch.float64))
     expected = math.hypot(1.0, math.sin(math.radians(degrees / 2)))
     assert float(rmse_by_information(turn(degrees, (0, 1, 0)), turn(0), weights)) == pytest.approx(expected, abs=1e-6)
 
 
-def test_recall_needs_every_error_below_its_threshold() -> None:
+def test_registration_recall_needs_every_error_below_threshold() -> None:
     rre, rte = torch.tensor([0.5, 0.5, 6.0, math.nan]), torch.tensor([0.1, 3.0, 0.1, math.nan])
     assert registration_recall(rre=rre, rte=rte) == 0.25
     assert registration_recall(rre=rre, rte=rte, max_rte=4.0) == 0.5
@@ -94,7 +94,7 @@ def test_recall_needs_every_error_below_its_threshold() -> None:
     refuses("at least one of them", registration_recall)
 
 
-def test_inlier_ratio_and_feature_matching_recall() -> None:
+def test_inlier_ratio_and_feature_matching_recall_equal_definitions() -> None:
     source = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
     target = source + torch.tensor([[0.05], [0.09], [0.2], [5.0]]) * torch.tensor([1.0, 0, 0])
     assert inlier_ratio(source, target, turn(0)) == 0.5

@@ -162,15 +162,15 @@ def test_mistakes_are_named(served: Path) -> None:
         load_weights("raft", "missing.pth")
 
 
-def test_the_page_lists_every_entry() -> None:
+def test_models_page_lists_every_entry() -> None:
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
+    rows = re.findall(r"^\| (`.+) \| (`.+) \| (.+) \|$", page, re.MULTILINE)
     for name, one in WEIGHTS.items():
-        results = ", ".join(f"{what} {value:g}" for what, value in one.metrics.items())
-        fetched = "comes along" if one.packaged else "yes" if one.url else "by hand"
-        assert rows[name] == " | ".join((", ".join(one.models), one.training, fetched, results)), name
+        (row,) = [row for row in rows if f"`{name}`" in row[1]]
+        assert row[2] == ("in the package" if one.packaged else "yes" if one.url else "by hand"), name
+        assert all(f"`{model}`" in row[0] for model in one.models), name
     for model, name in DEFAULTS.items():
-        assert f"`{model}`: `{name}`" in page
+        assert any(f"`{model}`" in row[0] and f"`{name}` (default)" in row[1] for row in rows), model
 
 
 def test_files_of_others_count_in_the_folder_that_was_named(

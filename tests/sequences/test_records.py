@@ -48,7 +48,7 @@ def made_here(*argv: str, pattern: str) -> dict[str, bytes]:
         os.chdir(here)
 
 
-def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: CommandLine) -> None:
+def test_shot_overwrite_of_part_leaves_no_frame_of_old_settings(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     new = ("--lambda", "0.05", "--direction", "both")
     assert cli(*SHOT, *new, "--frames", "11-13", "--overwrite")[0] == 0
@@ -64,7 +64,7 @@ def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: CommandLine
     }
 
 
-def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: CommandLine, shot: Path) -> None:
+def test_shot_repeats_frames_of_replaced_plates(cli: CommandLine, shot: Path) -> None:
     assert cli(*SHOT)[0] == 0
     write_image("plate.0014.png", torch.rand(3, HEIGHT, WIDTH))
     out, err = cli.done(*SHOT)
@@ -81,7 +81,7 @@ def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: CommandLi
     assert "0 frames written, 8 kept" in cli("shot", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
 
 
-def test_neighbours_of_a_complete_shot_end_well_and_a_longer_one_makes_its_old_end_again(cli: CommandLine) -> None:
+def test_shot_of_more_frames_repeats_old_end(cli: CommandLine) -> None:
     cli.done(*SHOT)
     out, err = cli.done("warp", "plate.%04d.png", "--flow", "mv.%04d.exr", "-o", "next.%04d.png")
     assert "7 frames written" in out
@@ -90,7 +90,7 @@ def test_neighbours_of_a_complete_shot_end_well_and_a_longer_one_makes_its_old_e
     assert "2 frames written, 7 kept" in cli.done(*SHOT)[0]
 
 
-def test_another_version_or_other_weights_are_told(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_repeats_frames_of_other_version_or_weights(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli(*SHOT)[0] == 0
     with monkeypatch.context() as patch:
         patch.setattr(outputs, "__version__", "99.0")
@@ -110,7 +110,7 @@ def test_another_version_or_other_weights_are_told(cli: CommandLine, monkeypatch
     assert ShotJob(find_frames("plate.%04d.png"), (11,), outputs.Output("x.%d.exr")).method == "auto"
 
 
-def test_a_file_of_another_program_is_not_replaced(cli: CommandLine) -> None:
+def test_shot_does_not_replace_files_of_other_programs(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     write_vectors("mv.0013.exr", {"forward": torch.ones(2, HEIGHT, WIDTH)})
     err = cli.refused(*SHOT)
@@ -120,7 +120,7 @@ def test_a_file_of_another_program_is_not_replaced(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retime", "warp"])
-def test_pictures_follow_their_flow(cli: CommandLine, verb: str) -> None:
+def test_retime_and_warp_repeat_after_changed_flow(cli: CommandLine, verb: str) -> None:
     make = (*SHOT, "--direction", "both")
     more = ("--factor", "2", "-o", "s.%04d.png") if verb == "retime" else ("--reference", "11", "-o", "s.%04d.png")
     pull = (verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more)
@@ -148,7 +148,7 @@ def test_pictures_follow_their_flow(cli: CommandLine, verb: str) -> None:
         ("warp", "plate.0011.png", "--flow", "mv.0011.exr", "-o", "mv.0011.exr", "--overwrite"),
     ],
 )
-def test_the_flow_that_is_read_is_protected(cli: CommandLine, argv: tuple[str, ...]) -> None:
+def test_output_does_not_replace_flow_that_is_read(cli: CommandLine, argv: tuple[str, ...]) -> None:
     assert cli(*SHOT, "--direction", "both")[0] == 0
     before = {path: path.read_bytes() for path in Path().glob("mv.*.exr")}
     err = cli.refused(*argv, *(() if "--overwrite" in argv else ("--overwrite",)))
@@ -156,7 +156,7 @@ def test_the_flow_that_is_read_is_protected(cli: CommandLine, argv: tuple[str, .
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_pair_does_not_replace_what_it_did_not_write(cli: CommandLine) -> None:
+def test_flow_does_not_replace_files_it_did_not_write(cli: CommandLine) -> None:
     pair = ("flow", "plate.0011.png", "plate.0012.png", "-o")
     plate = Path("plate.0013.png").read_bytes()
     err = cli.refused(*pair, "plate.0013.png", *QUICK)
@@ -170,7 +170,7 @@ def test_a_pair_does_not_replace_what_it_did_not_write(cli: CommandLine) -> None
     assert cli(*pair, "plate.0013.png", "--overwrite", *QUICK)[0] == 0
 
 
-def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
+def test_remove_abandoned_keeps_files_of_running_processes(tmp_path: Path) -> None:
     week = time.time() - 7 * 24 * 3600
     with atomic_path(tmp_path / f"{'n' * 70}.exr") as mine:
         mine.write_bytes(b"x")
@@ -193,7 +193,7 @@ def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
         assert len(list(tmp_path.glob(".*"))) == count
 
 
-def test_notes_of_ended_processes_go_with_their_last_frame(cli: CommandLine) -> None:
+def test_records_prune_notes_after_last_frame(cli: CommandLine) -> None:
     notes = Path("mv.exr.fullfield")
 
     def made(*flags: str) -> int:
@@ -213,7 +213,7 @@ def test_notes_of_ended_processes_go_with_their_last_frame(cli: CommandLine) -> 
 
 
 @pytest.mark.parametrize("stand_in", ["nothing", "a link to itself", "another program's file"])
-def test_frames_that_are_moved_away_keep_their_records(cli: CommandLine, stand_in: str) -> None:
+def test_records_keep_notes_of_moved_frames(cli: CommandLine, stand_in: str) -> None:
     assert cli(*SHOT, "--frames", "11-12")[0] == 0
     (mine,) = Path("mv.exr.fullfield").glob("*.jsonl")
     mine.rename(mine.with_name(f"{files._host()}-9999999999-00000000.jsonl"))
@@ -231,7 +231,7 @@ def test_frames_that_are_moved_away_keep_their_records(cli: CommandLine, stand_i
     assert "0 frames written, 4 kept" in out
 
 
-def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Path) -> None:
+def test_records_keep_notes_of_older_version(tmp_path: Path) -> None:
     frame, notes = tmp_path / "a.flo", tmp_path / "notes"
     ended = f"{files._host()}-9999999999-00000000"
     for name, content in (("pairs", "old"), (ended, "newer")):
@@ -244,14 +244,14 @@ def test_notes_stay_while_an_older_version_of_their_frame_is_there(tmp_path: Pat
     assert (notes / f"{ended}.jsonl").exists()
 
 
-def test_long_names_are_cut_by_bytes(cli: CommandLine) -> None:
+def test_output_cuts_long_names_by_bytes(cli: CommandLine) -> None:
     name = "\N{CAMERA}" * 58
     assert cli("shot", "plate.%04d.png", "-o", f"{name}.%04d.exr", "--frames", "11", *QUICK)[0] == 0
     assert Path(f"{name}.0011.exr").is_file()
     assert cli("flow", "plate.0011.png", "plate.0012.png", "-o", f"{name}.flo", *QUICK)[0] == 0
 
 
-def test_many_missing_plates_are_one_line_at_the_start(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_names_missing_plates_in_one_line(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     real = sequences.run_shot
 
@@ -276,7 +276,7 @@ def test_many_missing_plates_are_one_line_at_the_start(cli: CommandLine, monkeyp
     ["[" * 100_000, '{"settings": ' + '{"a": ' * 50_000, "{", "[]", '{"settings": 3}', "null", "\udcff"],
     ids=["nested", "nested-settings", "cut", "list", "number", "null", "bytes"],
 )
-def test_damaged_notes_are_one_line(cli: CommandLine, text: str) -> None:
+def test_shot_names_damaged_settings_in_one_line(cli: CommandLine, text: str) -> None:
     assert cli(*SHOT)[0] == 0
     Path("mv.exr.fullfield.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     err = cli.refused(*SHOT)
@@ -296,7 +296,7 @@ def test_damaged_notes_are_one_line(cli: CommandLine, text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("verb", ["view", "warp"])
-def test_settings_of_a_newer_or_damaged_run_are_one_line(
+def test_view_and_warp_name_unknown_settings_in_one_line(
     cli: CommandLine, verb: str, entry: str, value: object, named: str
 ) -> None:
     assert cli(*SHOT)[0] == 0
@@ -311,7 +311,7 @@ def test_settings_of_a_newer_or_damaged_run_are_one_line(
     assert err.count("\n") == 1
 
 
-def test_frames_that_another_run_writes_after_the_notes_are_read_are_its_own(
+def test_shot_accepts_frames_of_concurrent_run(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert cli(*SHOT)[0] == 0
@@ -320,9 +320,7 @@ def test_frames_that_another_run_writes_after_the_notes_are_read_are_its_own(
     assert "0 frames written, 8 kept" in cli(*SHOT)[1]
 
 
-def test_settings_that_another_run_writes_at_the_same_time_are_seen(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shot_accepts_settings_of_concurrent_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli(*SHOT)[0] == 0
     sidecar, kept = Path("mv.exr.fullfield.json"), Path("kept.json")
     real = outputs.Output.path
@@ -337,7 +335,7 @@ def test_settings_that_another_run_writes_at_the_same_time_are_seen(
     assert "0 frames written, 8 kept" in cli(*SHOT)[1]
 
 
-def test_damaged_records_count_as_none(cli: CommandLine) -> None:
+def test_records_ignore_damaged_lines_of_shot(cli: CommandLine) -> None:
     assert cli(*SHOT)[0] == 0
     (notes,) = Path("mv.exr.fullfield").glob("*.jsonl")
     good = notes.read_bytes()
@@ -349,7 +347,7 @@ def test_damaged_records_count_as_none(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retime", "warp"])
-def test_a_full_disk_stops_at_once(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_stops_at_once(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.io import raw
 
     assert cli(*SHOT, "--direction", "both")[0] == 0
@@ -366,7 +364,7 @@ def test_a_full_disk_stops_at_once(cli: CommandLine, verb: str, monkeypatch: pyt
     assert ".png: cannot write: No space left on device; run the same command again to continue" in err
 
 
-def test_plates_in_place_of_flow_get_advice_that_helps(cli: CommandLine) -> None:
+def test_warp_advises_for_plates_instead_of_flow(cli: CommandLine) -> None:
     from fullfield.io.raw import Raw, write_raw
 
     for number, frame in enumerate(moving(2), 1):
@@ -380,7 +378,7 @@ def test_plates_in_place_of_flow_get_advice_that_helps(cli: CommandLine) -> None
         assert "name another layer" not in err
 
 
-def test_a_cluster_that_is_not_there_is_told_soon(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_names_absent_cluster_soon(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.setattr(cluster, "_ANSWER_S", 2)
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):

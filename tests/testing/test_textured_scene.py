@@ -58,7 +58,7 @@ def assert_truth_explains_the_frames(scene, flow=None):
 @pytest.mark.parametrize(
     ("size", "seed", "motion"), [((180, 260), 0, None), ((218, 512), 3, 5.0), ((200, 300), 2, 60.0)]
 )
-def test_truth_explains_the_frames(size, seed, motion):
+def test_textured_scene_flow_explains_frames(size, seed, motion):
     scene = textured_scene(*size, seed=seed, max_motion=motion)
     assert_truth_explains_the_frames(scene)
     error = photometric(scene)
@@ -66,14 +66,14 @@ def test_truth_explains_the_frames(size, seed, motion):
     assert float(error[scene.occluded].mean()) > 15 * float(error[visible].mean())
 
 
-def test_the_photometric_check_can_fail():
+def test_photometric_check_can_fail():
     scene = textured_scene(120, 160, max_motion=6.0)
     for wrong in (scene.flow + 0.25, torch.zeros_like(scene.flow), -scene.flow, scene.flow.flip(0)):
         with pytest.raises(AssertionError):
             assert_truth_explains_the_frames(scene, wrong)
 
 
-def test_every_object_moves_as_its_layer_says():
+def test_textured_scene_objects_move_with_layer():
     """Vectors against complex arithmetic from the layers' own numbers, object by object."""
     height, width, motion = 150, 210, 12.0
     scene = textured_scene(height, width, seed=4, max_motion=motion)
@@ -110,7 +110,7 @@ def disc(x, y, radius, push, shade):
     )
 
 
-def test_occlusion_against_loops():
+def test_textured_scene_occlusion_equals_loops():
     """Two discs before a background, moved by whole pixels: what is seen is found pixel by pixel."""
     height, width = 40, 50
     floor = disc(0, 0, 1, [1.0, 0.0], 0.1)
@@ -138,7 +138,7 @@ def test_occlusion_against_loops():
     assert 50 < int(occluded.sum()) < 400
 
 
-def test_edges_are_anti_aliased():
+def test_textured_scene_edges_are_antialiased():
     """A pixel's brightness is the share of the shape in it: the sums give the discs' areas."""
     black = disc(0, 0, 1, [0.0, 0.0], 0.0)
     black = scenes._Layer(black.color, None, black.middle, black.push, black.turn)
@@ -156,7 +156,7 @@ def test_edges_are_anti_aliased():
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(16, 60), st.integers(16, 60), st.integers(0, 2**31), st.floats(0, 8))
-def test_any_size_and_seed(height, width, seed, motion):
+def test_textured_scene_of_any_size_and_seed(height, width, seed, motion):
     scene = textured_scene(height, width, seed=seed, max_motion=motion)
     for frame in (scene.frame1, scene.frame2):
         assert frame.shape == (3, height, width)
@@ -173,7 +173,7 @@ def test_any_size_and_seed(height, width, seed, motion):
     assert longest == pytest.approx(motion, rel=1e-5, abs=1e-9)
 
 
-def test_the_seed_decides_and_nothing_else():
+def test_textured_scene_depends_on_seed_alone():
     before = torch.random.get_rng_state()
     one, same, other = (textured_scene(40, 50, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -199,6 +199,6 @@ def test_the_seed_decides_and_nothing_else():
         {"max_motion": math.nan},
     ],
 )
-def test_wrong_arguments_are_named(arguments):
+def test_textured_scene_names_wrong_arguments(arguments):
     with pytest.raises(InputError, match=next(iter(arguments))):
         textured_scene(**{"height": 40, "width": 50, **arguments})

@@ -38,7 +38,7 @@ def pairs() -> PairGenerator:
     return made
 
 
-def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> None:
+def test_write_pairs_is_read_by_synthetic_pairs(pairs: PairGenerator, tmp_path: Path) -> None:
     written = write_pairs(tmp_path / "made", pairs, 3, together=2)
     assert (written.made, written.kept) == (3, 0)
     made = open_dataset("synthetic", tmp_path / "made")
@@ -56,7 +56,7 @@ def test_what_is_written_is_read_back(pairs: PairGenerator, tmp_path: Path) -> N
     assert truth.flow.abs().max() > 1
 
 
-def test_a_run_goes_on_and_a_set_grows(pairs: PairGenerator, tmp_path: Path) -> None:
+def test_write_pairs_resumes_and_grows_set(pairs: PairGenerator, tmp_path: Path) -> None:
     write_pairs(tmp_path / "whole", pairs, 3)
     write_pairs(tmp_path / "made", generator(), 2)
     (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
@@ -69,7 +69,7 @@ def test_a_run_goes_on_and_a_set_grows(pairs: PairGenerator, tmp_path: Path) -> 
     assert len(open_dataset("synthetic", tmp_path / "made")) == 3
 
 
-def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
+def test_write_pairs_marks_motion_beyond_kitti_as_unknown(tmp_path: Path) -> None:
     pictures = procedural_pictures(2, size=32, shapes=2)
     pairs = PairGenerator(SIZE, pictures=pictures, style=FEW)
     batch = pairs.batch(0, 1)
@@ -89,7 +89,7 @@ def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
     assert (sample.flow[:, known] - far[0][:, known]).abs().max() <= 1 / 128
 
 
-def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_pairs_writes_licences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
     (tmp_path / "photos").mkdir()
     Image.fromarray(small).resize((200, 160), Image.Resampling.BICUBIC).save(tmp_path / "photos/a.png")
@@ -117,7 +117,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: py
     assert write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path).made == 1  # goes on
 
 
-def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> None:
+def test_write_pairs_refuses_other_settings(pairs: PairGenerator, tmp_path: Path) -> None:
     write_pairs(tmp_path / "made", pairs, 1)
     pictures = procedural_pictures(2, size=32, shapes=4)
     for other, word in (
@@ -132,7 +132,7 @@ def test_other_pairs_are_not_mixed_in(pairs: PairGenerator, tmp_path: Path) -> N
     refuses("flow was 'flo', is 'png'", write_pairs, tmp_path / "made", pairs, 1, flow_format="png")
 
 
-def test_a_set_of_an_earlier_style_is_refused(pairs: PairGenerator, tmp_path: Path) -> None:
+def test_write_pairs_refuses_other_style_fields(pairs: PairGenerator, tmp_path: Path) -> None:
     """Its scenes had fields that are gone, or came before fields that there are now."""
     write_pairs(tmp_path / "made", pairs, 1)
     manifest = tmp_path / "made/pairs.json"
@@ -147,7 +147,7 @@ def test_a_set_of_an_earlier_style_is_refused(pairs: PairGenerator, tmp_path: Pa
         refuses(rf"made: was begun with other settings \({word}", write_pairs, tmp_path / "made", pairs, 2)
 
 
-def test_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) -> None:
+def test_write_pairs_names_damaged_sets_and_bad_arguments(pairs: PairGenerator, tmp_path: Path) -> None:
     refuses(r"^count: ", write_pairs, tmp_path, pairs, 0)
     refuses(r"^flow_format: ", write_pairs, tmp_path, pairs, 1, flow_format="exr")
     assert not list(tmp_path.iterdir())
