@@ -249,7 +249,7 @@ def _order_layers(
     times: Floats,  # [B, 2, 1 + E]
     paint: Floats,
     ids: NDArray[np.int64],
-    of_scenes: Sequence[Floats],
+    scene_values: Sequence[Floats],
     instants: NDArray[np.int32],
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
@@ -286,15 +286,26 @@ def _order_layers(
     placement = None if meshes is None else meshes.to_placement(np.argsort(order, axis=1)[:, LAYERS:])
     order = order[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]
-    to_card, centres, to_frame, paint, chosen = (part[scenes, order] for part in values)
-    floats = (np.moveaxis(to_card, 1, 3), np.moveaxis(centres, 1, 3), to_frame, paint, *of_scenes)
-    cards_, middles, frames, colours, exposures, background, sensor = (
+    to_card, centres, to_frame, paint, ordered_ids = (part[scenes, order] for part in values)
+    floats = (np.moveaxis(to_card, 1, 3), np.moveaxis(centres, 1, 3), to_frame, paint, *scene_values)
+    matrices, middles, projections, colours, exposures, background, sensor = (
         torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for value in floats
     )
-    which, there = (torch.from_numpy(value.astype(np.int32)) for value in (chosen, counts))
-    of_exposures = exposures, torch.from_numpy(instants)
-    of_frames = background, sensor, torch.from_numpy(seeds)
-    return LayeredScenes(cards_, middles, frames, colours, which, there, *of_exposures, *of_frames, placement)
+    layer_ids, layer_counts = (torch.from_numpy(value.astype(np.int32)) for value in (ordered_ids, counts))
+    return LayeredScenes(
+        to_card=matrices,
+        centres=middles,
+        to_frame=projections,
+        paint=colours,
+        ids=layer_ids,
+        counts=layer_counts,
+        exposures=exposures,
+        instants=torch.from_numpy(instants),
+        background=background,
+        sensor=sensor,
+        noise=torch.from_numpy(seeds),
+        meshes=placement,
+    )
 
 
 def _append_layers(values: NDArray[Any], count: int) -> NDArray[Any]:

@@ -25,6 +25,9 @@ def render_pairs(
 ) -> RenderedPairs:
     """Render both frames of every scene, the flow between them, its validity and its occlusion.
 
+    On a GPU, meshes take 16 (1 + E) bytes for each pixel of a pair while it is rendered: 1.2 GB for 32 pairs of
+    496×368 with 12 instants.
+
     Args:
         scenes: what to render.
         atlas: pictures and silhouettes, on the device of the scenes.
