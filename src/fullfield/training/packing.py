@@ -34,7 +34,7 @@ _TOP = 7  # codes of signed values are -7 ... 7
 _STEPS = 15  # codes of logarithms are 0 ... 15
 _LOGARITHMS = 20.0  # values under 2^-20 of their block's highest are raised to it
 _MODEL, _AVERAGE, _FIRST, _SECOND = "model", "average", "exp_avg", "exp_avg_sq"
-_PARTS = (_MODEL, _AVERAGE, _FIRST, _SECOND)
+_STATES = (_MODEL, _AVERAGE, _FIRST, _SECOND)
 
 
 def pack_run(
@@ -61,7 +61,7 @@ def pack_run(
     pointer = read_notes(folder / STATE / POINTER)
     files: list[dict[str, Tensor]] = [{}]
     free_bytes = file_bytes
-    for key, tensor in _packed(folder / STATE, pointer["step"]):
+    for key, tensor in _pack_tensors(folder / STATE, pointer["step"]):
         size = tensor.numel() * tensor.element_size() + len(key) + 200  # and its entry in the header
         if size > free_bytes and files[-1]:
             files.append({})
@@ -111,55 +111,55 @@ def unpack_run(packed: str | os.PathLike[str], folder: str | os.PathLike[str]) -
             raise InputError(f"{path}: is named by {INDEX}, but is missing")
     content = {key: value for path in files for key, value in read_safetensors(path).items()}
     try:
-        parts = _unpacked(content)
+        states = _unpack_tensors(content)
     except (KeyError, RuntimeError):
         raise InputError(unreadable) from None
     (folder / STATE).mkdir(parents=True, exist_ok=True)
-    for part, tensors in parts.items():
-        write_tensors(folder / STATE / f"{step}.{part}.safetensors", tensors)
-    write_tensors(folder / WEIGHTS, parts.get(_AVERAGE, parts[_MODEL]))
+    for kind, tensors in states.items():
+        write_tensors(folder / STATE / f"{step}.{kind}.safetensors", tensors)
+    write_tensors(folder / WEIGHTS, states.get(_AVERAGE, states[_MODEL]))
     write_notes(folder / RECIPE, recipe)
     (folder / HISTORY).write_text(history, "utf-8")
     write_notes(folder / STATE / POINTER, pointer)
     return folder
 
 
-def _packed(state: Path, step: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a packed run, by part, name and kind."""
-    stored = {part: state / f"{step}.{part}.safetensors" for part in _PARTS}
-    parts = {part: read_safetensors(path) for part, path in stored.items() if path.is_file()}
+def _pack_tensors(folder: Path, step: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a packed run, by state, name and form."""
+    files = {state: folder / f"{step}.{state}.safetensors" for state in _STATES}
+    states = {state: read_safetensors(path) for state, path in files.items() if path.is_file()}
     rounded: dict[str, Tensor] = {}
-    for part, tensors in parts.items():
+    for state, tensors in states.items():
         for name, value in tensors.items():
-            key = f"{part}/{name}"
-            fits = value.ndim >= 2 and value.is_floating_point() and bool(value.half().isfinite().all())
-            if not fits or (part == _AVERAGE and name not in rounded):
+            key = f"{state}/{name}"
+            is_rounded = value.ndim >= 2 and value.is_floating_point() and bool(value.half().isfinite().all())
+            if not is_rounded or (state == _AVERAGE and name not in rounded):
                 yield f"{key}/exact", value
-            elif part == _MODEL:
+            elif state == _MODEL:
                 rounded[name] = value.half()
                 yield f"{key}/half", rounded[name]
-            elif part == _SECOND:
-                for kind, packed in zip(("codes", "lowest", "span"), _pack_logarithms(value), strict=True):
-                    yield f"{key}/{kind}", packed
+            elif state == _SECOND:
+                for form, packed in zip(("codes", "lowest", "span"), _pack_logarithms(value), strict=True):
+                    yield f"{key}/{form}", packed
                 yield f"{key}/shape", torch.tensor(value.shape)
             else:
-                change = value - rounded[name].to(value.dtype) if part == _AVERAGE else value
-                for kind, packed in zip(("codes", "scale"), _pack_signed(change), strict=True):
-                    yield f"{key}/{kind}", packed
+                change = value - rounded[name].to(value.dtype) if state == _AVERAGE else value
+                for form, packed in zip(("codes", "scale"), _pack_signed(change), strict=True):
+                    yield f"{key}/{form}", packed
                 yield f"{key}/shape", torch.tensor(value.shape)
 
 
-def _unpacked(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of a run's state by part and name."""
-    kinds: dict[tuple[str, str], dict[str, Tensor]] = {}
+def _unpack_tensors(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of a run by state and name."""
+    forms: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, value in content.items():
-        part, _, rest = key.partition("/")
-        name, _, kind = rest.rpartition("/")
-        kinds.setdefault((part, name), {})[kind] = value
-    parts: dict[str, dict[str, Tensor]] = {}
-    for part in _PARTS:  # the average needs the weights
-        for (own, name), packed in kinds.items():
-            if own != part:
+        state, _, rest = key.partition("/")
+        name, _, form = rest.rpartition("/")
+        forms.setdefault((state, name), {})[form] = value
+    states: dict[str, dict[str, Tensor]] = {}
+    for state in _STATES:  # the average needs the weights
+        for (own_state, name), packed in forms.items():
+            if own_state != state:
                 continue
             if "exact" in packed:
                 value = packed["exact"]
@@ -169,49 +169,49 @@ def _unpacked(content: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
                 value = _unpack_logarithms(packed["codes"], packed["lowest"], packed["span"], packed["shape"].tolist())
             else:
                 value = _unpack_signed(packed["codes"], packed["scale"], packed["shape"].tolist())
-                if part == _AVERAGE:
-                    value = value + parts[_MODEL][name]
-            parts.setdefault(part, {})[name] = value
-    return parts
+                if state == _AVERAGE:
+                    value = value + states[_MODEL][name]
+            states.setdefault(state, {})[name] = value
+    return states
 
 
-def _blocks(values: Tensor) -> Tensor:
+def _to_blocks(values: Tensor) -> Tensor:
     """Return the values as rows of a block each; the last value fills the last row."""
     flat = values.detach().float().reshape(1, -1)
     return functional.pad(flat, (0, -flat.shape[1] % _BLOCK), mode="replicate").view(-1, _BLOCK)
 
 
-def _joined(codes: Tensor) -> Tensor:
+def _join_codes(codes: Tensor) -> Tensor:
     """Return two codes of 4 bits in each byte."""
     pairs = codes.to(torch.uint8).view(-1, 2)
     return pairs[:, 0] | (pairs[:, 1] << 4)
 
 
-def _split(codes: Tensor) -> Tensor:
-    """Return the codes of :func:`_joined` as rows of a block each."""
+def _split_codes(codes: Tensor) -> Tensor:
+    """Return the codes of :func:`_join_codes` as rows of a block each."""
     return torch.stack((codes & 15, codes >> 4), 1).view(-1, _BLOCK).float()
 
 
-def _shaped(blocks: Tensor, shape: list[int]) -> Tensor:
+def _unblock(blocks: Tensor, shape: list[int]) -> Tensor:
     count = torch.Size(shape).numel()
     return blocks.reshape(-1)[:count].reshape(shape)
 
 
 def _pack_signed(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes and the highest magnitude of each block."""
-    blocks = _blocks(values)
+    blocks = _to_blocks(values)
     scale = blocks.abs().amax(1).bfloat16()
     unit = torch.where(scale > 0, scale.float(), 1.0)[:, None] / _TOP
-    return _joined((blocks / unit).round().clamp(-_TOP, _TOP) + _TOP), scale
+    return _join_codes((blocks / unit).round().clamp(-_TOP, _TOP) + _TOP), scale
 
 
 def _unpack_signed(codes: Tensor, scale: Tensor, shape: list[int]) -> Tensor:
-    return _shaped((_split(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
+    return _unblock((_split_codes(codes) - _TOP) * (scale.float()[:, None] / _TOP), shape)
 
 
 def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes, and the lowest logarithm to base 2 and the span of each block; the lowest is -inf for zeros."""
-    blocks = _blocks(values)
+    blocks = _to_blocks(values)
     highest = blocks.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     logarithms = torch.log2(torch.maximum(blocks, highest * 2.0**-_LOGARITHMS))
     lowest = logarithms.amin(1).half()
@@ -219,8 +219,8 @@ def _pack_logarithms(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unit = torch.where(span > 0, span.float(), 1.0)[:, None] / _STEPS
     codes = ((logarithms - lowest.float()[:, None]) / unit).round().clamp(0, _STEPS)
     zero = blocks.amax(1) == 0
-    return _joined(codes), torch.where(zero, -torch.inf, lowest.float()).half(), torch.where(zero, 0.0, span)
+    return _join_codes(codes), torch.where(zero, -torch.inf, lowest.float()).half(), torch.where(zero, 0.0, span)
 
 
 def _unpack_logarithms(codes: Tensor, lowest: Tensor, span: Tensor, shape: list[int]) -> Tensor:
-    return _shaped(torch.exp2(lowest.float()[:, None] + _split(codes) * (span.float()[:, None] / _STEPS)), shape)
+    return _unblock(torch.exp2(lowest.float()[:, None] + _split_codes(codes) * (span.float()[:, None] / _STEPS)), shape)
