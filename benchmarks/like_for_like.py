@@ -294,49 +294,24 @@ def named(case: dict[str, Any], begin: str) -> dict[str, Any]:
 
 
 def short_table() -> str:
-    """Return one row per task and precision: ours and what people use today."""
-    rows = [["on one H200, unless said", "fullfield", "others"]]
-    raft = cases(*BOTH[:2])
-    if not any(case["size"] == FULL for case, _ in raft):
-        raft += [(one([case for case, _ in cases(OLDER)], method="raft", size=FULL), stored_result(OLDER))]
-    ends = "Times and peak memory; each row compares both sides in the same precision."
-    if not any(network_row(case, results, HALF) for case, results in raft):
-        (prepared,) = of(raft[0][0], OURS[HALF])
-        ends += f" In half precision our prepared RAFT takes {cost(prepared, FULL)}; ptlflow was not measured so."
-    for precision in (SINGLE, HALF):
-        found = (network_row(case, results, precision) for case, results in raft)
-        rows += [[row[0].removesuffix(", H200"), *row[1:]] for row in found if row is not None]
+    """Return one row for a network, the lookup and TV-L1: ours and another library, in equal precision."""
+    raft = next(row for row in (network_row(*found, SINGLE) for found in cases(*BOTH[:1])) if row is not None)
+    rows = [["job", "fullfield", "others"], raft]
     size = [224, 512]
     ours, theirs = lookup_row(size, "cuda", EASY, SINGLE), lookup_row(size, "alt_cuda_corr", EASY)
     if ours is None or theirs is None:
         raise ValueError("the results lack the lookup at 512×224")
-    where = "".join(f", {gpu}" for gpu in sorted({card(ours[1]), card(theirs[1])} - {"H200"}))
-    title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32{where}"
+    where = ", ".join(sorted({card(ours[1]), card(theirs[1])}))
+    title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32, {where}"
     rows.append([title, timed(ours[0], eager=True), f"alt_cuda_corr {timed(theirs[0])}"])
-    patched = one(stored_result("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
-    after, before = (
-        f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.2f} GiB"
-        for row in (named(patched, "patched"), named(patched, "as it is"))
-    )
-    rows.append(["ptlflow's RAFT, 1242×375, float32, after `fullfield.patch(model)`", after, f"before {before}"])
     defaults = one(stored_result("tvl1_cpu.json")["cases"], case="own defaults")
     tvl1, opencv = (
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
         for row in (named(defaults, "fullfield default"), named(defaults, "opencv defaults"))
     )
-    rows.append(
-        ["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436, each with its own defaults", tvl1, f"OpenCV {opencv}"]
-    )
-    for dtype in ("float16", "bfloat16"):
-        points = stored_result("points_h200.json")["cases"]
-        cloud = one(points, part="layer", dtype=dtype, channels=[64, 64], points=918_797)
-        cells = [
-            f"{1e3 * row['training']['median_s']:.3g} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
-            for row in (named(cloud, "cuda"), named(cloud, "pointelligence"))
-        ]
-        title = f"a convolution of {cloud['points']:,} points, 64→64, with its gradients, {dtype}"
-        rows.append([title, cells[0], f"PointCNN++'s own code {cells[1]}"])
-    return f"{table_text(rows)}\n{ends}\n"
+    title = "TV-L1, a Sintel pair of 1024×436, each with its own defaults, 2 CPU cores"
+    rows.append([title, tvl1, f"OpenCV {opencv}"])
+    return f"{table_text(rows)}\n"
 
 
 def public_calls() -> str:
