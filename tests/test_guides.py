@@ -62,7 +62,9 @@ def commands(page: str) -> Iterator[list[str]]:
                 yield shlex.split(line)[1:]
 
 
-@pytest.mark.parametrize("page", ["start.md", "compositors.md", "researchers.md", "point-clouds.md", "live.md"])
+@pytest.mark.parametrize(
+    "page", ["start.md", "compositors.md", "researchers.md", "services.md", "point-clouds.md", "live.md"]
+)
 def test_guides_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = [words for words in commands(page) if words[0] not in ELSEWHERE]
     assert found
@@ -117,7 +119,7 @@ def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("page", ["start.md", "compositors.md", "point-clouds.md", "live.md"])
+@pytest.mark.parametrize("page", ["start.md", "compositors.md", "services.md", "point-clouds.md", "live.md"])
 def test_guides_python_runs(page: str, here: Path) -> None:
     assert blocks(page, "python")
     for block in blocks(page, "python"):

@@ -233,7 +233,7 @@ def training() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "README.md": ((BEGIN_DEFAULT, default),),
+    "docs/start.md": ((BEGIN_DEFAULT, default),),
     "docs/models.md": ((BEGIN_FORMS, forms),),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
     "benchmarks/notes/tvl1_romera.md": ((BEGIN_SCHEDULES, schedules), (BEGIN_HALF, half_precision)),
