@@ -241,7 +241,7 @@ def test_memory_formula_of_the_solver() -> None:
 
 def absent(page: str) -> list[str]:
     """Return the paths in the table "Where to …" that do not exist."""
-    (table,) = re.findall(r"^## Where to …\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    (table,) = re.findall(r"^## Where to …\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     told = [word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)]
     folders = ROOT, ROOT / "src/fullfield"
     return [place for place in told if "/" in place and not any((folder / place).exists() for folder in folders)]
