@@ -318,7 +318,7 @@ def test_help_shows_the_usual_options_first(cli: Any, verb: str) -> None:
     for option in ("--output", "--method", "--preset", "--device", "--refine", "--half", "--occlusion", "--overwrite"):
         assert option in first_screen
     text = "\n".join(lines)
-    others = ("--frames", "--farm", "--step") if verb == "flow" else ("--previous", "--initial-flow", "--viz-kind")
+    others = ("--frames", "--farm", "--step") if verb == "flow" else ("--previous", "--initial-flow", "--initial-layer")
     assert not [option for option in others if option in text]
 
 

@@ -70,5 +70,5 @@ def run(args: argparse.Namespace) -> int:
     facts |= {"bytes": pack.size, "left_out": len(pack.left_out)}
     text = f"{pack.meshes} meshes added, {pack.animated} with clips, {pack.triangles} triangles"
     text += f"; {len(pack.left_out)} left out; {pack.size / 1e6:.1f} MB"
-    report.tell(args, facts, f"{report.printable(args.output)}: {text}")
+    report.print_report(args, facts, f"{report.printable(args.output)}: {text}")
     return 0

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     files = [str(path) for path in flows]
     facts = {"output": str(target), "frames": [first, last], "flow": files, "seconds": seconds}
     summary = f"frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s"
-    report.tell(args, facts, f"{report.printable(target)}: {summary}")
+    report.print_report(args, facts, f"{report.printable(target)}: {summary}")
     return 0
 
 

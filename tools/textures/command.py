@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((pack.pictures, "picture"), (pack.shapes, "silhouette"))
     ]
     summary = f"{', '.join(counts)}, {pack.size / 1e6:.1f} MB"
-    report.tell(args, facts, f"{report.printable(args.output)}: {summary}\nleft out: {left_out}")
+    report.print_report(args, facts, f"{report.printable(args.output)}: {summary}\nleft out: {left_out}")
     return 0
 
 

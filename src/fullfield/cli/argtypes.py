@@ -6,8 +6,8 @@ import argparse
 import math
 import re
 
-_MOST_THREADS = 1024
-_MOST_PIXELS = 15360 * 8640  # 16K
+_MAX_THREADS = 1024
+_MAX_PIXELS = 15360 * 8640  # 16K
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 
@@ -86,8 +86,8 @@ def count(text: str) -> int:
 def threads(text: str) -> int:
     """Return a number of CPU threads."""
     value = count(text)
-    if value > _MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"expected at most {_MOST_THREADS} threads, got {text}")
+    if value > _MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {_MAX_THREADS} threads, got {text}")
     return value
 
 
@@ -97,8 +97,8 @@ def size(text: str) -> tuple[int, int]:
     if match is None:
         raise argparse.ArgumentTypeError(f"expected WxH such as 512x224, got {text!r}")
     width, height = int(match[1]), int(match[2])
-    if width * height > _MOST_PIXELS:
-        raise argparse.ArgumentTypeError(f"expected at most {_MOST_PIXELS} pixels (16K), got {text}")
+    if width * height > _MAX_PIXELS:
+        raise argparse.ArgumentTypeError(f"expected at most {_MAX_PIXELS} pixels (16K), got {text}")
     return height, width
 
 

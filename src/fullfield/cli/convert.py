@@ -66,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
         content = converted[0]
         width, height = content["size"].values()
         text = f"{report.printable(args.output)}: {width}x{height}, {content['unknown']} unknown vectors"
-        report.tell(args, {**report.picked(args, "input", "output", "st_map"), **content}, text)
+        report.print_report(args, {**report.select(args, "input", "output", "st_map"), **content}, text)
         return 0
     unknown = sum(content["unknown"] for content in converted)
-    facts = {**report.picked(args, "input", "output", "st_map"), "files": len(converted), "unknown": unknown}
-    report.tell(args, facts, f"{report.printable(args.output)}: {len(converted)} files, {unknown} unknown vectors")
+    facts = {**report.select(args, "input", "output", "st_map"), "files": len(converted), "unknown": unknown}
+    report.print_report(
+        args, facts, f"{report.printable(args.output)}: {len(converted)} files, {unknown} unknown vectors"
+    )
     return 0
 
 

@@ -38,9 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _check_leftovers(folder: Path) -> None:
     """Refuse a folder that holds some of the files; only a complete set is an earlier demo's and may be replaced."""
-    found = [name for name in FILES if (folder / name).exists()]
-    if found and len(found) < len(FILES):
-        raise InputError(f"--output {folder}: holds {found[0]}, which may not be a demo's; choose another folder")
+    existing = [name for name in FILES if (folder / name).exists()]
+    if existing and len(existing) < len(FILES):
+        raise InputError(f"--output {folder}: holds {existing[0]}, which may not be a demo's; choose another folder")
 
 
 @contextmanager
@@ -88,10 +88,10 @@ def run(args: argparse.Namespace) -> int:
         frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)
         watch.lap("scene")
 
-        chosen.prepare((height, width), progress.part(0.1, 0.2), quiet=args.quiet)
+        chosen.prepare((height, width), progress.span(0.1, 0.2), quiet=args.quiet)
         watch.lap("compile")
 
-        flow = chosen.estimate(frame1, frame2, progress=progress.part(0.2, 0.8))
+        flow = chosen.estimate(frame1, frame2, progress=progress.span(0.2, 0.8))
         watch.lap("estimate")
 
         progress(0.8, "scoring and drawing")
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
                 io.write_image(hidden / f"{name}.png", picture)
         watch.lap("write")
     seconds = watch.seconds()
-    facts = {
+    content = {
         "output": str(folder),
         "files": list(FILES),
         "size": {"width": width, "height": height},
@@ -125,5 +125,5 @@ def run(args: argparse.Namespace) -> int:
         f"{report.printable(folder)}: {', '.join(FILES)}",
         f"{report.printable(folder / 'sheet.png')}: colour scale: 0 to {scene.scale:.4g} px",
     ]
-    report.tell(args, facts, "\n".join(lines), memory=True)
+    report.print_report(args, content, "\n".join(lines), memory=True)
     return 0

@@ -123,10 +123,10 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
             estimator = chosen.estimator if scale == 1 else AtScale(chosen.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with record_shortage(estimator, dataset, folder, settings):
-                chosen.prepare(reduced((height, width), scale), progress.part(*_FETCH), quiet=quiet)
+                chosen.prepare(reduced((height, width), scale), progress.span(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(process)
-            settings = replace(settings, progress=progress.part(*_ESTIMATE))
+            settings = replace(settings, progress=progress.span(*_ESTIMATE))
             result = evaluate(estimator, dataset, folder, settings, averaging=args.averaging)
     if not first:
         return 0
@@ -219,4 +219,4 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
     if files:
         lines.append(f"{report.printable(args.submission)}: {files} files to submit")
     facts = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
-    report.tell(args, facts, "\n".join(lines))
+    report.print_report(args, facts, "\n".join(lines))

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
             registrars = KNOWN_PROTOCOLS[protocol].registrars(weights=weights, **arguments)
         for at, method in enumerate(registrars):
             settings = EvaluationSettings(
-                process=process, progress=progress.part(at / len(registrars), (at + 1) / len(registrars))
+                process=process, progress=progress.span(at / len(registrars), (at + 1) / len(registrars))
             )
             run_folder = folder / method.run_name
             if args.score_only:
@@ -189,4 +189,4 @@ def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str
         lines.append(f"{label:<12}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
     limits = ", ".join(f"{name} {limit:g}" for name, limit in runs[0]["criteria"].items() if limit is not None)
     lines.append(f"counts as registered, or as a match: {limits}")
-    report.tell(args, {"dataset": args.dataset, "runs": runs}, "\n".join(lines))
+    report.print_report(args, {"dataset": args.dataset, "runs": runs}, "\n".join(lines))

@@ -105,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, read, estimate, write, report."""
     watch = report.Stopwatch()
     _check_frames(args)
-    chosen = replace(methods.chosen(args), scale=args.scale)
     _check_files(args)
+    choice = replace(methods.chosen(args), scale=args.scale)
 
     from fullfield.cli.options import read_frames
 
@@ -121,19 +121,19 @@ def run(args: argparse.Namespace) -> int:
         initial = None if args.initial_flow is None else _initial_flow(args, frame1, window)
         watch.lap("load")
 
-        chosen.prepare((frame1.shape[-2], frame1.shape[-1]), progress.part(*_FETCH), quiet=args.quiet)
+        choice.prepare((frame1.shape[-2], frame1.shape[-1]), progress.span(*_FETCH), quiet=args.quiet)
         watch.lap("compile")
 
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
         needs_maps = args.occlusion or args.confidence or args.viz_kind in MAPS
-        part = progress.part(start, middle)
+        span = progress.span(start, middle)
         valid1, valid2, *_ = files.valid
-        given = {"initial_flow": initial, "refine": args.refine, "reliability": needs_maps}
-        flow = chosen.estimate(frame1, frame2, progress=part, valid1=valid1, valid2=valid2, **given)
-        part = progress.part(middle, end)
+        options = {"initial_flow": initial, "refine": args.refine, "reliability": needs_maps}
+        flow = choice.estimate(frame1, frame2, progress=span, valid1=valid1, valid2=valid2, **options)
+        span = progress.span(middle, end)
         backward = [
-            chosen.estimate(frame1, frame, progress=part, refine=args.refine, valid1=valid1) for frame in previous
+            choice.estimate(frame1, frame, progress=span, refine=args.refine, valid1=valid1) for frame in previous
         ]
         watch.lap("estimate")
 
@@ -145,8 +145,8 @@ def run(args: argparse.Namespace) -> int:
         outcome = _write(args, scene, layers, window)
         watch.lap("write")
     if not args.quiet:
-        _note_levels(chosen, frame1)
-    _report(args, chosen, [flow, *backward], scene, outcome, watch.seconds())
+        _note_levels(choice, frame1)
+    _report(args, choice, [flow, *backward], scene, outcome, watch.seconds())
     return 0 if outcome.problem is None else 2
 
 
@@ -194,9 +194,9 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: io.FrameWindo
     return flow
 
 
-def _note_levels(chosen: methods.Chosen, frame: Tensor) -> None:
+def _note_levels(choice: methods.Chosen, frame: Tensor) -> None:
     """Print a note if the frames are too small for the requested levels."""
-    requested, factor = (getattr(chosen.config, name, None) for name in ("scales", "scale_factor"))
+    requested, factor = (getattr(choice.config, name, None) for name in ("scales", "scale_factor"))
     if requested is None or factor is None:
         return
     from fullfield.ops.tvl1.frames import level_sizes
@@ -217,35 +217,35 @@ class _Outcome(NamedTuple):
 def _write(
     args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: io.FrameWindow | None
 ) -> _Outcome:
-    kept: dict[str, Any] = {"valid": scene.valid}
+    contents: dict[str, Any] = {"valid": scene.valid}
     if is_exr(args.output):
-        kept = {"window": window, **layers}
+        contents = {"window": window, **layers}
         if not bool(scene.valid.all()):  # vectors from the surroundings, and a channel that says so
-            kept["planes"] = {**layers["planes"], "valid": scene.valid.float()}
+            contents["planes"] = {**layers["planes"], "valid": scene.valid.float()}
     outcome = _Outcome(args.output)
     try:
-        with paths.noting(args.output):
-            io.write_flow(args.output, scene.flow, **kept, **packing_arguments(args))
+        with paths.record_output(args.output):
+            io.write_flow(args.output, scene.flow, **contents, **packing_arguments(args))
     except io.FlowRangeError as error:  # keep the work
         rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
-        with paths.noting(rescue):
-            io.write_flow(rescue, scene.flow, **kept)
+        with paths.record_output(rescue):
+            io.write_flow(rescue, scene.flow, **contents)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
-        with paths.noting(args.st_map):
+        with paths.record_output(args.st_map):
             io.write_st_map(args.st_map, scene.flow, window=window)
     if args.viz is not None:
         picture = scene.light(args.viz_kind or KINDS[0], args.viz)
-        with paths.noting(args.viz):
+        with paths.record_output(args.viz):
             io.write_image(args.viz, picture)
     return outcome
 
 
 def _report(
     args: argparse.Namespace,
-    chosen: methods.Chosen,
+    choice: methods.Chosen,
     flows: list[estimators.Flow],  # and the one to the frame before
     scene: scenes.Scene,
     outcome: _Outcome,
@@ -253,30 +253,30 @@ def _report(
 ) -> None:
     kind = args.viz_kind or KINDS[0]
     flow = flows[0]
-    longest = max(viz.flow_scale(part.flow, part.valid) for part in flows)
+    longest = max(viz.flow_scale(result.flow, result.valid) for result in flows)
     refined = flow.parameters.get("refinement") is not None
-    made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
+    title = f"{choice.title}{'' if flow.method == choice.method else f': {flow.method}'}"
     text = (
-        f"{report.printable(outcome.path)}: {size(flow.flow)}, {made_by}{', refined' if refined else ''}, "
-        f"on {chosen.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
+        f"{report.printable(outcome.path)}: {size(flow.flow)}, {title}{', refined' if refined else ''}, "
+        f"on {choice.device} (backend {flow.backend}), longest motion {longest:.4g} px, "
         f"{seconds['estimate']:.2f} s"
     )
     picture = None
     if args.viz is not None:
         picture = {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]}
         text += f"\n{report.printable(args.viz)}: {scene.legend(kind)}"
-    facts = {
+    content = {
         "output": outcome.path,
         "problem": outcome.problem,
         "st_map": args.st_map,
         "picture": picture,
-        **chosen.facts(flow),
+        **choice.facts(flow),
         "refined": refined,
-        "device": chosen.device,
+        "device": choice.device,
         "previous": args.previous,
-        "size": report.picked(flow, "width", "height"),
+        "size": report.select(flow, "width", "height"),
         "longest_motion": longest,
         "seconds": seconds,
-        "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},
+        "estimate_seconds": {name: round(seconds_of_stage, 3) for name, seconds_of_stage in flow.stages.items()},
     }
-    report.tell(args, facts, text, memory=True)
+    report.print_report(args, content, text, memory=True)

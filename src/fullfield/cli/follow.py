@@ -189,9 +189,9 @@ def _report(
         "written": len(outcome.written),
         "existing": existing,
         "problems": [problem._asdict() for problem in outcome.problems],
-        **report.picked(outcome, "stopped", "cuts"),
+        **report.select(outcome, "stopped", "cuts"),
         **choice.facts(),
         "seconds": {"total": outcome.wall_s},
     }
     text = f"{report.printable(args.output)}: {len(outcome.written)} frames written, {existing} kept"
-    report.tell(args, content, f"{text}, {choice.title}, {outcome.wall_s:.1f} s", memory=True)
+    report.print_report(args, content, f"{text}, {choice.title}, {outcome.wall_s:.1f} s", memory=True)

@@ -379,13 +379,13 @@ def _report(
     rates = {"source": source.rate, "requested": requested}
     facts = {
         "source": args.source,
-        "size": report.picked(source, "width", "height"),
+        "size": report.select(source, "width", "height"),
         "rate": rates,
         **counts,
         "interrupted": interrupted,
         "picture": picture,
-        **report.picked(chosen, "method", "preset", "device"),
+        **report.select(chosen, "method", "preset", "device"),
         "parameters": dict(chosen.estimator.parameters),
         "backend": backend,
     }
-    report.tell(args, facts, text, memory=True)
+    report.print_report(args, facts, text, memory=True)

@@ -36,18 +36,6 @@ DESCRIPTION = "Dense correspondence at full resolution: optical flow between fra
 
 EXAMPLE = "example: fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png\n\n"
 
-_MOVED = {
-    "bench": "python -m benchmarks",
-    "reproduce": "python -m benchmarks reproduce",
-    "analyze": "python -m benchmarks analyze",
-    "render": "python -m tools render",
-    "textures": "python -m tools textures",
-}
-"""Former verbs and their commands in a checkout."""
-
-_MOVED_OPTIONS = {"--alt-cuda-corr": "python -m benchmarks models --alt-cuda-corr DIR"}
-"""Former options and their commands in a checkout."""
-
 _CONTINUING = ("shot", "follow", "warp", "retime", "evaluate", "pairs")
 """Verbs that continue an interrupted run."""
 
@@ -99,21 +87,21 @@ class Parser(argparse.ArgumentParser):
     example = ""
     """Text at the top of the help."""
 
-    _given: Sequence[str] = ()
+    _arguments: Sequence[str] = ()
 
     def __init__(self, *, epilog: str | None = None, **more: Any) -> None:
-        form = _Help if epilog is None else _HelpWithExamples
-        super().__init__(epilog=epilog, formatter_class=form, allow_abbrev=False, **more)
+        formatter = _Help if epilog is None else _HelpWithExamples
+        super().__init__(epilog=epilog, formatter_class=formatter, allow_abbrev=False, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Remember the words for error messages, and parse them."""
-        self._given = list(sys.argv[1:] if args is None else args)
+        self._arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Raise InputError for arguments that the verb, or this parser, does not know."""
         parser: Parser = self
-        words = iter(self._given)
+        words = iter(self._arguments)
         while (below := parser._verbs()) and (verb := next((word for word in words if word in below), None)):
             parser = below[verb]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -122,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         """Raise InputError with the nearest known name."""
         hints = [nearest(word.lower() if word.lower() in known else word, known) for word, known in _choices(message)]
         if not self._verbs() or message.startswith("unrecognized"):
-            options = [word.partition("=")[0] for word in self._given if word.startswith("--") and len(word) > 2]
+            options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
             known = list(self._option_string_actions)
             hints += [nearest(option, known, option) for option in options if option not in known]
         raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
@@ -138,9 +126,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def _choices(message: str) -> list[tuple[str, list[str]]]:
-    """Return the given and the known names if argparse's ``message`` is about a choice."""
-    found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
-    return [(found[1], [name.strip("' ") for name in found[2].split(",")])] if found else []
+    """Return the name and the valid names if argparse's ``message`` is about a choice."""
+    match = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    return [(match[1], [name.strip("' ") for name in match[2].split(",")])] if match else []
 
 
 def build_parser() -> Parser:
@@ -178,7 +166,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
             code = _run(argv, build or build_parser)
             sys.stdout.flush()
         except BrokenPipeError:
-            _forget_stdout()
+            _discard_stdout()
             return 141
         except KeyboardInterrupt:
             note("interrupted", kind="error")
@@ -187,7 +175,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
             return _fail(str(error), error.exit_code)
         except OSError as error:
             if error.filename == _STDOUT:
-                _forget_stdout()
+                _discard_stdout()
             return _fail(_explain_os_error(error))
         except ImportError as error:
             package = _PACKAGES.get((error.name or "").partition(".")[0])
@@ -203,22 +191,11 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
     return code
 
 
-def _refuse_moved(given: Sequence[str]) -> None:
-    """Raise InputError for a verb or an option that left the package."""
-    for position, word in enumerate(given):
-        name = word.partition("=")[0]
-        command = _MOVED_OPTIONS.get(name) if position else _MOVED.get(name)
-        if command is not None:
-            raise InputError(f"{name}: is not part of the package; in a checkout of fullfield run {command}")
-
-
 def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
-    given = list(sys.argv[1:] if argv is None else argv)
-    if build is build_parser:
-        _refuse_moved(given)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build()
     try:
-        args, unknown = parser.parse_known_args(given)
+        args, unknown = parser.parse_known_args(arguments)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     if unknown:
@@ -273,7 +250,7 @@ def _explain_memory(error: BaseException) -> str:
     return "out of memory" + (f": {detail}" if detail else "") + "; use smaller frames or fewer of them at a time"
 
 
-def _forget_stdout() -> None:
+def _discard_stdout() -> None:
     """Redirect stdout to nothing, so that the interpreter's last flush does not fail a second time."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

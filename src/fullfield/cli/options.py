@@ -46,16 +46,16 @@ def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
 
 def add_fields(group: Any, config: type[Config]) -> list[str]:
     """Add an option for each described field of a configuration, and return the names of these fields."""
-    described = [field for field in dataclasses.fields(config) if "help" in field.metadata]
-    for field in described:
+    fields = [field for field in dataclasses.fields(config) if "help" in field.metadata]
+    for field in fields:
         option, kind = f"--{field.name.replace('_', '-')}", type(field.default)
         if kind is bool:
             group.add_argument(option, action="store_true", help=field.metadata["help"])
         else:
-            form = {int: argtypes.integer, float: argtypes.number}.get(kind)
-            shown = {name: field.metadata[name] for name in ("help", "metavar")}
-            group.add_argument(option, type=form, default=field.default, **shown)
-    return [field.name for field in described]
+            parse = {int: argtypes.integer, float: argtypes.number}.get(kind)
+            texts = {name: field.metadata[name] for name in ("help", "metavar")}
+            group.add_argument(option, type=parse, default=field.default, **texts)
+    return [field.name for field in fields]
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
@@ -99,10 +99,12 @@ def unused_reading_options(args: argparse.Namespace) -> list[str]:
     return [READING_WORDS[name] for name in reading_arguments(args)]
 
 
-def add_flow_choice(group: Any, prefix: str, what: str) -> None:
+def add_flow_choice(group: Any, prefix: str, source: str) -> None:
     """Add ``--PREFIX-layer`` and ``--PREFIX-part``, for a flow that is read."""
-    group.add_argument(f"--{prefix}-layer", metavar="NAME", help=f"EXR layer of {what} [forward]")
-    group.add_argument(f"--{prefix}-part", metavar="PART", help=f"EXR part of {what}: name or number [first with flow]")
+    group.add_argument(f"--{prefix}-layer", metavar="NAME", help=f"EXR layer of {source} [forward]")
+    group.add_argument(
+        f"--{prefix}-part", metavar="PART", help=f"EXR part of {source}: name or number [first with flow]"
+    )
 
 
 def flow_choice(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
@@ -110,16 +112,16 @@ def flow_choice(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
     return {name: getattr(args, f"{prefix}_{name}") for name in ("layer", "part")}
 
 
-def check_flow_choice(args: argparse.Namespace, prefix: str, path: str | None, what: str) -> None:
+def check_flow_choice(args: argparse.Namespace, prefix: str, path: str | None, source: str) -> None:
     """Refuse a layer or part of a flow that is absent."""
     for name, value in flow_choice(args, prefix).items():
         if value is not None and path is None:
-            raise InputError(f"--{prefix}-{name}: describes {what}, which is absent")
+            raise InputError(f"--{prefix}-{name}: describes {source}, which is absent")
 
 
-def add_vector_options(parser: Any, prefix: str = "", what: str = "FLOW") -> None:
+def add_vector_options(parser: Any, prefix: str = "", source: str = "FLOW") -> None:
     """Add the options that say how the vectors of a renderer are stored; with a prefix for one of several flows."""
-    group = parser.add_argument_group(f"reading the vectors of {what}")
+    group = parser.add_argument_group(f"reading the vectors of {source}")
     names = "U,V" if prefix else "U,V[,U,V]"
     backward = "" if prefix else "; and of the backward flow"
     group.add_argument(f"--{prefix}channels", type=argtypes.names, metavar=names, help=f"EXR channels{backward}")
@@ -160,7 +162,7 @@ _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
 
 def add_packing_options(group: Any, *, half: bool = True) -> None:
     """Add ``--compression`` and, with ``half``, ``--half``, for the flow that is written."""
-    names = dict.fromkeys(name for found in _COMPRESSIONS.values() for name in found)
+    names = dict.fromkeys(name for compressions in _COMPRESSIONS.values() for name in compressions)
     if half:
         group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
     group.add_argument(

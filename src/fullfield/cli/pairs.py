@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("pairs")
     seconds = watch.seconds()
     facts = {
-        **report.picked(args, "output", "seed", "flow_format", "device", "style", "textures"),
-        **report.picked(written, "made", "kept"),
+        **report.select(args, "output", "seed", "flow_format", "device", "style", "textures"),
+        **report.select(written, "made", "kept"),
         "size": {"width": args.size[1], "height": args.size[0]},
         "seconds": seconds,
     }
     kept = f", {written.kept} existed" if written.kept else ""
     count = f"{written.made} pair{'' if written.made == 1 else 's'}"
     text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s{kept}"
-    report.tell(args, facts, text, memory=True)
+    report.print_report(args, facts, text, memory=True)
     return 0

@@ -15,57 +15,57 @@ from fullfield.io.files import remove_abandoned
 from fullfield.sequences.names import Pattern, is_pattern
 
 
-def check_input(path: str, what: str) -> None:
-    """Check that ``path`` is a file. ``what`` names the argument in errors."""
-    _check_name(path, what)
+def check_input(path: str, option: str) -> None:
+    """Check that ``path`` is a file. ``option`` names the argument in errors."""
+    _check_name(path, option)
     if not Path(path).exists():
-        raise InputError(f"{path}: no such file; check the path given as {what}")
+        raise InputError(f"{path}: no such file; check the path given as {option}")
     if Path(path).is_dir():
-        raise InputError(f"{path}: is a folder, expected a file as {what}")
+        raise InputError(f"{path}: is a folder, expected a file as {option}")
 
 
-def check_suffix(path: str, what: str, suffixes: Collection[str]) -> str:
+def check_suffix(path: str, option: str, suffixes: Collection[str]) -> str:
     """Return the lower-case suffix of ``path``; raise InputError unless it is one of ``suffixes``."""
     suffix = Path(path).suffix.lower()
     if suffix not in suffixes:
-        found = f"unknown suffix {suffix!r}" if suffix else "no suffix"
-        raise InputError(f"{path}: {found}; {what} takes {', '.join(suffixes)}")
+        problem = f"unknown suffix {suffix!r}" if suffix else "no suffix"
+        raise InputError(f"{path}: {problem}; {option} takes {', '.join(suffixes)}")
     return suffix
 
 
-def check_output(path: str, what: str) -> None:
+def check_output(path: str, option: str) -> None:
     """Check that a file can be created at ``path``; an old file may be replaced."""
-    _check_name(path, what)
+    _check_name(path, option)
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise InputError(f"{path}: is a link to itself; {what} takes the name of a file")
+        raise InputError(f"{path}: is a link to itself; {option} takes the name of a file")
     if target.is_dir():
-        raise InputError(f"{path}: is a folder; {what} takes the name of a file")
-    check_folder(target.parent if Path(path).is_symlink() else Path(path).parent, f"{what} {path}")
+        raise InputError(f"{path}: is a folder; {option} takes the name of a file")
+    check_folder(target.parent if Path(path).is_symlink() else Path(path).parent, f"{option} {path}")
     if target.exists() and not os.access(target, os.W_OK):
-        raise InputError(f"{path}: is read-only; choose another {what} or make it writable")
+        raise InputError(f"{path}: is read-only; choose another {option} or make it writable")
 
 
-def _check_name(path: str, what: str) -> None:
+def _check_name(path: str, option: str) -> None:
     """Check that the name is not empty and is UTF-8, which OpenImageIO requires."""
     if not path:
-        raise InputError(f"{what}: expected the name of a file, got an empty one")
+        raise InputError(f"{option}: expected the name of a file, got an empty one")
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
         raise InputError(f"{path}: the name is not UTF-8; rename it, or use a UTF-8 locale") from None
 
 
-def check_folder(folder: Path, what: str) -> None:
+def check_folder(folder: Path, option: str) -> None:
     """Check that ``folder`` exists and is writable, and remove the temporary files of killed runs from it."""
     if not folder.is_dir():
-        raise InputError(f"{what}: folder {folder} does not exist; make it first")
+        raise InputError(f"{option}: folder {folder} does not exist; make it first")
 
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
+        raise InputError(f"{option}: cannot write in folder {folder} ({error.strerror})") from error
     with suppress(OSError):  # a folder may be writable but not readable
         remove_abandoned(folder)
 
@@ -89,7 +89,7 @@ def check_new_folder(name: str, option: str) -> None:
 
 
 def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
-    """Raise InputError if an output would replace a file that :func:`noting` has not recorded.
+    """Raise InputError if an output would replace a file that :func:`record_output` has not recorded.
 
     Outputs are (option, path); the path of an absent one is None. Empty files may be replaced.
     """
@@ -104,7 +104,7 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
             )
 
 
-def noting(path: str) -> AbstractContextManager[None]:
+def record_output(path: str) -> AbstractContextManager[None]:
     """Record a file that is written in the block, in the hidden folder ``.fullfield`` next to it."""
     from fullfield import __version__
 
@@ -132,9 +132,9 @@ def check_files(
     for option, path, suffixes in outputs:
         if path is not None:
             check_suffix(path, option, suffixes)
-    for what, path in inputs:
+    for option, path in inputs:
         if path is not None:
-            check_input(path, what)
+            check_input(path, option)
     for option, path, _ in outputs:
         if path is not None:
             check_output(path, option)
@@ -155,7 +155,7 @@ def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[s
 
 def _identity(path: str) -> tuple[object, ...]:
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except OSError:
         return (os.path.normcase(os.path.realpath(path)),)
-    return (found.st_dev, found.st_ino)
+    return (status.st_dev, status.st_ino)

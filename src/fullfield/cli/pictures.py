@@ -113,5 +113,5 @@ def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, **con
         **content,
     }
     lost = f", {len(outcome.problems)} problems" if outcome.problems else ""
-    report.tell(args, values, f"{report.printable(args.output)}: {len(outcome.written)} frames written{lost}")
+    report.print_report(args, values, f"{report.printable(args.output)}: {len(outcome.written)} frames written{lost}")
     return 0 if outcome.is_good else 2

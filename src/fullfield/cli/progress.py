@@ -50,7 +50,7 @@ class ProgressBar:
             return
         self._tenth, self._last = tenth, now
 
-    def part(self, start: float, end: float) -> Callable[[float, str], None]:
+    def span(self, start: float, end: float) -> Callable[[float, str], None]:
         """Return a callback whose 0 to 1 is ``start`` to ``end`` of the whole work."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)

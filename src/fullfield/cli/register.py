@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
             check_kept(args.output, clouds[0])
         watch.lap("load")
         if len(clouds) > 2:
-            group = register_group(clouds, settings, progress.part(0.1, 0.9))
+            group = register_group(clouds, settings, progress.span(0.1, 0.9))
             watch.lap("register")
             return _report_group(args, clouds, group, watch)
-        result = register_clouds(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
+        result = register_clouds(clouds[0], clouds[1], settings, progress.span(0.1, 0.7))
         watch.lap("register")
         if result.success and args.output is not None:
             progress(0.7, f"writing {Path(args.output).name}")
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         pose = result.transform if result.success else result.candidate
         drawn = False
         if args.viz is not None and pose is not None:
-            _draw(args, clouds, result, pose, progress.part(0.8, 1.0))
+            _draw(args, clouds, result, pose, progress.span(0.8, 1.0))
             drawn = True
         watch.lap("write")
     _report(args, result, drawn, [len(cloud) for cloud in clouds], watch.seconds())
@@ -165,7 +165,7 @@ def _apply(args: argparse.Namespace) -> int:
     check_kept(args.output, cloud)
     io.write_point_cloud(args.output, io.transformed(cloud, pose))
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
-    report.tell(args, values, f"moved {len(cloud)} points")
+    report.print_report(args, values, f"moved {len(cloud)} points")
     return 0
 
 
@@ -199,7 +199,7 @@ def _report_group(
     pairs = []
     for pair in group.pairs:
         source, target, one = args.clouds[pair.source], args.clouds[pair.target], pair.registration
-        values = report.picked(one, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel")
+        values = report.select(one, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel")
         transform = None if one.transform is None else one.transform.tolist()
         pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
         words = (
@@ -219,7 +219,7 @@ def _report_group(
         "merged": args.merge,
         "seconds": watch.seconds(),
     }
-    report.tell(args, values, "\n".join(lines), memory=True)
+    report.print_report(args, values, "\n".join(lines), memory=True)
     return 0 if group.success else NOT_REGISTERED
 
 
@@ -281,8 +281,8 @@ def _report(
     values = {
         "source": args.clouds[0],
         "target": args.clouds[1],
-        **report.picked(args, "seed", "init", "weights"),
-        **report.picked(result, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
+        **report.select(args, "seed", "init", "weights"),
+        **report.select(result, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
         "points": points,
         "untried": list(result.untried),
         "transform": pose,
@@ -302,4 +302,4 @@ def _report(
         f"confidence {result.confidence:.3f}, {result.inliers} of {result.matches} matches agree, "
         f"{result.fitness:.1%} of the source touches the target within {result.voxel:.4g}, RMSE {result.rmse:.4g}"
     )
-    report.tell(args, values, "\n".join(lines), memory=True)
+    report.print_report(args, values, "\n".join(lines), memory=True)

@@ -43,7 +43,7 @@ def option_names(args: argparse.Namespace) -> dict[str, str]:
     return {name: f"--{name.replace('_', '-')}" for name in vars(args)}
 
 
-def picked(source: object, *names: str) -> dict[str, Any]:
+def select(source: object, *names: str) -> dict[str, Any]:
     """Return attributes by name, for a report: of the arguments of a command, or of a result."""
     return {name: getattr(source, name) for name in names}
 
@@ -71,24 +71,24 @@ def note(text: str, *, kind: str = "note") -> None:
 
 def note_plan(numbers: Sequence[int], plan: Plan) -> None:
     """Print how many frames of a run are kept, how many are recomputed, and why."""
-    kept = len(numbers) - len(plan.missing)
-    if kept:
-        note(f"{kept} of {len(numbers)} frames {'exists' if kept == 1 else 'exist'}")
+    existing = len(numbers) - len(plan.missing)
+    if existing:
+        note(f"{existing} of {len(numbers)} frames {'exists' if existing == 1 else 'exist'}")
     if plan.outdated:
         count = sum(map(len, plan.outdated.values()))
         note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} recomputed: {plan.describe()}")
 
 
-def printable(text: object, kept: str = "") -> str:
+def printable(text: object, allowed: str = "") -> str:
     r"""Return ``text`` with control characters escaped, as in ``\x1b``, so that it cannot forge a line of output.
 
-    Names and contents of files may have such characters. Those in ``kept`` stay.
+    Names and contents of files may have such characters. Those in ``allowed`` stay.
     """
 
     def control(c: str) -> bool:
         return unicodedata.category(c) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(c) in _BIDIRECTIONAL
 
-    return "".join(ascii(c)[1:-1] if c not in kept and control(c) else c for c in str(text))
+    return "".join(ascii(c)[1:-1] if c not in allowed and control(c) else c for c in str(text))
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -102,7 +102,7 @@ def print_json(report: Mapping[str, object]) -> None:
     print(json.dumps(_plain(report), indent=2, allow_nan=False))
 
 
-def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
+def print_report(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
     """Print the report of a verb: its text, or with ``--json`` its facts, versions and, if wanted, peak ``memory``."""
     if args.json:
         taken = {"peak_memory_bytes": peak_memory_bytes()} if memory else {}
@@ -130,13 +130,13 @@ def add_report_options(parser: Any, *, progress: bool = False) -> None:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of fullfield, Python and the packages that decide a result; None for an absent one."""
-    found: dict[str, str | None] = {"fullfield": __version__, "python": platform.python_version()}
+    installed: dict[str, str | None] = {"fullfield": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "numba", "OpenImageIO", "h5py", "pillow"):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def peak_memory_bytes() -> int | None:

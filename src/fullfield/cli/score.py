@@ -120,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
         report.note(
             "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
         )
-    facts = {**report.picked(args, "pred", "truth"), "averaging": metrics.averaging, **values}
+    facts = {**report.select(args, "pred", "truth"), "averaging": metrics.averaging, **values}
     facts |= {"missing": missing, "outside": outside}
     facts |= {"truth_values": values_each, "classes": metrics.breakdown()}
-    report.tell(args, facts, "\n".join(table(values, metrics.averaging, missing, outside)))
+    report.print_report(args, facts, "\n".join(table(values, metrics.averaging, missing, outside)))
     return gate(values["epe"], args.max_epe)
 
 

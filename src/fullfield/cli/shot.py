@@ -355,8 +355,8 @@ def _report(
         "not_written": format_frames(not_written),
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],
-        **report.picked(outcome, "stopped", "cuts", "duplicates"),
-        **report.picked(job.settings, "direction", "step"),
+        **report.select(outcome, "stopped", "cuts", "duplicates"),
+        **report.select(job.settings, "direction", "step"),
         **choice.facts(),
         "refined": refined,
         "devices": list(devices),
@@ -369,4 +369,4 @@ def _report(
     text = f"{report.printable(args.output)}: {summary}" + ("" if pictures is None else f"\n{pictures}")
     if not args.quiet and outcome.is_good:
         text += f"\nnext: fullfield view {shlex.quote(report.printable(args.output))}"
-    report.tell(args, content, text, memory=True)
+    report.print_report(args, content, text, memory=True)

@@ -128,7 +128,7 @@ def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[i
 
         def write_file(number: int, picture: Tensor) -> None:
             path = pattern.path(number)
-            with paths.noting(path):
+            with paths.record_output(path):
                 io.write_image(path, picture)
 
         yield write_file
@@ -138,7 +138,7 @@ def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[i
         with suppress(InputError, OSError):
             rate = io.open_video(job.frame_files.video).rate or _RATE
     writer: io.VideoWriter | None = None
-    with paths.noting(args.viz):
+    with paths.record_output(args.viz):
         try:
 
             def write_picture(number: int, picture: Tensor) -> None:

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     facts = {
-        **report.picked(args, "output", "clouds", "scans", "device"),
+        **report.select(args, "output", "clouds", "scans", "device"),
         "weights": weights,
         "training": training.as_dict(),
         "history": [row._asdict() for row in trained.history],
@@ -98,5 +98,5 @@ def run(args: argparse.Namespace) -> int:
         f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
-    report.tell(args, facts, f"{report.printable(weights)}: {told}", memory=True)
+    report.print_report(args, facts, f"{report.printable(weights)}: {told}", memory=True)
     return 0

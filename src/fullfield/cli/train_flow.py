@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
     generators = _Generators(args, device)
     model, source = _network(args, device), _source(args, device, generators)
     pause = None if args.pause is None else 60 * args.pause
-    same = report.picked(args, "every", "after", "curves", "tensorboard")
+    same = report.select(args, "every", "after", "curves", "tensorboard")
     settings = FlowRun(**same, validate=args.validate_every, pause=pause, recipe=_recipe(args))
     fixed = None if isinstance(training.updates, tuple) else training.updates
     validation = _validation(args, generators, fixed)
@@ -359,4 +359,4 @@ def _report(
         f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
-    report.tell(args, facts, f"{weights}: {told}", memory=True)
+    report.print_report(args, facts, f"{weights}: {told}", memory=True)

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     frames = format_frames(numbers)
     facts = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
     summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
-    report.tell(args, facts, f"{report.printable(output)}: {summary}")
+    report.print_report(args, facts, f"{report.printable(output)}: {summary}")
     return 2 if problems else 0
 
 

@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
     scene = scenes.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     io.write_image(args.output, scene.light(args.kind, args.output))
     facts = {
-        **report.picked(args, "output", "flow", "kind"),
+        **report.select(args, "output", "flow", "kind"),
         **scene.scales(args.kind),
         "truth_values": None if truth is None else truth_values(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
-    report.tell(args, facts, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
+    report.print_report(args, facts, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
     return 0
 
 

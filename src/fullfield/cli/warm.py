@@ -56,5 +56,5 @@ def run(args: argparse.Namespace) -> int:
     }
     cached = "no cache folder can be written" if folder is None else f"kernels in {report.printable(folder)}"
     text = f"{choice.title} ({flow.backend}) on {choice.device}: ready in {watch.seconds()['total']:.1f} s, {cached}"
-    report.tell(args, properties, text)
+    report.print_report(args, properties, text)
     return 0

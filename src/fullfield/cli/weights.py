@@ -73,7 +73,7 @@ def _fetch(args: argparse.Namespace) -> int:
     found = {}
     with ProgressBar("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
-            part = progress.part(index / len(entries), (index + 1) / len(entries))
+            part = progress.span(index / len(entries), (index + 1) / len(entries))
             path = fetch_weights(entry, fetching(part, entry.name))
             found[entry.name] = str(path)
             if not args.json:
