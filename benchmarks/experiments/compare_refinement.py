@@ -11,6 +11,7 @@ kernel, and the mean end-point error. Exit code 1: a check failed, or the new ve
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -55,14 +56,20 @@ class Worker:
         self._process.communicate()
 
 
+@functools.cache
+def _render_scene(height: int, width: int) -> Any:
+    from fullfield.testing import textured_scene
+
+    return textured_scene(height, width, seed=3)
+
+
 def estimate_inputs(size: tuple[int, int], device: str) -> dict[str, Tensor]:
     """Return frames, the network's flows in both directions, the true flow and where it counts."""
     from fullfield.models.prepared import PreparedFlow
     from fullfield.models.weights import load_weights
-    from fullfield.testing import textured_scene
 
     scene_size = _SCENE if size[0] * size[1] > _SCENE[0] * _SCENE[1] else size
-    scene = textured_scene(*scene_size, seed=3)
+    scene = _render_scene(*scene_size)
     planes = torch.cat([scene.frame1, scene.frame2, scene.flow])[None]
     planes = interpolate(planes, size, mode="bilinear", align_corners=False).to(device)
     scale = torch.tensor([size[1] / scene_size[1], size[0] / scene_size[0]], device=device).view(1, 2, 1, 1)

@@ -37,7 +37,7 @@ def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W]
         InputError: if the shapes or devices do not fit.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    _check.tensor(valid, "known", flow.shape[1:], device=flow.device)
+    _check.tensor(valid, "valid", flow.shape[1:], device=flow.device)
     return cpu.fill_holes(flow, valid) if cpu.serves(flow) else reference.fill_holes(flow, valid)
 
 
