@@ -11,12 +11,12 @@ from benchmarks.stored import RESULTS, stored_result
 Measured = tuple[dict[str, Any], dict[str, Any]]
 """A case or a row, and the results that it stands in."""
 
-BEGIN_CALLS = "<!-- public calls: begin -->\n"
-BEGIN_SHORT = "<!-- what it beats: begin -->\n"
-BEGIN_LIKE = "<!-- networks in equal precision: begin -->\n"
-BEGIN_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
-BEGIN_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
-BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
+MARK_CALLS = "<!-- public calls: begin -->\n"
+MARK_SHORT = "<!-- what it beats: begin -->\n"
+MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
+MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
+MARK_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
+MARK_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
 SINGLE, HALF = "float32", "half precision"
 # Ours, then the others, by precision. "exact" is what stored runs call the plain module in float32.
@@ -334,12 +334,12 @@ def public_calls() -> str:
 
 
 PAGES = {
-    "README.md": ((BEGIN_SHORT, short_table),),
+    "README.md": ((MARK_SHORT, short_table),),
     "docs/measured.md": (
-        (BEGIN_LIKE, networks_table),
-        (BEGIN_CALLS, public_calls),
-        (BEGIN_CORRELATION, lookup_table),
+        (MARK_LIKE, networks_table),
+        (MARK_CALLS, public_calls),
+        (MARK_CORRELATION, lookup_table),
     ),
-    "benchmarks/notes/lookup_paper.md": ((BEGIN_SWEEPS, sweeps_table), (BEGIN_STEPS, steps_table)),
+    "benchmarks/notes/lookup_paper.md": ((MARK_SWEEPS, sweeps_table), (MARK_STEPS, steps_table)),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""

@@ -8,19 +8,19 @@ from typing import Any
 from benchmarks.markdown import table_text
 from benchmarks.stored import RESULTS, stored_result
 
-BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
-BEGIN_CARD = "<!-- errors by pair: begin -->\n"
-BEGIN_LARGE = "<!-- errors in large frames: begin -->\n"
-BEGIN_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
-BEGIN_REFINED = "<!-- errors of refined networks: begin -->\n"
-BEGIN_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
-BEGIN_REMAINING = "<!-- errors of what remains: begin -->\n"
-BEGIN_OCCLUSION = "<!-- table of the occlusion: begin -->\n"
-BEGIN_RENDERED = "<!-- errors of rendered scenes: begin -->\n"
-BEGIN_SHOTS = "<!-- table of rendered scenes: begin -->\n"
-BEGIN_POSES = "<!-- errors of poses: begin -->\n"
-BEGIN_PLAIN = "<!-- table of RANSAC alone: begin -->\n"
-BEGIN_DESCRIBING = "<!-- table of describing: begin -->\n"
+MARK_START = "<!-- errors of fullfield-s: begin -->\n"
+MARK_CARD = "<!-- errors by pair: begin -->\n"
+MARK_LARGE = "<!-- errors in large frames: begin -->\n"
+MARK_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
+MARK_REFINED = "<!-- errors of refined networks: begin -->\n"
+MARK_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
+MARK_REMAINING = "<!-- errors of what remains: begin -->\n"
+MARK_OCCLUSION = "<!-- table of the occlusion: begin -->\n"
+MARK_RENDERED = "<!-- errors of rendered scenes: begin -->\n"
+MARK_SHOTS = "<!-- table of rendered scenes: begin -->\n"
+MARK_POSES = "<!-- errors of poses: begin -->\n"
+MARK_PLAIN = "<!-- table of RANSAC alone: begin -->\n"
+MARK_DESCRIBING = "<!-- table of describing: begin -->\n"
 CALLED = {
     "sintel clean alley_1": "Sintel alley_1, clean",
     "sintel final alley_1": "Sintel alley_1, final",
@@ -275,12 +275,12 @@ def _by_shot() -> str:
 
 
 PAGES = {
-    "docs/start.md": ((BEGIN_START, start),),
-    "docs/fullfield-s.md": ((BEGIN_CARD, card),),
-    "benchmarks/notes/fullfield_s.md": ((BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
-    "benchmarks/notes/rendered.md": ((BEGIN_SHOTS, rendered_shots), (BEGIN_RENDERED, rendered)),
-    "benchmarks/notes/networks.md": ((BEGIN_LARGE, large_frames), (BEGIN_OFFICIAL, official)),
-    "docs/registration.md": ((BEGIN_POSES, poses), (BEGIN_PLAIN, plain_ransac), (BEGIN_DESCRIBING, describing)),
-    "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined), (BEGIN_REMAINING, remaining)),
+    "docs/start.md": ((MARK_START, start),),
+    "docs/fullfield-s.md": ((MARK_CARD, card),),
+    "benchmarks/notes/fullfield_s.md": ((MARK_CONFIDENCE, confidence), (MARK_OCCLUSION, occlusion)),
+    "benchmarks/notes/rendered.md": ((MARK_SHOTS, rendered_shots), (MARK_RENDERED, rendered)),
+    "benchmarks/notes/networks.md": ((MARK_LARGE, large_frames), (MARK_OFFICIAL, official)),
+    "docs/registration.md": ((MARK_POSES, poses), (MARK_PLAIN, plain_ransac), (MARK_DESCRIBING, describing)),
+    "src/fullfield/ops/tvl1/README.md": ((MARK_REFINED, refined), (MARK_REMAINING, remaining)),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

@@ -7,14 +7,14 @@ from typing import Any
 from benchmarks.markdown import table_text
 from benchmarks.stored import RESULTS, stored_result
 
-BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
-BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
-BEGIN_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
-BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
-BEGIN_LISTING = "<!-- table of the listing in Triton: begin -->\n"
-BEGIN_VOXELS = "<!-- table of layers on voxels: begin -->\n"
-BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
-BEGIN_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
+MARK_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
+MARK_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
+MARK_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
+MARK_LAYERS = "<!-- table of layers on points: begin -->\n"
+MARK_LISTING = "<!-- table of the listing in Triton: begin -->\n"
+MARK_VOXELS = "<!-- table of layers on voxels: begin -->\n"
+MARK_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
+MARK_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
 
 
 def _cases(name: str) -> list[dict[str, Any]]:
@@ -169,17 +169,17 @@ def neighbors() -> str:
 
 
 PAGES = {
-    "src/fullfield/ops/neighbors/README.md": ((BEGIN_NEIGHBORS, neighbors),),
-    "src/fullfield/ops/correlation/README.md": ((BEGIN_LOOKUP_PEERS, lookup_peers),),
+    "src/fullfield/ops/neighbors/README.md": ((MARK_NEIGHBORS, neighbors),),
+    "src/fullfield/ops/correlation/README.md": ((MARK_LOOKUP_PEERS, lookup_peers),),
     "src/fullfield/ops/correlation/cuda/README.md": (
-        (BEGIN_LOOKUP_SIZES, lookup_sizes),
-        (BEGIN_LOOKUP_FORMS, lookup_forms),
+        (MARK_LOOKUP_SIZES, lookup_sizes),
+        (MARK_LOOKUP_FORMS, lookup_forms),
     ),
     "src/fullfield/ops/point_conv/README.md": (
-        (BEGIN_LAYERS, layers),
-        (BEGIN_LISTING, triton_listing),
-        (BEGIN_VOXELS, voxels),
+        (MARK_LAYERS, layers),
+        (MARK_LISTING, triton_listing),
+        (MARK_VOXELS, voxels),
     ),
-    "src/fullfield/ops/point_conv/cuda/README.md": ((BEGIN_LAYER_FORMATS, layer_formats),),
+    "src/fullfield/ops/point_conv/cuda/README.md": ((MARK_LAYER_FORMATS, layer_formats),),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

@@ -8,16 +8,16 @@ from typing import Any
 from benchmarks.markdown import table_text
 from benchmarks.stored import RESULTS, stored_result
 
-BEGIN_POINTS = "<!-- points beside others: begin -->\n"
-BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
-BEGIN_POSES = "<!-- poses of both descriptors: begin -->\n"
-BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
-BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
-BEGIN_FORMS = "<!-- times by form: begin -->\n"
-BEGIN_SCHEDULES = "<!-- what the schedules show: begin -->\n"
-BEGIN_HALF = "<!-- what half precision gains: begin -->\n"
-BEGIN_CPU = "<!-- times on the CPU: begin -->\n"
-BEGIN_DEFAULT = "<!-- times of the default method: begin -->\n"
+MARK_POINTS = "<!-- points beside others: begin -->\n"
+MARK_PATCHED = "<!-- patched at 4K: begin -->\n"
+MARK_POSES = "<!-- poses of both descriptors: begin -->\n"
+MARK_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
+MARK_NETWORK = "<!-- times of fullfield-s: begin -->\n"
+MARK_FORMS = "<!-- times by form: begin -->\n"
+MARK_SCHEDULES = "<!-- what the schedules show: begin -->\n"
+MARK_HALF = "<!-- what half precision gains: begin -->\n"
+MARK_CPU = "<!-- times on the CPU: begin -->\n"
+MARK_DEFAULT = "<!-- times of the default method: begin -->\n"
 DEFAULT_RESULT = "front_door_cpu.json"
 
 
@@ -233,13 +233,13 @@ def training() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "docs/start.md": ((BEGIN_DEFAULT, default),),
-    "docs/models.md": ((BEGIN_FORMS, forms),),
-    "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
-    "benchmarks/notes/tvl1_romera.md": ((BEGIN_SCHEDULES, schedules), (BEGIN_HALF, half_precision)),
-    "benchmarks/notes/patched.md": ((BEGIN_PATCHED, patched),),
-    "docs/registration.md": ((BEGIN_POSES, poses),),
-    "docs/fullfield-s.md": ((BEGIN_NETWORK, network),),
-    "benchmarks/notes/fullfield_s.md": ((BEGIN_TRAINING, training), (BEGIN_CPU, on_cpu)),
+    "docs/start.md": ((MARK_DEFAULT, default),),
+    "docs/models.md": ((MARK_FORMS, forms),),
+    "src/fullfield/ops/point_conv/README.md": ((MARK_POINTS, points),),
+    "benchmarks/notes/tvl1_romera.md": ((MARK_SCHEDULES, schedules), (MARK_HALF, half_precision)),
+    "benchmarks/notes/patched.md": ((MARK_PATCHED, patched),),
+    "docs/registration.md": ((MARK_POSES, poses),),
+    "docs/fullfield-s.md": ((MARK_NETWORK, network),),
+    "benchmarks/notes/fullfield_s.md": ((MARK_TRAINING, training), (MARK_CPU, on_cpu)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""

@@ -20,11 +20,12 @@ TAKEN = (
     "docs/**/*",
     "src/**/*.md",
     "benchmarks/**/*.md",
+    "scripts/*.md",
     "tools/*.md",
     "examples/**/*",
     "recipe/*",
 )
-LINKED = ("benchmarks/results/*", "benchmarks/cases/**/*.py", "scripts/**/*.py", ".github/workflows/*")
+LINKED = ("benchmarks/results/*", "benchmarks/cases/**/*.py", "scripts/**/*.py", "src/**/*.txt", ".github/workflows/*")
 MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 

@@ -21,20 +21,19 @@ import sentences  # noqa: E402
 from benchmarks import like_for_like  # noqa: E402
 from benchmarks.stored import stored_result  # noqa: E402
 
-BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
-BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
-BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
-BEGIN_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
-BEGIN_CASCADE = "<!-- table of cascades: begin -->\n"
-BEGIN_FAST = "<!-- table of the fast form: begin -->\n"
-BEGIN_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
-BEGIN_REFINEMENT = "<!-- table of the refinement: begin -->\n"
-BEGIN_WINDOWS = "<!-- table of fixed windows: begin -->\n"
-BEGIN_TRAINING = "<!-- table of training steps: begin -->\n"
-BEGIN_PACKING = "<!-- table of packing: begin -->\n"
-BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
+MARK_MODELS = "<!-- table of the networks: begin -->\n"
+MARK_POINTS = "<!-- table of convolution on points: begin -->\n"
+MARK_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
+MARK_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
+MARK_CASCADE = "<!-- table of cascades: begin -->\n"
+MARK_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
+MARK_REFINEMENT = "<!-- table of the refinement: begin -->\n"
+MARK_WINDOWS = "<!-- table of fixed windows: begin -->\n"
+MARK_TRAINING = "<!-- table of training steps: begin -->\n"
+MARK_PACKING = "<!-- table of packing: begin -->\n"
+MARK_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
 OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
-BEGIN = "<!-- table: begin -->\n"
+MARK = "<!-- table: begin -->\n"
 
 
 def markdown_table(rows: list[list[str]]) -> list[str]:
@@ -398,16 +397,6 @@ def cascade_table() -> str:
     return "\n".join(markdown_table(rows)) + "\n"
 
 
-def fast_table() -> str:
-    """Return seconds and peak GiB of the networks, as in :func:`models_table`, by form."""
-    called = {"raft": "RAFT", "sea-raft": "SEA-RAFT (M)", "sea-raft-m": "SEA-RAFT (M)"}
-    rows = [["", *HEADS]]
-    for case in network_cases():
-        title = f"{called[case['method']]} {case['size'][1]}×{case['size'][0]}"
-        rows.append([title, *times_and_memory(case, "{:.3g} / {:.3g}")])
-    return "\n".join(markdown_table(rows)) + "\n"
-
-
 def conditions(results: dict[str, Any], command: str) -> str:
     about = results["environment"]
     versions = f"PyTorch {about['versions']['torch']}, commit {about['commit'][:7]}, {about['date']}"
@@ -511,18 +500,17 @@ def descriptors_table() -> str:
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/measured.md": (
-        (BEGIN_MODELS, models_table),
-        (BEGIN, table),
-        (BEGIN_REFINEMENT, refinement_table),
-        (BEGIN_WINDOWS, windows_table),
-        (BEGIN_TRAINING, training_table),
+        (MARK, table),
+        (MARK_REFINEMENT, refinement_table),
+        (MARK_WINDOWS, windows_table),
+        (MARK_TRAINING, training_table),
     ),
-    "benchmarks/notes/packing.md": ((BEGIN_PACKING, packing_table),),
-    "benchmarks/notes/networks.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
-    "benchmarks/notes/points_layers.md": ((BEGIN_POINTS, points_table),),
-    "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
-    "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates),),
-    "benchmarks/notes/tvl1_romera.md": ((BEGIN_TVL1_GPU, tvl1_gpu_table), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
+    "benchmarks/notes/packing.md": ((MARK_PACKING, packing_table),),
+    "benchmarks/notes/networks.md": ((MARK_CASCADE, cascade_table), (MARK_MODELS, models_table)),
+    "benchmarks/notes/points_layers.md": ((MARK_POINTS, points_table),),
+    "docs/registration.md": ((MARK_DESCRIPTORS, descriptors_table),),
+    "docs/tvl1.md": ((MARK_TVL1_RATES, tvl1_rates),),
+    "benchmarks/notes/tvl1_romera.md": ((MARK_TVL1_GPU, tvl1_gpu_table), (MARK_TVL1_PAGE, tvl1_gpu_page)),
 }
 for _others in (like_for_like.PAGES, operator_tables.PAGES, error_tables.PAGES, sentences.PAGES):
     for _page, _parts in _others.items():

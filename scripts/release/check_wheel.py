@@ -12,26 +12,26 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 NOT_READ = (".md", ".pyc")
 """Suffixes of files that no code reads; every other file of the package has to be in the wheel."""
-MOST_BYTES = 12_000_000
+MAX_BYTES = 12_000_000
 
 
 def problems(wheel: Path) -> list[str]:
     """Return one line for each missing or unexpected file, and for a size beyond the limit."""
     with zipfile.ZipFile(wheel) as opened:
         inside = set(opened.namelist())
-    wanted = {
+    expected = {
         path.relative_to(SOURCE).as_posix()
         for path in (SOURCE / "fullfield").rglob("*")
         if path.is_file() and not path.name.endswith(NOT_READ)
     }
-    found = [f"{name}: is missing" for name in sorted(wanted - inside)]
+    lines = [f"{name}: is missing" for name in sorted(expected - inside)]
     tops = {name.split("/")[0] for name in inside}
     strange = sorted(top for top in tops if top != "fullfield" and not top.endswith(".dist-info"))
-    found += [f"{top}: does not belong into the wheel" for top in strange]
+    lines += [f"{top}: does not belong into the wheel" for top in strange]
     size = wheel.stat().st_size
-    if size > MOST_BYTES:
-        found.append(f"{size / 1e6:.1f} MB, expected at most {MOST_BYTES / 1e6:.0f} MB")
-    return found
+    if size > MAX_BYTES:
+        lines.append(f"{size / 1e6:.1f} MB, expected at most {MAX_BYTES / 1e6:.0f} MB")
+    return lines
 
 
 def main(arguments: list[str]) -> int:
@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     wheel = Path(arguments[0])
-    found = problems(wheel)
-    for problem in found:
+    lines = problems(wheel)
+    for problem in lines:
         print(f"{wheel.name}: {problem}", file=sys.stderr)
-    return int(bool(found))
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

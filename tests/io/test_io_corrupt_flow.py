@@ -72,7 +72,7 @@ def test_corrupt_flow(tmp_path: Path, suffix: str, data: bytes, what: str) -> No
 def test_corrupt_npz(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     for content, what in (
-        ({"flow": np.zeros((3, 4))}, r"expected the arrays u and v \(VIPER\), got flow\.npy"),
+        ({"flow": np.zeros((3, 4))}, r"expected flow \[H, W, 2\] or \[2, H, W\], got shape \[3, 4\]"),
         ({"u": np.zeros((3, 4)), "v": np.zeros((4, 3))}, r"one shape \[H, W\], got \[3, 4\] and \[4, 3\]"),
         ({"u": np.zeros(12), "v": np.zeros(12)}, r"one shape \[H, W\], got \[12\]"),
         ({"u": np.array([None], object), "v": np.zeros(1)}, "real numbers, got object"),
