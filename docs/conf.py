@@ -30,7 +30,7 @@ exclude_patterns = ["examples", "docs/gallery/*.ipynb", "benchmarks/notes"]
 suppress_warnings = [
     "toc.not_included",
     "ref.python",
-]  # classes of several modules have one name; notes are reached by links; tests/test_docs.py looks for pages without one
+]  # classes of modules share names; notes are reached by links; tests/test_docs.py looks for pages without one
 smartquotes = False  # -- begins an option
 
 myst_heading_anchors = 4  # the anchors that GitHub makes too
