@@ -31,8 +31,8 @@ def test_a_full_disk_leaves_what_was_there(cli: Any, monkeypatch: pytest.MonkeyP
     """The limit on a file's size stands for the full disk. What a killed run left goes."""
     resource, name = pytest.importorskip("resource"), "flow.onnx"
     pytest.importorskip("onnxscript")
-    monkeypatch.setattr("fullfield.models.export._parts", lambda *_: None)
-    monkeypatch.setattr("fullfield.models.export._assembled", lambda *_: quick_graph())
+    monkeypatch.setattr("fullfield.models.export._export_sections", lambda *_: None)
+    monkeypatch.setattr("fullfield.models.export._join_sections", lambda *_: quick_graph())
     Path(name).write_bytes(b"before")
     script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
     subprocess.run([sys.executable, "-c", script, name], check=False)

@@ -336,7 +336,7 @@ def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch
     config = NetworkConfig(double=True, updates=2)
     exact, fast = (NetworkEstimator("fullfield-s", config.replace(precision=one)) for one in ("exact", precision))
     fast.prepare("cpu", (48, 64))
-    assert {size[1:] for size in fast._fast._kept} >= {(48, 64), (96, 128)}
+    assert {size[1:] for size in fast._fast._by_size} >= {(48, 64), (96, 128)}
     flow = fast(*PAIR)
     assert float((flow - exact(*PAIR)).norm(dim=1).median()) < (1e-4 if precision == "fast" else 0.05)
     both = fast.bidirectional(*PAIR)
@@ -521,7 +521,7 @@ def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) 
     sizes = [(16, 24), (24, 16), (16, 32), (32, 16), (24, 24)]
     for size in sizes:
         estimator(*[torch.rand(1, 3, *size)] * 2)
-    assert [key[1:] for key in estimator._fast._kept] == sizes[1:]
+    assert [key[1:] for key in estimator._fast._by_size] == sizes[1:]
 
 
 @pytest.mark.gpu

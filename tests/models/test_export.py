@@ -151,8 +151,8 @@ def test_the_file_states_the_sizes_of_its_frames(
         return helper.make_model(helper.make_graph([node], "quick", values[:2], values[2:]))
 
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(export, "_parts", lambda _model, _frames, *how: asked.append(how))
-    monkeypatch.setattr(export, "_assembled", assembled)
+    monkeypatch.setattr(export, "_export_sections", lambda _model, _frames, *how: asked.append(how))
+    monkeypatch.setattr(export, "_join_sections", assembled)
     path = export_onnx(network(SMALL), tmp_path / "flow.onnx", 128, 136, batch=2, dynamic=dynamic)
     graph = onnx.load(path).graph
     sizes = [[d.dim_value or d.dim_param for d in v.type.tensor_type.shape.dim] for v in (*graph.input, *graph.output)]

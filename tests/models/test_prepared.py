@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
-from fullfield.models.prepared.shared import Form
+from fullfield.models.prepared.shared import WeightConverter
 from fullfield.ops._fused import reference
 from refusals import refuses
 
@@ -156,7 +156,7 @@ def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: 
 
 def tensors_of(thing: object, seen: set[int]) -> list[Tensor]:
     """Whatever an object of ours holds."""
-    if id(thing) in seen or isinstance(thing, nn.Module | ModuleType | Form):
+    if id(thing) in seen or isinstance(thing, nn.Module | ModuleType | WeightConverter):
         return []
     seen.add(id(thing))
     if isinstance(thing, Tensor):
@@ -225,7 +225,7 @@ def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
     assert fast.prepared(64, 72) is not second
     fast = PreparedSizes(network("raft"))
     refuses(r"frame1: expected device cpu, got .*meta", fast, *torch.zeros(2, 1, 3, 64, 64, device="meta"))
-    assert not fast._kept
+    assert not fast._by_size
 
 
 def test_in_a_cascade() -> None:

@@ -82,7 +82,7 @@ def in_memory(
     memory = step._memory = recorded._Memory(model.config.steps(), *like[:2], like[2:], spare)
 
     def run(given: Batch) -> list[Tensor]:
-        assert memory.fits(*given[:2], given[2:])
+        assert memory.is_compatible(*given[:2], given[2:])
         memory.load(*given[:2], given[2:])
         loss, gradients = step._padded_step()
         return [loss, *gradients]
@@ -100,7 +100,7 @@ def test_unused_memory_changes_nothing(name: str) -> None:
         given = batch(model, sizes, seed)
         assert float(relative_errors(run(given), plain(model, *given)).max()) < 1e-4
     many = batch(model, (400, 400), 0)
-    assert not memory.fits(*many[:2], many[2:])
+    assert not memory.is_compatible(*many[:2], many[2:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)

@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
     """Return the network with its weights, and their name."""
-    from fullfield.models.weights import load_weights, origin_of
+    from fullfield.models.weights import find_origin, load_weights
 
     with naming(weights="--weights"):
-        origin = origin_of(args.method, args.weights)
+        origin = find_origin(args.method, args.weights)
     with ProgressBar("export", quiet=args.quiet) as progress:
         return load_weights(args.method, origin, fetching(progress, origin.name)), origin.name

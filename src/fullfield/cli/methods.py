@@ -18,7 +18,7 @@ from fullfield.cli import argtypes
 from fullfield.cli.report import naming, note
 from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, Method, canonical, get_method
-from fullfield.models.weights import Origin, origin_of
+from fullfield.models.weights import Origin, find_origin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -215,7 +215,7 @@ def chosen(args: argparse.Namespace) -> Chosen:
     changes = _changes(args, args.method)
     with naming(**words(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
-        origin = None if method.network is None else origin_of(method.network, config.weights)
+        origin = None if method.network is None else find_origin(method.network, config.weights)
     return Chosen(args.method, args.preset, config, args.backend, _resolved_device(args.device), origin)
 
 

@@ -24,7 +24,7 @@ from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes
 from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft.model import expected_log_scale
-from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
+from fullfield.models.weights import NETWORKS, Origin, find_origin, load_weights
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
 from fullfield.ops.tvl1 import RefinementConfig
 from fullfield.ops.tvl1.config import THREE_PASSES
@@ -370,7 +370,7 @@ class NetworkEstimator(LoadingEstimator):
         """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
-            origin = self._weights = origin_of(self.method, self.config.weights).fetched(fetching)
+            origin = self._weights = find_origin(self.method, self.config.weights).fetched(fetching)
         stamp = (*origin.stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first

@@ -119,8 +119,8 @@ class Cascade:
         ``updates`` replaces m (and n, if that is None). ``initial_flow`` starts the coarsest level.
         """
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
-        fits = frame1.is_floating_point() or frame1.dtype == torch.uint8
-        _check.require(fits, "frame1", "dtype uint8 or floating", frame1)
+        is_valid = frame1.is_floating_point() or frame1.dtype == torch.uint8
+        _check.require(is_valid, "frame1", "dtype uint8 or floating", frame1)
         _check.tensor(frame2, "frame2", frame1.shape, dtypes=[frame1.dtype], device=frame1.device)
         fine = self.updates if updates is None else updates
         coarse = fine if self.coarse_updates is None else self.coarse_updates

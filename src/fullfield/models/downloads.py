@@ -56,24 +56,24 @@ def download(
         DownloadError: with the answer of the server or the network, or because the checksum differs.
         OSError: if the folder cannot be written.
     """
-    part = target.with_name(target.name + ".part")
+    partial_file = target.with_name(target.name + ".part")
     with _alone(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
         for attempt in range(_ATTEMPTS):
             try:
-                _continue(url, part, progress, timeout)
+                _continue(url, partial_file, progress, timeout)
                 break
             except _Cut as cut:
                 if attempt == _ATTEMPTS - 1:
                     raise DownloadError(f"{url}: {cut}; the next call resumes the download") from None
         if sha256 is not None:
-            found = digest(part)
-            if not found.startswith(sha256.lower()):
-                _forget(part)
-                raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {found}; nothing was kept")
-        part.replace(target)
-        _tag(part).unlink(missing_ok=True)
+            checksum = digest(partial_file)
+            if not checksum.startswith(sha256.lower()):
+                _delete(partial_file)
+                raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {checksum}; nothing was kept")
+        partial_file.replace(target)
+        _tag(partial_file).unlink(missing_ok=True)
 
 
 def extract(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
@@ -89,44 +89,44 @@ def extract(archive: Path, member: str, target: Path, *, sha256: str | None = No
         DownloadError: if the archive is broken, the member is missing or it has another checksum.
         OSError: if the folder cannot be written.
     """
-    part = target.with_name(target.name + ".part")
+    partial_file = target.with_name(target.name + ".part")
     with _alone(target.with_name(f".{target.name}.lock")):
         if target.is_file():
             return
-        found = hashlib.sha256()
+        checksum = hashlib.sha256()
         try:
-            with zipfile.ZipFile(archive) as held:
-                size = held.getinfo(member).file_size
+            with zipfile.ZipFile(archive) as zip_file:
+                size = zip_file.getinfo(member).file_size
                 if size > _LARGEST_MEMBER:
                     raise DownloadError(f"{archive}: {member} claims {size} bytes, more than any weights have")
-                with held.open(member) as source, part.open("wb") as file:
+                with zip_file.open(member) as source, partial_file.open("wb") as file:
                     while block := source.read(_BLOCK):
-                        found.update(block)
+                        checksum.update(block)
                         file.write(block)
         except KeyError:
             raise DownloadError(f"{archive}: expected {member} inside, it is not there") from None
         except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-            _forget(part)
+            _delete(partial_file)
             raise DownloadError(f"{archive}: expected a zip file, cannot be read ({error})") from None
-        if sha256 is not None and not found.hexdigest().startswith(sha256.lower()):
-            _forget(part)
-            raise DownloadError(f"{archive}: expected {member} with the SHA-256 {sha256}, got {found.hexdigest()}")
-        part.replace(target)
+        if sha256 is not None and not checksum.hexdigest().startswith(sha256.lower()):
+            _delete(partial_file)
+            raise DownloadError(f"{archive}: expected {member} with the SHA-256 {sha256}, got {checksum.hexdigest()}")
+        partial_file.replace(target)
 
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            checksum.update(block)
+    return checksum.hexdigest()
 
 
-def _continue(url: str, part: Path, progress: DownloadProgress | None, timeout: float) -> None:
+def _continue(url: str, partial_file: Path, progress: DownloadProgress | None, timeout: float) -> None:
     """Download the rest of ``part``."""
-    have = part.stat().st_size if part.is_file() else 0
-    tag = _tag(part).read_text("utf-8") if have and _tag(part).is_file() else ""
+    have = partial_file.stat().st_size if partial_file.is_file() else 0
+    tag = _tag(partial_file).read_text("utf-8") if have and _tag(partial_file).is_file() else ""
     headers = {"User-Agent": "fullfield", "Accept-Encoding": "identity"}
     if have and tag:
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
@@ -134,14 +134,14 @@ def _continue(url: str, part: Path, progress: DownloadProgress | None, timeout: 
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
             if url.startswith("https:") and not response.url.startswith("https:"):
                 raise DownloadError(f"{url}: the server sent us on to {response.url}, which is not encrypted")
-            begin, total = _extent(response, have)
-            if begin == 0:
-                _tag(part).write_text(_validator(response), "utf-8")
-            with part.open("ab" if begin else "wb") as file:
-                have = _copy(response, file, begin, total, progress)
+            start, total = _extent(response, have)
+            if start == 0:
+                _tag(partial_file).write_text(_validator(response), "utf-8")
+            with partial_file.open("ab" if start else "wb") as file:
+                have = _copy(response, file, start, total, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # our part is longer than the file
-            _forget(part)
+            _delete(partial_file)
             raise _Cut("the file on the server has changed") from None
         raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
@@ -183,13 +183,13 @@ def _validator(response: http.client.HTTPResponse) -> str:
     return tag if tag.startswith('"') else str(response.headers.get("Last-Modified", ""))
 
 
-def _tag(part: Path) -> Path:
-    return part.with_name(part.name + ".tag")
+def _tag(partial_file: Path) -> Path:
+    return partial_file.with_name(partial_file.name + ".tag")
 
 
-def _forget(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _tag(part).unlink(missing_ok=True)
+def _delete(partial_file: Path) -> None:
+    partial_file.unlink(missing_ok=True)
+    _tag(partial_file).unlink(missing_ok=True)
 
 
 def _reason(error: object) -> str:

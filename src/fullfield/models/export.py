@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OPSET = 18
 # Values that an update passes to the next; names of edges in the ONNX graph.
-_CARRIED = ("net", "coords")
+_LOOP_VALUES = ("net", "coords")
 
 
 def export_onnx(
@@ -75,15 +75,17 @@ def export_onnx(
 
     from fullfield.io.files import atomic_path
 
-    whole = _assembled(_parts(model, frames, lookup, dynamic), count)
-    whole.doc_string = f"{model.config.name}: RGB frames 0...1, display-referred; flow (u, v) in pixels from frame1"
+    model_proto = _join_sections(_export_sections(model, frames, lookup, dynamic), count)
+    model_proto.doc_string = (
+        f"{model.config.name}: RGB frames 0...1, display-referred; flow (u, v) in pixels from frame1"
+    )
     size: Sequence[int | str] = ("height", "width") if dynamic else (height, width)
-    for value, channels in zip((*whole.graph.input, *whole.graph.output), (3, 3, 2), strict=True):
+    for value, channels in zip((*model_proto.graph.input, *model_proto.graph.output), (3, 3, 2), strict=True):
         shape = (batch, channels, *size)
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, shape))
-    onnx.checker.check_model(whole)
+    onnx.checker.check_model(model_proto)
     with atomic_path(target) as temporary:
-        onnx.save(whole, str(temporary), format="protobuf")
+        onnx.save(model_proto, str(temporary), format="protobuf")
     return target
 
 
@@ -95,15 +97,15 @@ def require_onnx() -> None:
         raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
-class _Part(nn.Module):
+class _Section(nn.Module):
     """Part of an ONNX file: a network, and the form of its lookup."""
 
-    def __init__(self, network: FlowNetwork, form: str) -> None:
+    def __init__(self, network: FlowNetwork, lookup_kind: str) -> None:
         super().__init__()
-        self.network, self.form = network, form
+        self.network, self.lookup_kind = network, lookup_kind
 
 
-class _Begin(_Part):
+class _FirstSection(_Section):
     """First part: what is computed once per pair."""
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
@@ -112,15 +114,15 @@ class _Begin(_Part):
         fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
         coords = grid_of(net)
         coords = coords + model.start(net) if model.config.has_learned_start else coords.clone()
-        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.form)
+        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.lookup_kind)
 
 
-class _Step(_Part):
+class _Step(_Section):
     """Second part: one update."""
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
         def lookup(where: Tensor) -> Tensor:
-            return traceable_lookup(state, where, self.network.config.radius, self.form)
+            return traceable_lookup(state, where, self.network.config.radius, self.lookup_kind)
 
         model: Any = self.network
         after: tuple[Tensor, Tensor] = model.step(lookup, net, context, coords, grid_of(net))
@@ -151,12 +153,14 @@ def _frames(model: FlowNetwork, height: int, width: int, batch: int, dynamic: bo
     _check.require(not model.training, "model", "a network in eval mode", "one in training mode")
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     _check.require(dtypes == {"float32"}, "model", "float32 parameters", ", ".join(sorted(dtypes)))
-    least = STRIDE * 2**model.config.levels
+    min_side = STRIDE * 2**model.config.levels
     for value, name in ((height, "height"), (width, "width"), (batch, "batch")):
         _check.number(value, name, integer=True, low=1)
         if dynamic and name != "batch":
-            fits = value % STRIDE == 0 and value >= least
-            _check.require(fits, name, f"a multiple of {STRIDE} and {least} at least where sizes are dynamic", value)
+            is_valid = value % STRIDE == 0 and value >= min_side
+            _check.require(
+                is_valid, name, f"a multiple of {STRIDE} and {min_side} at least where sizes are dynamic", value
+            )
     device = next(model.parameters()).device
     first, second = torch.zeros(2, batch, 3, height, width, device=device, dtype=torch.float32)
     return first, second
@@ -168,8 +172,8 @@ def _frame_sides(model: FlowNetwork) -> dict[int, Any]:
 
 
 def _cell_sides(model: FlowNetwork) -> tuple[Any, Any]:
-    least = 2**model.config.levels
-    return Dim("rows", min=least), Dim("columns", min=least)
+    min_side = 2**model.config.levels
+    return Dim("rows", min=min_side), Dim("columns", min=min_side)
 
 
 def _program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | None) -> ExportedProgram:
@@ -191,34 +195,36 @@ def _quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _parts(
-    model: FlowNetwork, frames: tuple[Tensor, Tensor], form: str, dynamic: bool
+def _export_sections(
+    model: FlowNetwork, frames: tuple[Tensor, Tensor], lookup_kind: str, dynamic: bool
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto]:
     """Return first part, update and last part as ONNX models whose inputs and outputs have matching names."""
-    begin, step = _Begin(model, form).eval(), _Step(model, form)
+    first, step = _FirstSection(model, lookup_kind).eval(), _Step(model, lookup_kind)
     finish = _Finish(model, None if dynamic else (frames[0].shape[-2], frames[0].shape[-1]))
     with torch.no_grad():
-        net, coords, context, *state = begin(*frames)
-    begin_sides = step_sides = finish_sides = None
+        net, coords, context, *state = first(*frames)
+    first_sides = step_sides = finish_sides = None
     if dynamic:
         rows, columns = _cell_sides(model)
         image = {2: rows, 3: columns}
-        begin_sides = [_frame_sides(model)] * 2
+        first_sides = [_frame_sides(model)] * 2
         finish_sides = [image, image]
         free = [Dim(f"cells{level}") for level in range(model.config.levels)]
         linear: list[Any] = [{1: rows, 2: columns}, *({0: cells} for cells in free)]
         dense: list[Any] = [{1: rows, 2: columns, 3: cells} for cells in free]
-        step_sides = [image, image, image, linear if form == "linear" else dense]
+        step_sides = [image, image, image, linear if lookup_kind == "linear" else dense]
     shared = ["context", *(f"state{index}" for index in range(len(state)))]
     return (
-        _onnx(_program(begin, frames, begin_sides), "begin", ["frame1", "frame2"], [*_CARRIED, *shared]),
+        _onnx(_program(first, frames, first_sides), "begin", ["frame1", "frame2"], [*_LOOP_VALUES, *shared]),
         _onnx(
             _program(step, (net, coords, context, state), step_sides),
             "update",
-            [*(f"{name}.before" for name in _CARRIED), *shared],
-            [f"{name}.after" for name in _CARRIED],
+            [*(f"{name}.before" for name in _LOOP_VALUES), *shared],
+            [f"{name}.after" for name in _LOOP_VALUES],
         ),
-        _onnx(_program(finish, (net, coords), finish_sides), "end", [f"{name}.last" for name in _CARRIED], ["flow"]),
+        _onnx(
+            _program(finish, (net, coords), finish_sides), "end", [f"{name}.last" for name in _LOOP_VALUES], ["flow"]
+        ),
     )
 
 
@@ -228,25 +234,27 @@ def _onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: lis
     from onnx.compose import add_prefix
 
     with _quietly():
-        made = torch.onnx.export(
+        onnx_program = torch.onnx.export(
             program, input_names=inputs, output_names=outputs, opset_version=OPSET, dynamo=True, verbose=False
         )
-    if made is None:
+    if onnx_program is None:
         raise RuntimeError("torch.onnx.export returned nothing")
-    named: onnx.ModelProto = add_prefix(made.model_proto, f"{prefix}/", rename_inputs=False, rename_outputs=False)
+    named: onnx.ModelProto = add_prefix(
+        onnx_program.model_proto, f"{prefix}/", rename_inputs=False, rename_outputs=False
+    )
     # Names of symbolic sizes would clash with those of the other parts.
     del named.graph.value_info[:]
-    made_by_nodes = {name for node in named.graph.node for name in node.output}
-    constants = [name for name in outputs if name not in made_by_nodes]
+    node_outputs = {name for node in named.graph.node for name in node.output}
+    constants = [name for name in outputs if name not in node_outputs]
     named.graph.node.extend(helper.make_node("Identity", [f"{prefix}/{name}"], [name]) for name in constants)
     return named
 
 
-def _assembled(parts: tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto], updates: int) -> onnx.ModelProto:
+def _join_sections(sections: tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto], updates: int) -> onnx.ModelProto:
     """Join the parts: the update becomes a Loop, which reads the context and the lookup's state from outside."""
     from onnx import TensorProto, helper
 
-    begin, update, end = (part.graph for part in parts)
+    first, update, end = (section.graph for section in sections)
     # A constant instead of the incoming condition, which TensorRT does not support.
     keep = helper.make_node(
         "Constant", [], ["keep.after"], value=helper.make_tensor("keep", TensorProto.BOOL, [], [True])
@@ -257,25 +265,29 @@ def _assembled(parts: tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto], 
         [
             helper.make_tensor_value_info("number", TensorProto.INT64, []),
             helper.make_tensor_value_info("keep.before", TensorProto.BOOL, []),
-            *(helper.make_tensor_value_info(f"{name}.before", TensorProto.FLOAT, [None] * 4) for name in _CARRIED),
+            *(helper.make_tensor_value_info(f"{name}.before", TensorProto.FLOAT, [None] * 4) for name in _LOOP_VALUES),
         ],
         [
             helper.make_tensor_value_info("keep.after", TensorProto.BOOL, []),
-            *(helper.make_tensor_value_info(f"{name}.after", TensorProto.FLOAT, [None] * 4) for name in _CARRIED),
+            *(helper.make_tensor_value_info(f"{name}.after", TensorProto.FLOAT, [None] * 4) for name in _LOOP_VALUES),
         ],
     )
-    loop = helper.make_node("Loop", ["updates", "", *_CARRIED], [f"{name}.last" for name in _CARRIED], body=body)
+    loop = helper.make_node(
+        "Loop", ["updates", "", *_LOOP_VALUES], [f"{name}.last" for name in _LOOP_VALUES], body=body
+    )
     graph = helper.make_graph(
-        [*begin.node, loop, *end.node],
+        [*first.node, loop, *end.node],
         "flow",
-        list(begin.input),
+        list(first.input),
         list(end.output),
         [
             helper.make_tensor("updates", TensorProto.INT64, [], [updates]),
-            *begin.initializer,
+            *first.initializer,
             *update.initializer,
             *end.initializer,
         ],
     )
     version = helper.make_opsetid("", OPSET)
-    return helper.make_model(graph, opset_imports=[version], ir_version=parts[0].ir_version, producer_name="fullfield")
+    return helper.make_model(
+        graph, opset_imports=[version], ir_version=sections[0].ir_version, producer_name="fullfield"
+    )

@@ -14,7 +14,7 @@ from fullfield.ops._positions import positions
 
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
-LEAST = 2 * STRIDE
+MIN_SIDE = 2 * STRIDE
 # Without gradients larger frames are encoded one after the other, which halves the peak memory.
 _TOGETHER_PIXELS = 1 << 22
 
@@ -54,8 +54,8 @@ def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
     in princeton's evaluation.
     """
     _check.choice(mode, "padding", ("sintel", "kitti"))
-    rows = (-height) % STRIDE if height > STRIDE else LEAST - height
-    columns = (-width) % STRIDE if width > STRIDE else LEAST - width
+    rows = (-height) % STRIDE if height > STRIDE else MIN_SIDE - height
+    columns = (-width) % STRIDE if width > STRIDE else MIN_SIDE - width
     top = rows // 2 if mode == "sintel" else 0
     return Padding(columns // 2, columns - columns // 2, top, rows - top)
 
@@ -112,7 +112,7 @@ def grid_of(field: Tensor) -> Tensor:
     return coordinate_grid(field.shape[0], field.shape[-2], field.shape[-1], field.device)
 
 
-def given_start(
+def initial_cells(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:
     """Return :func:`start_on_grid` of an initial flow that belongs to ``frame`` [B, C, H, W]; None stays None."""

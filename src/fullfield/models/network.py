@@ -132,15 +132,15 @@ class FlowNetwork(nn.Module):
     def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def _checked(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, fewest: int
+    def _check_call(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, min_updates: int
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """Return the number of updates, the padding, and the initial flow in cells."""
         _, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
         count = self._number(updates)
-        _check.number(count, "updates", integer=True, low=fewest)
+        _check.number(count, "updates", integer=True, low=min_updates)
         padding = framing.padding_for(height, width, self.config.padding)
-        return count, padding, framing.given_start(initial_flow, frame1, padding)
+        return count, padding, framing.initial_cells(initial_flow, frame1, padding)
 
     def _number(self, updates: int | None) -> int:
         return self.config.updates if updates is None else updates
@@ -168,7 +168,7 @@ class FlowNetwork(nn.Module):
         initial_flow: Tensor | None,
         initial_backward: Tensor | None,
         *,
-        fewest: int,
+        min_updates: int,
     ) -> tuple[int, framing.Padding, list[tuple[Encoded, Tensor | None]]]:
         """Encode a pair in both directions; each frame goes through the feature encoder once.
 
@@ -176,8 +176,8 @@ class FlowNetwork(nn.Module):
             The number of updates, the padding, and what is encoded with the initial flow in cells, forward and
             backward.
         """
-        count, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=fewest)
-        back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
+        count, padding, start = self._check_call(frame1, frame2, updates, initial_flow, min_updates=min_updates)
+        back = framing.initial_cells(initial_backward, frame2, padding, "initial_backward")
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = self._features(one, two)
         forward = Encoded(fmap1, fmap2, *self._context(one, two))

@@ -22,7 +22,7 @@ State: TypeAlias = dict[str, Tensor]
 
 # Keys under which training programs store their state dicts, outermost first.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "params")
-_SHOWN = 3
+_MAX_KEYS = 3
 _STEM = 32  # channels of fullfield-s' first convolution, where SEA-RAFT (S) has 64
 # Other kinds of files, by their first bytes.
 _INSTEAD = {
@@ -84,14 +84,16 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     if _is_safetensors(head, size):
         return _plain(read_safetensors(path), name), name
     if head[:2] != b"PK" and head[:1] != b"\x80":
-        other = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
+        other = next(
+            (words for prefix, words in _INSTEAD.items() if head.lstrip().startswith(prefix)), "something else"
+        )
         raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {other}")
     from safetensors import SafetensorError  # PyTorch selects its reader by the suffix
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about files that are refused below anyway
-            held = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(
             f"{name}: expected plain weights, got a pickle that also holds code or other objects; it was not opened"
@@ -99,7 +101,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     except (*_BROKEN, SafetensorError) as error:
         first = " ".join(str(error).split()).split(". ")[0][:120]
         raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
-    return _plain(held, name), name
+    return _plain(content, name), name
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
@@ -118,14 +120,14 @@ def read_safetensors(path: Path) -> State:
         raise InputError(f"{path}: expected a safetensors file, cannot be read ({str(error)[:120]})") from None
 
 
-def _plain(held: object, name: str) -> State:
+def _plain(content: object, name: str) -> State:
     for wrapper in _WRAPPERS:
-        if isinstance(held, Mapping) and isinstance(held.get(wrapper), Mapping):
-            held = held[wrapper]
-    if not isinstance(held, Mapping) or not held:
-        raise InputError(f"{name}: expected named tensors, got {_check.describe(held)}")
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping) or not content:
+        raise InputError(f"{name}: expected named tensors, got {_check.describe(content)}")
     state: State = {}
-    for key, value in held.items():
+    for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise InputError(f"{name}: expected named tensors, got {_check.describe(value)} at {key!r}")
         odd = _odd(value)
@@ -186,16 +188,16 @@ def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
         name: name of the file in messages.
         norm: prefix of the network's norms, ``norm`` or ``bn``.
     """
-    kept: State = {}
+    renamed_state: State = {}
     names: dict[str, str] = {}
     for key, value in state.items():
         block = key.rpartition(".")[0].rpartition(".")[0]
         alias = f"{norm}{4 if f'{block}.conv3.weight' in state else 3}"
         renamed = key.replace(f".{alias}.", ".downsample.1.")
-        if renamed in kept and not torch.equal(kept[renamed], value):
+        if renamed in renamed_state and not torch.equal(renamed_state[renamed], value):
             raise InputError(f"{name}: expected {key} and {names[renamed]} to be the same norm, they differ")
-        kept[renamed], names[renamed] = value, key
-    return kept
+        renamed_state[renamed], names[renamed] = value, key
+    return renamed_state
 
 
 def fit(
@@ -221,9 +223,11 @@ def fit(
         recognised = recognise(state) if recognised is None else recognised
         other = recognised not in (None, expected)
         reasons = [f"it looks like {recognised}"] if other else []
-        shown = 1 if other else _SHOWN
+        max_keys = 1 if other else _MAX_KEYS
         reasons += [
-            f"{word} {_some(keys, shown)}" for word, keys in (("missing", missing), ("unexpected", unexpected)) if keys
+            f"{word} {_some(keys, max_keys)}"
+            for word, keys in (("missing", missing), ("unexpected", unexpected))
+            if keys
         ]
         if wrong:
             key = wrong[0]
@@ -238,9 +242,9 @@ def fit(
     module.load_state_dict(dict(state))
 
 
-def _some(keys: list[str], shown: int) -> str:
-    more = f" and {len(keys) - shown} more" if len(keys) > shown else ""
-    return ", ".join(keys[:shown]) + more
+def _some(keys: list[str], max_keys: int) -> str:
+    more = f" and {len(keys) - max_keys} more" if len(keys) > max_keys else ""
+    return ", ".join(keys[:max_keys]) + more
 
 
 def from_torchvision(state: Mapping[str, Tensor]) -> State:
@@ -253,7 +257,7 @@ def _renamed(key: str, one_gru: bool) -> str:
     stem, _, field = key.rpartition(".")
     first, _, rest = stem.partition(".")
     if first in _ENCODERS:
-        return f"{_ENCODERS[first]}.{_encoder_part(rest)}.{field}"
+        return f"{_ENCODERS[first]}.{_encoder_module(rest)}.{field}"
     if stem in _MASK:
         return f"update_block.{_MASK[stem]}.{field}"
     if first == "update_block" and rest in _UPDATE:
@@ -264,7 +268,7 @@ def _renamed(key: str, one_gru: bool) -> str:
     return key
 
 
-def _encoder_part(rest: str) -> str:
+def _encoder_module(rest: str) -> str:
     if rest == "conv":
         return "conv2"
     block = _BLOCK.fullmatch(rest)

@@ -259,12 +259,12 @@ def _cached(file: str) -> Path | None:
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in candidates():
         path = parent / "weights" / file
-        if path.is_file() and ((named and parent == Path(named)) or _is_ours(path)):
+        if path.is_file() and ((named and parent == Path(named)) or _is_own(path)):
             return path
     return None
 
 
-def _is_ours(path: Path) -> bool:
+def _is_own(path: Path) -> bool:
     return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
@@ -290,9 +290,9 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
     """
     if isinstance(entry, str):
         entry = weights_entry(entry)
-    there = cached_weights(entry)
-    if there is not None:
-        return there
+    path = cached_weights(entry)
+    if path is not None:
+        return path
     folder = weights_folder()
     target = folder / entry.file
     if entry.url is None:
@@ -311,9 +311,9 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
 
 
 def _by_hand(entry: WeightsEntry, target: Path) -> str:
-    what = entry.url or f"{entry.file} from {entry.page}"
+    description = entry.url or f"{entry.file} from {entry.page}"
     inside = f", take {entry.member} out of it" if entry.member else ""
-    return f"fetch {what} by hand{inside} and put it at {target}"
+    return f"fetch {description} by hand{inside} and put it at {target}"
 
 
 class MissingFileError(InputError, FileNotFoundError):
@@ -358,7 +358,7 @@ class Origin:
         return (str(self.path), state.st_mtime_ns, state.st_size)
 
 
-def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None = None) -> Origin:
+def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None = None) -> Origin:
     """Return the weights that ``source`` names for the model called ``model``; nothing is downloaded.
 
     Args:
@@ -383,8 +383,10 @@ def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None =
             if path.is_file():
                 return Origin(name, path=path)
             if path.name != name or path.suffix:
-                what = "is a folder" if path.is_dir() else "no such file"
-                raise MissingFileError(f"weights: {name}: {what}; 'fullfield weights list' names the published ones")
+                description = "is a folder" if path.is_dir() else "no such file"
+                raise MissingFileError(
+                    f"weights: {name}: {description}; 'fullfield weights list' names the published ones"
+                )
         entry = weights_entry(name)
     if model in DEFAULTS and model not in entry.models:
         raise InputError(
@@ -405,7 +407,7 @@ def load_weights(
     Args:
         model: ``"fullfield-s"``, ``"fullfield-m"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``,
             ``"sea-raft-l"``, a shape, or a model to fill.
-        source: a file, an entry or its name, ``"random"`` (for a new model), or a result of :func:`origin_of`; by
+        source: a file, an entry or its name, ``"random"`` (for a new model), or a result of :func:`find_origin`; by
             default the model's entry in :data:`DEFAULTS`.
         progress: as for :func:`fetch_weights`.
         correlation: for a new model, the backend of :class:`fullfield.nn.CorrelationPyramid`.
@@ -416,7 +418,7 @@ def load_weights(
     """
     is_new = isinstance(model, (str, NetworkShape))
     chosen: RAFT | SEARAFT = build_model(model, correlation, seed=_SEED) if is_new else model  # type: ignore[arg-type,assignment]
-    origin = source if isinstance(source, Origin) else origin_of(chosen.config.name, source)
+    origin = source if isinstance(source, Origin) else find_origin(chosen.config.name, source)
     if origin.is_random:
         _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
         return chosen

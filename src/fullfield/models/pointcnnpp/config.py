@@ -14,7 +14,7 @@ NORMS = ("layer", "batch", "instance")
 Step = tuple[int, int, int]
 
 
-def _checked(config: Any, lists: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+def _check_config(config: Any, lists: tuple[str, ...], numbers: tuple[str, ...]) -> None:
     number(config.grid, "grid", above=0.0)
     choice(config.norm, "norm", NORMS)
     for name in lists:
@@ -52,7 +52,7 @@ class PointResNetConfig(Config):
 
     def __post_init__(self) -> None:
         choice(self.block, "block", BLOCKS)
-        _checked(self, ("blocks", "channels"), ("in_channels", "classes"))
+        _check_config(self, ("blocks", "channels"), ("in_channels", "classes"))
 
     @classmethod
     def resnet18(cls, **changes: Any) -> PointResNetConfig:
@@ -100,7 +100,7 @@ class PointUNetConfig(Config):
     """True if features are scaled to length 1, as for descriptors."""
 
     def __post_init__(self) -> None:
-        _checked(self, ("blocks", "channels"), ("in_channels", "out_channels"))
+        _check_config(self, ("blocks", "channels"), ("in_channels", "out_channels"))
         require(isinstance(self.unit_length, bool), "unit_length", "True or False", self.unit_length)
 
     def levels(self) -> int:

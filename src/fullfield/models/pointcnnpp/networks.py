@@ -75,17 +75,17 @@ class PointPyramid:
                 clouds[source], clouds[target], side, sides, kernel_radius(side, sides), gradient
             )
         geometries = dict(zip(requests, radius_geometries(list(requests.values())), strict=True))
-        sizes = tuple(tuple(end - begin for begin, end in pairwise(cloud.offsets.tolist())) for cloud in clouds)
+        sizes = tuple(tuple(end - start for start, end in pairwise(cloud.offsets.tolist())) for cloud in clouds)
         return cls(tuple(cloud.points for cloud in clouds), tuple(one.kept for one in fewer), sizes, geometries)
 
     def to(self, device: str | torch.device) -> PointPyramid:
         """Return the pyramid on ``device``."""
-        place = _check.device(device)
+        target = _check.device(device)
         return replace(
             self,
-            points=tuple(p.to(place) for p in self.points),
-            kept=tuple(k.to(place) for k in self.kept),
-            geometries={step: geometry.to(place) for step, geometry in self.geometries.items()},
+            points=tuple(p.to(target) for p in self.points),
+            kept=tuple(k.to(target) for k in self.kept),
+            geometries={step: geometry.to(target) for step, geometry in self.geometries.items()},
         )
 
 
@@ -205,12 +205,12 @@ class PointResNet(_Network):
         check_input(features, pyramid, self.config.in_channels, self.config.steps())
         out: Tensor = self.stem(features, pyramid, relu=True)
         out = self.pool(out, pyramid.geometries[1, 2, 3])
-        found = []
+        outputs = []
         for stage in self.stages:
             for block in stage:  # type: ignore[attr-defined]
                 out = block(out, pyramid)
-            found.append(out)
-        return found
+            outputs.append(out)
+        return outputs
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
         """Classify features [N, in_channels] of B clouds; return the logits [B, classes].
@@ -234,13 +234,13 @@ class PointUNet(_Network):
         channels, norm = config.channels, config.norm
         self.stem = ConvNorm(config.in_channels, channels[0], (0, 0, config.stem_kernel), norm)
         self.down, self.up, self.join, self.encoder, self.decoder = (nn.ModuleList() for _ in range(5))
-        for level, (wide, blocks) in enumerate(zip(channels, config.blocks, strict=True)):
+        for level, (width, blocks) in enumerate(zip(channels, config.blocks, strict=True)):
             if level:
-                self.down.append(ConvNorm(channels[level - 1], wide, (level - 1, level, 3), norm))
-                self.up.append(ConvNorm(wide, channels[level - 1], (level, level - 1, 3), norm))
+                self.down.append(ConvNorm(channels[level - 1], width, (level - 1, level, 3), norm))
+                self.up.append(ConvNorm(width, channels[level - 1], (level, level - 1, 3), norm))
                 self.join.append(LinearNorm(2 * channels[level - 1], channels[level - 1], level - 1, norm))
                 self.decoder.append(Residual(channels[level - 1], channels[level - 1], level - 1, level - 1, norm))
-            self.encoder.append(nn.ModuleList(Residual(wide, wide, level, level, norm) for _ in range(blocks)))
+            self.encoder.append(nn.ModuleList(Residual(width, width, level, level, norm) for _ in range(blocks)))
         self.head = nn.Linear(channels[0], config.out_channels)
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:

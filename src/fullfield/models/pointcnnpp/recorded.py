@@ -62,7 +62,7 @@ class RecordedStep:
         """Number of steps that ran without the graph."""
         self._check(features, pyramid)
         self._parameters = [p for p in network.parameters() if p.requires_grad]
-        self._places = [
+        self._parameter_names = [
             (m._parameters, name) for m in network.modules() for name, p in m._parameters.items() if p is not None
         ]
         self._recorded = self._state()
@@ -91,7 +91,7 @@ class RecordedStep:
         memory = self._memory
         if self._state() != self._recorded:
             raise InputError("network: expected the parameters of the recording, got others; make a new RecordedStep")
-        if memory is not None and self._mode == _mode() and memory.fits(features, pyramid, targets):
+        if memory is not None and self._mode == _mode() and memory.is_compatible(features, pyramid, targets):
             with torch.cuda.device(features.device):
                 memory.load(features, pyramid, targets)
                 loss, gradients = self._replay()
@@ -113,7 +113,7 @@ class RecordedStep:
 
     def _state(self) -> list[tuple[int, bool]]:
         """Return the addresses of the parameters, which are part of the graph, and which ones get gradients."""
-        now = [own.get(name) for own, name in self._places]  # in a tenth of the time of network.parameters()
+        now = [own.get(name) for own, name in self._parameter_names]  # in a tenth of the time of network.parameters()
         return [(p.data_ptr(), p.requires_grad) for p in now if p is not None]
 
     def _gradients(self, logits: Tensor, targets: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
@@ -194,13 +194,13 @@ def _means(
 
 def _triplets(pyramid: PointPyramid, steps: Sequence[Step]) -> list[Triplets]:
     """Return the triplets that the network reads, of both directions."""
-    found = []
+    pairings = []
     for step in steps:
         geometry = pyramid.geometries[step]
-        found.append(geometry.forward)
+        pairings.append(geometry.forward)
         if step[0] > 0 and geometry.backward is not None:  # the network's input has no gradient
-            found.append(geometry.backward)
-    return found
+            pairings.append(geometry.backward)
+    return pairings
 
 
 class _Memory:
@@ -223,14 +223,16 @@ class _Memory:
         def larger(count: int) -> int:
             return int((1.0 + spare) * count)
 
-        def room(triplets: Triplets, rows: int) -> Triplets:
+        def reserve(triplets: Triplets, rows: int) -> Triplets:
             entries, cells = (t.new_zeros(larger(t.numel())) for t in triplets[1:])
             return Triplets(triplets.rows.new_zeros(rows + 1), entries, cells)
 
         def geometry(step: Step) -> PointGeometry:
             given, (source, target, _) = pyramid.geometries[step], step
-            backward = None if source == 0 or given.backward is None else room(given.backward, counts[source])
-            return replace(given, forward=room(given.forward, counts[target]), backward=backward, points=counts[source])
+            backward = None if source == 0 or given.backward is None else reserve(given.backward, counts[source])
+            return replace(
+                given, forward=reserve(given.forward, counts[target]), backward=backward, points=counts[source]
+            )
 
         counts = [larger(points.shape[0]) for points in pyramid.points]
         # Numbers that differ: the sums of a gradient over kept points would wait for each other at one address.
@@ -247,17 +249,17 @@ class _Memory:
             {step: geometry(step) for step in steps},
         )
         self._triplets = _triplets(self.pyramid, steps)
-        self._arrays = self._arrays_of(self.features, self.pyramid, self._triplets)
+        self._arrays = self._list_arrays(self.features, self.pyramid, self._triplets)
         self._sizes = [array.shape[0] for array in self._arrays]
 
     @staticmethod
-    def _arrays_of(features: Tensor, pyramid: PointPyramid, triplets: Sequence[Triplets]) -> list[Tensor]:
+    def _list_arrays(features: Tensor, pyramid: PointPyramid, triplets: Sequence[Triplets]) -> list[Tensor]:
         """Return everything whose length depends on the number of points."""
         return [features, *pyramid.kept, *(array for one in triplets for array in one)]
 
-    def fits(self, features: Tensor, pyramid: PointPyramid, targets: Sequence[Tensor]) -> bool:
+    def is_compatible(self, features: Tensor, pyramid: PointPyramid, targets: Sequence[Tensor]) -> bool:
         """Return whether a batch can be loaded."""
-        arrays = self._arrays_of(features, pyramid, _triplets(pyramid, self._steps))
+        arrays = self._list_arrays(features, pyramid, _triplets(pyramid, self._steps))
         sizes = [array.shape[0] for array in arrays]
         return (
             features.dtype == self.features.dtype
@@ -270,7 +272,7 @@ class _Memory:
     def load(self, features: Tensor, pyramid: PointPyramid, targets: Sequence[Tensor]) -> None:
         """Copy a batch that fits; never waits for the device."""
         triplets = _triplets(pyramid, self._steps)
-        arrays = self._arrays_of(features, pyramid, triplets)
+        arrays = self._list_arrays(features, pyramid, triplets)
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for own, given in zip(self._arrays, arrays, strict=True):
             if given.shape[0]:

@@ -18,7 +18,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
 from fullfield.models.network import FlowNetwork
-from fullfield.models.prepared.shared import LANE, Form, PreparedPairs, nan_guard
+from fullfield.models.prepared.shared import LANE, PreparedPairs, WeightConverter, nan_guard
 from fullfield.ops._fused import reference
 from fullfield.ops._fused.arguments import CELL_CHANNELS, Frame
 from fullfield.ops._recording import InOrder
@@ -71,7 +71,7 @@ class PreparedFlow:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
             _check.number(value, name, integer=True, low=low)
         self.model = kit.model
-        self.device, self.dtype = kit.form.device, kit.form.dtype
+        self.device, self.dtype = kit.converter.device, kit.converter.dtype
         self.size = (int(height), int(width))
         self.batch = int(batch)
         self.padding = framing.padding_for(*self.size, kit.model.config.padding)
@@ -79,8 +79,8 @@ class PreparedFlow:
         self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
         self._in_order = InOrder(self.device)
-        self._parameters = kit.form.made
-        self._passes, self._network = kit.form.passes, kit.network
+        self._parameters = kit.converter.weights
+        self._passes, self._network = kit.converter.passes, kit.network
         self._fused = self._passes is not reference and self.batch > 0
         self._pool: Any = None
         with _undisturbed(self.device):
@@ -137,7 +137,7 @@ class PreparedFlow:
         forward, backward = self._flows(frame1, frame2, updates, (initial_flow, initial_backward), informed=True)
         return (forward[:, :2], forward[:, 2:]), (backward[:, :2], backward[:, 2:])
 
-    def _checked(self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool) -> tuple[int, int]:
+    def _check_call(self, frame1: Tensor, frame2: Tensor, updates: int | None, optional: bool) -> tuple[int, int]:
         """Return the lowest and the highest number of updates; InputError names the argument that does not fit."""
         shape = framing.check_frames(frame1, frame2)
         _check.require(
@@ -153,23 +153,23 @@ class PreparedFlow:
         frame1: Tensor,
         frame2: Tensor,
         updates: int | None,
-        given: Sequence[Tensor | None],
+        initial_flows: Sequence[Tensor | None],
         *,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """Return the forward flow, and the backward flow if two starts are ``given``."""
-        config, count = self.model.config, len(given)
-        optional = config.has_learned_start or (count == 1 and given[0] is not None)
-        number, most = self._checked(frame1, frame2, updates, optional)
+        config, count = self.model.config, len(initial_flows)
+        optional = config.has_learned_start or (count == 1 and initial_flows[0] is not None)
+        number, max_updates = self._check_call(frame1, frame2, updates, optional)
         if informed:
             _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            named = zip(("initial_flow", "initial_backward"), given, strict=False)
-            flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in named]
+            named = zip(("initial_flow", "initial_backward"), initial_flows, strict=False)
+            flows = [framing.initial_cells(flow, frame1, self.padding, name) for name, flow in named]
             starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
-                return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in given]
+                return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in initial_flows]
             if number == 0 and starts[0] is not None and not config.has_learned_start:
                 return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
@@ -182,19 +182,19 @@ class PreparedFlow:
             for coords, start in zip(run.coords, starts, strict=True):
                 if start is not None:
                     coords.copy_(start)
-            found = []
+            results = []
             for step, pair, coords in zip(run.steps, run.pairs, run.coords, strict=True):
-                for _ in range(number - (most > number)):
+                for _ in range(number - (max_updates > number)):
                     step()
-                if most > number:
-                    self._settle(step, pair, coords, most - number + 1)
-                found.append(self._flow(pair, coords, informed=informed))
-            return found
+                if max_updates > number:
+                    self._settle(step, pair, coords, max_updates - number + 1)
+                results.append(self._flow(pair, coords, informed=informed))
+            return results
 
-    def _settle(self, step: Callable[[], None], pair: Any, coords: Tensor, most: int) -> None:
+    def _settle(self, step: Callable[[], None], pair: Any, coords: Tensor, max_updates: int) -> None:
         """Update while the flow of a pair moves, ``most`` times at most; a pair that has settled keeps its state."""
         moving: Tensor | None = None
-        for left in range(most - 1, -1, -1):
+        for left in range(max_updates - 1, -1, -1):
             flow, state = coords.clone(), pair.state.clone() if self.batch > 1 else pair.state
             step()
             if moving is not None and self.batch > 1:
@@ -222,10 +222,10 @@ class PreparedFlow:
         channels, rows, columns = flow.shape[1:]
         hidden = mask.hidden(pair.state)
         out = torch.empty((self.batch, channels, *self.size), device=self.device, dtype=torch.float32)
-        at_once = max(1, (_CPU_STRIP if self.device.type == "cpu" else _STRIP) // columns)
+        strip_rows = max(1, (_CPU_STRIP if self.device.type == "cpu" else _STRIP) // columns)
         for item in range(self.batch):
-            for first in range(0, rows, at_once):
-                weights = mask.products(hidden[item, first : first + at_once])
+            for first in range(0, rows, strip_rows):
+                weights = mask.products(hidden[item, first : first + strip_rows])
                 self._passes.convex_strip(
                     flow[item : item + 1],
                     weights.permute(2, 0, 1)[None],
@@ -259,7 +259,7 @@ class _Run:
 
     def _encode_now(self) -> None:
         self.pairs = []
-        features = self._network.matched_features(self._cells) if len(self.coords) > 1 else None
+        features = self._network.encode_features(self._cells) if len(self.coords) > 1 else None
         self.pairs = [
             self._network.encode(self._cells, coords, self._grid, direction, features)
             for direction, coords in enumerate(self.coords)
@@ -316,28 +316,30 @@ class PreparedSizes:
         self._kit = _kit(model, precision)
         self.model = model
         self.sizes = int(sizes)
-        self._kept: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
+        self._by_size: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
         self._lock = threading.Lock()
 
     def prepared(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
         """Return the network for one size."""
         key = (batch, height, width)
         with self._lock:
-            found = self._kept.pop(key, None)
-            if found is None:
-                while len(self._kept) >= self.sizes:
-                    self._kept.popitem(last=False)
-                found = PreparedFlow.__new__(PreparedFlow)
-                found._set_up(self._kit, height, width, batch)
-            self._kept[key] = found
-            return found
+            prepared = self._by_size.pop(key, None)
+            if prepared is None:
+                while len(self._by_size) >= self.sizes:
+                    self._by_size.popitem(last=False)
+                prepared = PreparedFlow.__new__(PreparedFlow)
+                prepared._set_up(self._kit, height, width, batch)
+            self._by_size[key] = prepared
+            return prepared
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> Tensor:
         """Estimate the flow as :meth:`PreparedFlow.__call__` does."""
         batch, height, width = framing.check_frames(frame1, frame2)
-        _check.require(frame1.device == self._kit.form.device, "frame1", f"device {self._kit.form.device}", frame1)
+        _check.require(
+            frame1.device == self._kit.converter.device, "frame1", f"device {self._kit.converter.device}", frame1
+        )
         return self.prepared(height, width, batch)(frame1, frame2, updates, initial_flow)
 
 
@@ -345,7 +347,7 @@ class _Kit(NamedTuple):
     """Parts that all sizes share."""
 
     model: FlowNetwork
-    form: Form
+    converter: WeightConverter
     network: PreparedPairs
 
 
@@ -354,16 +356,16 @@ def _kit(model: FlowNetwork, precision: str) -> _Kit:
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
-    form = Form(device, dtype, _passes(device, dtype, precision))
+    converter = WeightConverter(device, dtype, _passes(device, dtype, precision))
     with _undisturbed(device):
-        network: PreparedPairs = model.config.part("prepared")(model, form)
+        network: PreparedPairs = model.config.part("prepared")(model, converter)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
     state = network.state_channels
-    if form.passes is not reference and state is not None and state % 64:
+    if converter.passes is not reference and state is not None and state % 64:
         raise InputError(f"model: expected a multiple of 64 channels, got {state}")
-    return _Kit(model, form, network)
+    return _Kit(model, converter, network)
 
 
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Any:

@@ -25,34 +25,34 @@ def lanes(channels: int) -> int:
 
 
 @dataclass(frozen=True)
-class Form:
+class WeightConverter:
     """Device, dtype and backend of a prepared network."""
 
     device: torch.device
     dtype: torch.dtype
     passes: Any
     """Module ``reference`` or ``cuda`` of :mod:`fullfield.ops._fused`."""
-    made: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    weights: list[Tensor] = field(default_factory=list, repr=False, compare=False)
     """Every parameter converted so far."""
 
     def filters(self, weight: Tensor) -> Tensor:
         """Convert weights of a convolution [C', C, kh, kw] to channels-last."""
-        return self._kept(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
+        return self._keep(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
 
     def rows(self, weight: Tensor) -> Tensor:
         """Convert weights [C', C] of a product with rows of channels to [C, C'], contiguous."""
-        return self._kept(weight.t().to(self.device, self.dtype).contiguous())
+        return self._keep(weight.t().to(self.device, self.dtype).contiguous())
 
     def small(self, values: Tensor) -> Tensor:
         """Convert a bias of a convolution or product."""
-        return self._kept(values.to(self.device, self.dtype).contiguous())
+        return self._keep(values.to(self.device, self.dtype).contiguous())
 
     def exact(self, values: Tensor) -> Tensor:
         """Convert values that the passes read in float32."""
-        return self._kept(values.to(self.device, torch.float32).contiguous())
+        return self._keep(values.to(self.device, torch.float32).contiguous())
 
-    def _kept(self, values: Tensor) -> Tensor:
-        self.made.append(values)
+    def _keep(self, values: Tensor) -> Tensor:
+        self.weights.append(values)
         return values
 
 
@@ -94,8 +94,8 @@ def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
 
 def padded(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
     """Pad [C', C, ...] with zero filters up to ``outputs`` and zero channels up to ``inputs``."""
-    more = 0 if inputs is None else inputs - weight.shape[1]
-    return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, more, 0, outputs - len(weight)])
+    channels = 0 if inputs is None else inputs - weight.shape[1]
+    return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, channels, 0, outputs - len(weight)])
 
 
 def taps(weight: Tensor) -> Tensor:
@@ -136,14 +136,22 @@ class _Convolution:
         return self.passes.affine_(*self.raw(x))
 
 
-def _convolution(form: Form, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
+def _convolution(converter: WeightConverter, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
     epsilon = None
     if isinstance(norm, nn.InstanceNorm2d):
         # A bias would be part of the mean that the norm subtracts.
         epsilon, norm = norm.eps, None
     weight, bias = folded(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
-    return _Convolution(form.filters(weight), form.small(bias), form.exact(bias), stride, padding, epsilon, form.passes)
+    return _Convolution(
+        converter.filters(weight),
+        converter.small(bias),
+        converter.exact(bias),
+        stride,
+        padding,
+        epsilon,
+        converter.passes,
+    )
 
 
 def _norms(block: nn.Module) -> list[nn.Module]:
@@ -154,13 +162,13 @@ def _norms(block: nn.Module) -> list[nn.Module]:
 class _Block:
     """Residual block of either network: convolutions and a shortcut."""
 
-    def __init__(self, form: Form, block: nn.Module) -> None:
+    def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
         convs = [getattr(block, name) for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
-        self.convs = [_convolution(form, conv, norm) for conv, norm in zip(convs, _norms(block), strict=True)]
+        self.convs = [_convolution(converter, conv, norm) for conv, norm in zip(convs, _norms(block), strict=True)]
         shortcut: Any = block.downsample
         plain = shortcut is None or isinstance(shortcut, nn.Identity)
-        self.shortcut = None if plain else _convolution(form, shortcut[0], shortcut[1])
-        self.passes = form.passes
+        self.shortcut = None if plain else _convolution(converter, shortcut[0], shortcut[1])
+        self.passes = converter.passes
 
     def __call__(self, x: Tensor) -> Any:
         y = self.convs[0].relu(x)
@@ -175,24 +183,24 @@ class PreparedEncoder:
     """Encoder of either network, with one variant per choice of input frames.
 
     Args:
-        form: form of the parameters.
+        form: converter of the parameters.
         encoder: RAFT's or SEA-RAFT's encoder.
         reads: for each variant the frames of a cell that it reads: ``((0,), (1,))`` for the features of either.
     """
 
-    def __init__(self, form: Form, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, converter: WeightConverter, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
         module: Any = encoder
         norm = _norms(module)[0]
-        first = _convolution(form, module.conv1, norm)
+        first = _convolution(converter, module.conv1, norm)
         weight, _ = folded(module.conv1, None if first.epsilon is not None else norm)
         self.stems = [
-            replace(first, weight=form.filters(stem(weight, frames)), stride=1, padding=(0, 0)) for frames in reads
+            replace(first, weight=converter.filters(stem(weight, frames)), stride=1, padding=(0, 0)) for frames in reads
         ]
         layers = (module.layer1, module.layer2, module.layer3)
-        self.blocks = [_Block(form, block) for layer in layers for block in layer]
+        self.blocks = [_Block(converter, block) for layer in layers for block in layer]
         last = module.conv2 if hasattr(module, "conv2") else module.final_conv
         weight, bias = folded(last, None)
-        self.weight, self.bias = form.rows(weight.flatten(1)), form.small(bias)
+        self.weight, self.bias = converter.rows(weight.flatten(1)), converter.small(bias)
         convs = [conv for block in self.blocks for conv in block.convs]
         self.channels = [*(c.weight.shape[0] for c in convs), *self.weight.shape]
 
@@ -206,8 +214,8 @@ class PreparedEncoder:
 
 def rectified_products(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     """Compute relu(x weight + bias) for rows."""
-    found: Tensor = torch.ops.aten._addmm_activation.out(bias, x, weight, out=out)
-    return found
+    result: Tensor = torch.ops.aten._addmm_activation.out(bias, x, weight, out=out)
+    return result
 
 
 def nan_guard(*activations: Tensor) -> Tensor:
@@ -222,27 +230,27 @@ def nan_guard(*activations: Tensor) -> Tensor:
 class PreparedMotion:
     """Encoder of correlation and flow to motion features, the last two of which are the flow."""
 
-    def __init__(self, form: Form, encoder: nn.Module) -> None:
-        self.passes = form.passes
+    def __init__(self, converter: WeightConverter, encoder: nn.Module) -> None:
+        self.passes = converter.passes
         module: Any = encoder
         weight, bias = folded(module.convc1, None)
-        self.first = form.rows(weight.flatten(1)), form.small(bias)
+        self.first = converter.rows(weight.flatten(1)), converter.small(bias)
         self.second = None
         if module.convc2 is not None:
             weight, bias = folded(module.convc2, None)
-            self.second = form.filters(weight), form.exact(bias)
+            self.second = converter.filters(weight), converter.exact(bias)
         weight, bias = folded(module.convf1, None)
         windows = weight.permute(0, 2, 3, 1).flatten(1)
         self.windows = lanes(windows.shape[1])
-        self.flow_first = form.rows(padded(windows, len(windows), self.windows)), form.small(bias)
+        self.flow_first = converter.rows(padded(windows, len(windows), self.windows)), converter.small(bias)
         weight, bias = folded(module.convf2, None)
-        self.flow_second = form.filters(weight), form.exact(bias)
+        self.flow_second = converter.filters(weight), converter.exact(bias)
         weight, bias = folded(module.conv, None)
         self.flow_channel = len(weight)
         self.channels = lanes(len(weight) + 2)
         self.joint = (
-            form.filters(padded(weight, self.channels)),
-            form.exact(functional.pad(bias, (0, self.channels - len(bias)))),
+            converter.filters(padded(weight, self.channels)),
+            converter.exact(functional.pad(bias, (0, self.channels - len(bias)))),
         )
 
     def __call__(self, lookup: Callable[[Tensor], Tensor], coords: Tensor, to: Sequence[Target]) -> None:
@@ -282,18 +290,18 @@ class PreparedHead:
     """Head of a 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
 
     Args:
-        form: form of the parameters.
+        form: converter of the parameters.
         first: 3×3 convolution.
         last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.shared.taps`.
         bias: bias of the second convolution.
     """
 
-    def __init__(self, form: Form, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
-        self.passes = form.passes
+    def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
+        self.passes = converter.passes
         weight, offset = folded(first, None)
-        self.first = form.filters(weight), form.small(offset)
-        self.weight = form.rows(last)
-        self.bias = form.small(last.new_zeros(len(last)) if bias is None else bias)
+        self.first = converter.filters(weight), converter.small(offset)
+        self.weight = converter.rows(last)
+        self.bias = converter.small(last.new_zeros(len(last)) if bias is None else bias)
 
     def hidden(self, state: Tensor) -> Tensor:
         """Return the activations [B, h, w, C] after the rectifier."""
@@ -308,13 +316,14 @@ class PreparedHead:
 class FlowHead:
     """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
-    def __init__(self, form: Form, first: nn.Conv2d, last: nn.Conv2d) -> None:
+    def __init__(self, converter: WeightConverter, first: nn.Conv2d, last: nn.Conv2d) -> None:
         weight, bias = folded(last, None)
-        self.passes = form.passes
-        self.head = PreparedHead(form, first, taps(weight[:2]), None)
-        self.bias = form.exact(bias[:2])
+        self.passes = converter.passes
+        self.head = PreparedHead(converter, first, taps(weight[:2]), None)
+        self.bias = converter.exact(bias[:2])
         self.others = [
-            (form.rows(taps(weight[n : n + 2])), form.exact(bias[n : n + 2])) for n in range(2, len(weight), 2)
+            (converter.rows(taps(weight[n : n + 2])), converter.exact(bias[n : n + 2]))
+            for n in range(2, len(weight), 2)
         ]
 
     def step_(self, state: Tensor, coords: Tensor) -> None:
@@ -325,18 +334,18 @@ class FlowHead:
         """Return the channels after the first two, [B, C', h, w] float32."""
         hidden = self.head.hidden(state)
         batch, height, width, _ = hidden.shape
-        found = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
-        for two, (weight, bias) in zip(found, self.others, strict=True):
+        pairs = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
+        for two, (weight, bias) in zip(pairs, self.others, strict=True):
             products = hidden.flatten(0, 2) @ weight
             self.passes.flow_step_(two, products.view(batch, height, width, -1), bias)
-        return torch.cat(found, 1)
+        return torch.cat(pairs, 1)
 
 
-def mask_head(form: Form, head: nn.Module) -> PreparedHead:
+def mask_head(converter: WeightConverter, head: nn.Module) -> PreparedHead:
     """Return the head that predicts the weights of the convex up-sampling, before their softmax."""
     module: Any = head
     weight, bias = folded(module[2], None)
-    return PreparedHead(form, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
+    return PreparedHead(converter, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
 class PreparedPairs:
@@ -346,7 +355,7 @@ class PreparedPairs:
 
     Args:
         model: the network whose weights are copied.
-        form: form of the parameters.
+        form: converter of the parameters.
         reads: frames that the context encoder reads in the forward and in the backward direction.
     """
 
@@ -360,22 +369,22 @@ class PreparedPairs:
     def __init__(
         self,
         model: FlowNetwork,
-        form: Form,
+        converter: WeightConverter,
         reads: tuple[tuple[int, ...], tuple[int, ...]],
     ) -> None:
-        self.passes, self.form, self.backend = form.passes, form, model.correlation
-        self.features = PreparedEncoder(form, model.fnet, ((0,), (1,)))
-        self.context = PreparedEncoder(form, model.cnet, reads)
+        self.passes, self.converter, self.backend = converter.passes, converter, model.correlation
+        self.features = PreparedEncoder(converter, model.fnet, ((0,), (1,)))
+        self.context = PreparedEncoder(converter, model.cnet, reads)
         update: Any = model.update_block
-        self.motion = PreparedMotion(form, update.encoder)
+        self.motion = PreparedMotion(converter, update.encoder)
         self.levels, self.radius = model.config.levels, model.config.radius
 
-    def matched_features(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_features(self, cells: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features [B, C, h, w] of both frames."""
         first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
         return first, second
 
-    def matched(
+    def prepare_lookup(
         self, cells: Tensor, direction: int, features: tuple[Tensor, Tensor] | None
     ) -> tuple[CorrelationPyramid, Tensor]:  # the lookup; [B, 1, 1, 1], the guard of frames and features
         """Return the correlation lookup of a direction: 0 is forward, 1 backward.
@@ -383,11 +392,11 @@ class PreparedPairs:
         Args:
             cells: both frames in cells of 2×2 pixels.
             direction: 0 or 1.
-            features: result of :meth:`matched_features`; None computes it.
+            features: result of :meth:`encode_features`; None computes it.
         """
-        first, second = (self.matched_features(cells) if features is None else features)[:: 1 - 2 * direction]
+        first, second = (self.encode_features(cells) if features is None else features)[:: 1 - 2 * direction]
         lookup = CorrelationPyramid(
-            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype
+            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.converter.dtype
         )
         return lookup, nan_guard(cells, first, second)
 
@@ -399,7 +408,7 @@ class PreparedPairs:
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> Any:
-        """Compute what is needed once per pair, and set ``coords`` to the initial flow; as :meth:`matched`."""
+        """Compute what is needed once per pair, and set ``coords`` to the initial flow; as :meth:`prepare_lookup`."""
         raise NotImplementedError
 
     def step(self, pair: Any, coords: Tensor) -> None:

@@ -299,7 +299,7 @@ class RAFT(FlowNetwork):
         Arguments are as for :meth:`forward`, with at least one update; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
-        number, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=1)
+        number, padding, directions = self._both_started(frame1, frame2, updates, *starts, min_updates=1)
         flows = []
         for encoded, start in directions:
             *_, last = self._flows(encoded, start, number, padding, every=False)
@@ -317,8 +317,8 @@ class RAFT(FlowNetwork):
     def _run(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
     ) -> Iterator[Tensor]:
-        fewest = 0 if initial_flow is not None else 1
-        number, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=fewest)
+        min_updates = 0 if initial_flow is not None else 1
+        number, padding, start = self._check_call(frame1, frame2, updates, initial_flow, min_updates=min_updates)
         if number == 0 and start is not None:
             grid = framing.grid_of(start)
             start = (grid + start) - grid  # rounded as after an update
@@ -337,14 +337,14 @@ class RAFT(FlowNetwork):
         # Compiled, sizes would become conditions.
         trains = every and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         together = _TOGETHER_CELLS.get(coords.device.type, 0) if trains else 0
-        most = max(1, 2 * together // max(1, coords.numel()))
+        max_waiting = max(1, 2 * together // max(1, coords.numel()))
         waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
             net, coords = self.step(lookup, net, context, coords, grid)
             last = update == updates - 1
             if every or last:
                 waiting.append((coords - grid, net))
-            if last or len(waiting) == most:
+            if last or len(waiting) == max_waiting:
                 yield from self._fine(waiting, padding)
                 waiting = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, lanes, mask_head, padded
+from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, folded, lanes, mask_head, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops._fused.arguments import Target
@@ -46,8 +46,8 @@ class _Half:
     Columns are processed as rows of transposed activations, because cuDNN is slower along columns.
     """
 
-    def __init__(self, form: Form, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
-        self.passes, self.hidden = form.passes, hidden
+    def __init__(self, converter: WeightConverter, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
+        self.passes, self.hidden = converter.passes, hidden
         weights, biases = zip(*(folded(conv, None) for conv in convs), strict=True)
         gates, candidate = torch.cat(weights[:2]), weights[2]
         self.transposed = gates.shape[3] == 1
@@ -56,11 +56,11 @@ class _Half:
         self.padding = (gates.shape[2] // 2, gates.shape[3] // 2)
         end = hidden + context
         self.gates, self.candidate = (
-            form.filters(padded(without, len(without), hidden + lanes(without.shape[1] - hidden)))
+            converter.filters(padded(without, len(without), hidden + lanes(without.shape[1] - hidden)))
             for without in (torch.cat((w[:, :hidden], w[:, end:]), 1) for w in (gates, candidate))
         )
-        self.of_context = [
-            (form.filters(w[:, hidden:end]), form.small(bias))
+        self.context_weights = [
+            (converter.filters(w[:, hidden:end]), converter.small(bias))
             for w, bias in ((gates, torch.cat(biases[:2])), (candidate, biases[2]))
         ]
 
@@ -69,7 +69,7 @@ class _Half:
         if self.transposed:
             context = context.transpose(1, 2).contiguous()
         gates, candidate = (
-            self.passes.convolve(context, weight, bias, padding=self.padding) for weight, bias in self.of_context
+            self.passes.convolve(context, weight, bias, padding=self.padding) for weight, bias in self.context_weights
         )
         joint = context.new_zeros((*context.shape[:3], self.hidden + motion))
         return _Memory(joint, torch.zeros_like(joint), (gates, candidate), self.transposed)
@@ -85,23 +85,23 @@ class _Half:
 class PreparedRAFT(PreparedPairs):
     """RAFT, large or small, in its fast form."""
 
-    def __init__(self, model: RAFT, form: Form) -> None:
-        super().__init__(model, form, ((0,), (1,)))
+    def __init__(self, model: RAFT, converter: WeightConverter) -> None:
+        super().__init__(model, converter, ((0,), (1,)))
         config, update = model.config, model.update_block
         self.hidden = config.hidden_channels
         gru: Any = update.gru
         ends = ("1", "2") if config.separable_gru else ("",)
         self.halves = [
             _Half(
-                form,
+                converter,
                 [getattr(gru, f"conv{gate}{end}") for gate in "zrq"],
                 config.hidden_channels,
                 config.context_channels,
             )
             for end in ends
         ]
-        self.flow_head = FlowHead(form, update.flow_head.conv1, update.flow_head.conv2)
-        self.mask = None if update.mask is None else mask_head(form, update.mask)
+        self.flow_head = FlowHead(converter, update.flow_head.conv1, update.flow_head.conv2)
+        self.mask = None if update.mask is None else mask_head(converter, update.mask)
         sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
         self.channels = []
         for size in sizes:
@@ -116,9 +116,9 @@ class PreparedRAFT(PreparedPairs):
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> RAFTPair:
-        """Compute what is needed once per pair, and set ``coords`` to the grid; see :meth:`matched`."""
+        """Compute what is needed once per pair, and set ``coords`` to the grid; see :meth:`prepare_lookup`."""
         hidden = self.hidden
-        lookup, guard = self.matched(cells, direction, features)
+        lookup, guard = self.prepare_lookup(cells, direction, features)
         both = self.context(cells, direction)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
@@ -130,7 +130,7 @@ class PreparedRAFT(PreparedPairs):
     def step(self, pair: RAFTPair, coords: Tensor) -> None:
         """Update ``coords`` and the state in place."""
         hidden, memories = self.hidden, pair.halves
-        seen = [Target(part[..., hidden:], m.transposed) for m in memories for part in (m.joint, m.reset)]
+        seen = [Target(tensor[..., hidden:], m.transposed) for m in memories for tensor in (m.joint, m.reset)]
         self.motion(pair.lookup, coords, seen)
         for number, half in enumerate(self.halves):
             after = memories[(number + 1) % len(memories)]

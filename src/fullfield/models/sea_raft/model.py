@@ -253,7 +253,7 @@ class SEARAFT(FlowNetwork):
         Arguments are as for :meth:`forward`; each direction has its own initial flow.
         """
         starts = initial_flow, initial_backward
-        count, padding, directions = self._both_started(frame1, frame2, updates, *starts, fewest=0)
+        count, padding, directions = self._both_started(frame1, frame2, updates, *starts, min_updates=0)
         forward, backward = (
             self._enlarged(_last(self._states(encoded, start, count, self.most_updates(updates))), padding)
             for encoded, start in directions
@@ -280,9 +280,9 @@ class SEARAFT(FlowNetwork):
 
         Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
         """
-        count, padding, start = self._checked(frame1, frame2, self._number(updates), initial_flow, fewest=0)
+        count, padding, start = self._check_call(frame1, frame2, self._number(updates), initial_flow, min_updates=0)
         prepared = self.prepare(frame1, padding), self.prepare(frame2, padding)
-        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._begin)(*prepared)
+        fmap1, fmap2, net, context, flow, field, mask = (self._compiled_start or self._encode_start)(*prepared)
         if start is not None:
             flow, field = start, torch.cat((8 * start, field[:, 2:]), 1)
         predictions = [(field, mask)]
@@ -301,27 +301,27 @@ class SEARAFT(FlowNetwork):
         Args:
             mode: mode of ``torch.compile``; None returns to code that is not compiled.
         """
-        self._compiled_start = None if mode is None else torch.compile(self._begin, mode=mode)
+        self._compiled_start = None if mode is None else torch.compile(self._encode_start, mode=mode)
         self._compiled_update = None if mode is None else torch.compile(self._predict, mode=mode)
 
-    def _begin(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
+    def _encode_start(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:
         """Return fmap1, fmap2, state, context, the regressed flow in cells, and the field and mask of a prediction.
 
         The frames are prepared. Compiled code takes and returns tensors alone, as older versions of PyTorch need it.
         """
         fmap1, fmap2 = self._features(frame1, frame2)
         net, context = self._context(frame1, frame2)
-        found: Tensor = self.flow_head(net).float()
+        outputs: Tensor = self.flow_head(net).float()
         # With the strides of later states, so that one compiled update serves all of them.
-        net, flow = net.clone(), found[:, :2].clone()
-        return fmap1, fmap2, net, context, flow, torch.cat((8 * flow, found[:, 2:]), 1), self.mask(net)
+        net, flow = net.clone(), outputs[:, :2].clone()
+        return fmap1, fmap2, net, context, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.mask(net)
 
     def _predict(self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor) -> tuple[Tensor, ...]:
         """Return the next state and flow, and the field and mask of their prediction."""
         net = self.update_block(net, context, correlation, flow)
-        found: Tensor = self.flow_head(net).float()
-        flow = flow + found[:, :2]
-        return net, flow, torch.cat((8 * flow, found[:, 2:]), 1), self.mask(net)
+        outputs: Tensor = self.flow_head(net).float()
+        flow = flow + outputs[:, :2]
+        return net, flow, torch.cat((8 * flow, outputs[:, 2:]), 1), self.mask(net)
 
     def optimize_for_cpu(self) -> None:
         """Fold batch norms, reorder the weights, and merge linear layers of the updates.
@@ -384,8 +384,8 @@ class SEARAFT(FlowNetwork):
         return convex_upsample(8 * flow, mask, 8)
 
     def _head(self, net: Tensor) -> tuple[Tensor, Tensor]:
-        found: Tensor = self.flow_head(net).float()
-        return found[:, :2], found[:, 2:]
+        outputs: Tensor = self.flow_head(net).float()
+        return outputs[:, :2], outputs[:, 2:]
 
     def _update(
         self, lookup: Callable[[Tensor], Tensor], net: Tensor, context: Tensor, flow: Tensor, grid: Tensor
@@ -403,11 +403,11 @@ class SEARAFT(FlowNetwork):
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_State]]:
         """Return the padding, and the states: the initial one, and one after every update."""
-        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow, fewest=0)
+        count, padding, flow = self._check_call(frame1, frame2, updates, initial_flow, min_updates=0)
         encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
         return padding, self._states(encoded, flow, count, self.most_updates(updates))
 
-    def _states(self, encoded: Encoded, flow: Tensor | None, updates: int, most: int) -> Iterator[_State]:
+    def _states(self, encoded: Encoded, flow: Tensor | None, updates: int, max_updates: int) -> Iterator[_State]:
         """Yield the start and the state after each update; from ``updates`` to ``most`` while a pair's flow moves."""
         fmap1, fmap2, net, context = encoded
         regressed, info = self._head(net)
@@ -418,13 +418,13 @@ class SEARAFT(FlowNetwork):
         lookup = self.pyramid(fmap1, fmap2)
         grid = framing.grid_of(net)
         moving: Tensor | None = None
-        for done in range(1, most + 1):
+        for number in range(1, max_updates + 1):
             before, state = state, self._update(lookup, state.net, context, state.flow, grid)
             if moving is not None:  # a pair that has settled keeps its state, as it would alone
-                kept = moving[:, None, None, None]
-                state = _State(*(torch.where(kept, new, old) for new, old in zip(state, before, strict=True)))
+                is_moving = moving[:, None, None, None]
+                state = _State(*(torch.where(is_moving, new, old) for new, old in zip(state, before, strict=True)))
             yield state
-            if updates <= done < most:
+            if updates <= number < max_updates:
                 moving = framing.still_moves(before.flow, state.flow)
                 if not moving.any():
                     return

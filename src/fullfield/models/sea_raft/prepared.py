@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, Form, PreparedPairs, folded, mask_head
+from fullfield.models.prepared.shared import FlowHead, PreparedPairs, WeightConverter, folded, mask_head
 from fullfield.models.sea_raft.model import SEARAFT, MergedLayers
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops._fused.arguments import Target
@@ -30,39 +30,43 @@ class SEARAFTPair:
 class _Refinement:
     """ConvNeXt block with its last two linear layers merged, and the norm's weights merged into the first one's."""
 
-    def __init__(self, form: Form, block: nn.Module) -> None:
-        self.passes = form.passes
+    def __init__(self, converter: WeightConverter, block: nn.Module) -> None:
+        self.passes = converter.passes
         module: Any = block
         weight, bias = folded(module.dwconv, None)
-        self.filters, self.offset = form.exact(weight.flatten(1).t()), form.exact(bias)
+        self.filters, self.offset = converter.exact(weight.flatten(1).t()), converter.exact(bias)
         self.epsilon: float = module.norm.eps
         layers: MergedLayers = module.merged()
-        self.wide = form.rows(layers.wide), form.small(layers.wide_bias)
-        self.narrow, self.final, self.bias = form.rows(layers.narrow), form.rows(layers.final), form.small(layers.bias)
+        self.expand = converter.rows(layers.wide), converter.small(layers.wide_bias)
+        self.narrow, self.final, self.bias = (
+            converter.rows(layers.narrow),
+            converter.rows(layers.final),
+            converter.small(layers.bias),
+        )
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """Apply the block to [B, h, w, C] and write to ``out`` [B, h, w, C']."""
         rows, to = x.flatten(0, 2), out.flatten(0, 2)
         normed = torch.empty_like(x)
         self.passes.depthwise_norm(x, self.filters, self.offset, self.epsilon, normed)
-        wide = torch.addmm(self.wide[1], normed.flatten(0, 2), self.wide[0])
-        self.passes.gelu_(wide.view(*x.shape[:3], -1))
+        expand = torch.addmm(self.expand[1], normed.flatten(0, 2), self.expand[0])
+        self.passes.gelu_(expand.view(*x.shape[:3], -1))
         torch.addmm(self.bias, rows, self.final, out=to)
-        to.addmm_(wide, self.narrow)
+        to.addmm_(expand, self.narrow)
 
 
 class PreparedSEARAFT(PreparedPairs):
     """SEA-RAFT of any configuration in its fast form."""
 
-    def __init__(self, model: SEARAFT, form: Form) -> None:
-        super().__init__(model, form, ((0, 1), (1, 0)))
+    def __init__(self, model: SEARAFT, converter: WeightConverter) -> None:
+        super().__init__(model, converter, ((0, 1), (1, 0)))
         weight, bias = folded(model.init_conv, None)
-        self.initial = form.filters(weight), form.small(bias)
+        self.initial = converter.filters(weight), converter.small(bias)
         update: Any = model.update_block
-        self.refine = [_Refinement(form, block) for block in update.refine]
+        self.refine = [_Refinement(converter, block) for block in update.refine]
         flow: Any = model.flow_head
-        self.flow_head = FlowHead(form, flow[0], flow[2])
-        self.mask = mask_head(form, model.upsample_weight)
+        self.flow_head = FlowHead(converter, flow[0], flow[2])
+        self.mask = mask_head(converter, model.upsample_weight)
         self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 
@@ -74,14 +78,14 @@ class PreparedSEARAFT(PreparedPairs):
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> SEARAFTPair:
-        """Compute what is needed once per pair, and set ``coords`` to the regressed flow; see :meth:`matched`."""
+        """Compute what is needed once per pair, and set ``coords`` to the regressed flow; see :meth:`prepare_lookup`."""
         width = self.width
         both = self.passes.convolve(self.context(cells, direction), *self.initial, padding=(1, 1))
         joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
         joint[..., : 2 * width] = both
         state = both[..., :width].contiguous()
         del both
-        lookup, guard = self.matched(cells, direction, features)
+        lookup, guard = self.prepare_lookup(cells, direction, features)
         coords.copy_(grid)
         self.flow_head.step_(state, coords)
         return SEARAFTPair(lookup, joint, state, guard)
