@@ -78,7 +78,7 @@ class PreparedSEARAFT(PreparedPairs):
         direction: int = 0,
         features: tuple[Tensor, Tensor] | None = None,
     ) -> SEARAFTPair:
-        """Compute what is needed once per pair, and set ``coords`` to the regressed flow; see :meth:`prepare_lookup`."""
+        """Compute what is needed once per pair, and set ``coords`` to the regressed flow; as :meth:`prepare_lookup`."""
         width = self.width
         both = self.passes.convolve(self.context(cells, direction), *self.initial, padding=(1, 1))
         joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
