@@ -247,4 +247,4 @@ def test_depthwise_convolution_on_a_gpu_equals_pytorchs(dtype: torch.dtype) -> N
         results.append([out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))])
     for own, exact in zip(*results, strict=True):
         allowed = 1e-5 if dtype == torch.float32 else 1e-2
-        assert float((own.double() - exact).norm() / exact.norm()) < allowed
+        assert float((own.detach().double() - exact.detach()).norm() / exact.detach().norm()) < allowed
