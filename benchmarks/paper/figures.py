@@ -17,7 +17,8 @@ from benchmarks.paper import published
 from benchmarks.paper.matching import CHARGE, KUBRIC, METHODS, VARIANTS, Runs, StoredRun
 from benchmarks.paper.tables import NOT_RUN, SCALES, Line, Measured, Table
 from fullfield._check import InputError
-from fullfield.datasets import CHARGE_SHOTS, FlowDataset
+from fullfield.datasets import FlowDataset
+from fullfield.datasets.own import CHARGE_SHOTS
 from fullfield.evaluation.run import Run
 
 if TYPE_CHECKING:

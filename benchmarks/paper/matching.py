@@ -10,7 +10,7 @@ from typing import Any
 
 from fullfield._check import InputError
 from fullfield._ledger.notes import check_entries, read_notes
-from fullfield.datasets import CHARGE_SHOTS
+from fullfield.datasets.own import CHARGE_SHOTS
 from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT
 from fullfield.models.weights import WEIGHTS
 

@@ -107,7 +107,7 @@ def _frames(args: argparse.Namespace, *, own: bool) -> tuple[int, int]:
     if own:
         return 1, 4
 
-    from fullfield.datasets import CHARGE_SHOTS
+    from fullfield.datasets.own import CHARGE_SHOTS
 
     shot = next((name for name in CHARGE_SHOTS if Path(args.scene).stem.startswith(name)), None)
     if shot is None:

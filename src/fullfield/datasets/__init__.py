@@ -25,7 +25,7 @@ from fullfield.datasets.benchmarks import (
     Sintel,
     Spring,
 )
-from fullfield.datasets.own import CHARGE_SHOTS, Charge8K, Pairs, Rendered, SyntheticPairs
+from fullfield.datasets.own import Charge8K, Pairs, Rendered, SyntheticPairs
 from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanPairs, ScanRecord, ScanSample
 from fullfield.datasets.three_d_match import ThreeDMatch
 
@@ -100,7 +100,6 @@ def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
 
 
 __all__ = [
-    "CHARGE_SHOTS",
     "DATASETS",
     "HD1K",
     "KITTI2012",

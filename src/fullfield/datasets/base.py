@@ -14,6 +14,8 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from fullfield import _check, io
 from fullfield._check import InputError
+from fullfield.io.masks import read_mask_array
+from fullfield.io.names import ARRAY_SUFFIXES
 from fullfield.metrics import four_values
 
 
@@ -215,7 +217,10 @@ class FlowDataset(Listed[Record, FlowSample]):
 
     def _mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
         """Return where the picture is not black in ``channels``; at twice the size, where one of four pixels is not."""
-        mask = (io.read_frame(path, transfer="srgb")[channels] > 0).any(0)
+        if path.suffix.lower() in ARRAY_SUFFIXES:
+            mask = torch.from_numpy(read_mask_array(path))
+        else:
+            mask = (io.read_frame(path, transfer="srgb")[channels] > 0).any(0)
         if mask.shape == (2 * valid.shape[0], 2 * valid.shape[1]):
             mask = torch.stack([mask[row::2, column::2] for row in (0, 1) for column in (0, 1)]).any(0)
         if mask.shape != valid.shape:

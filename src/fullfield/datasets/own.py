@@ -23,7 +23,9 @@ from fullfield.datasets.layout import (
     subfolders,
     within,
 )
-from fullfield.io.names import FLOW_SUFFIXES, FRAME_SUFFIXES
+from fullfield.io.names import ARRAY_SUFFIXES, FLOW_SUFFIXES, FRAME_SUFFIXES
+
+MASK_SUFFIXES = (*FRAME_SUFFIXES, *ARRAY_SUFFIXES)
 
 LIST = "pairs.txt"
 _COLUMNS = ("frame1", "frame2", "flow", "occlusion", "invalid")
@@ -45,6 +47,8 @@ class Pairs(FlowDataset):
           flow/          shot_0001.flo ...                  optional, named like the first frame, any flow format
           occlusions/    shot_0001.png ...                  optional: not black where a pixel has no match
           invalid/       shot_0001.png ...                  optional: not black where a pixel is not scored
+
+    Masks may be arrays too, ``.npy`` or ``.npz`` [H, W], not 0 where a picture is not black (TartanAir).
 
     ``name`` is what the set is called in results, by default the folder's name. Flow of twice the frame's size holds
     four true values for each pixel.
@@ -88,7 +92,7 @@ def _numbered(base: Path, prefix: str) -> list[Record]:
     frames = base / "frames"
     optional_folders = {
         kind: {path.stem: path for path in files(base / kind, suffixes)} if (base / kind).is_dir() else None
-        for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", FRAME_SUFFIXES), ("invalid", FRAME_SUFFIXES))
+        for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", MASK_SUFFIXES), ("invalid", MASK_SUFFIXES))
     }
     records = []
     for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
