@@ -15,7 +15,7 @@ from fullfield.io.flow_formats import FlowRangeError, exr
 from fullfield.io.oiio import Header, one_thread_a_file, opened, read_metadata, write_picture, write_scanlines
 from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
 from fullfield.io.transfer import encode_srgb
-from fullfield.io.vectors import vector_lines, vector_lines_there
+from fullfield.io.vectors import lay_out_on_device, vector_lines
 
 pytestmark = pytest.mark.unit
 
@@ -112,7 +112,7 @@ def test_memory_is_taken_where_it_fits_and_nowhere_else() -> None:
 def test_lines_made_where_the_vectors_are_have_the_same_bytes(dtype: str | None, y: str) -> None:
     flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
-    names, body, good = vector_lines_there(parts, dtype, y)
+    names, body, good = lay_out_on_device(parts, dtype, y)
     there = Scanlines(names, body.numpy(), dtype == "half")
     here = vector_lines({name: part.numpy() for name, part in parts.items()}, dtype, y)
     assert bool(good)
@@ -124,7 +124,7 @@ def test_lines_made_where_the_vectors_are_have_the_same_bytes(dtype: str | None,
 def test_vectors_that_no_file_holds_are_told(value: float, dtype: str | None) -> None:
     flow = torch.zeros(2, 7, 9)
     flow[1, 3, 4] = value
-    assert not bool(vector_lines_there({"forward": flow}, dtype, "up")[2])
+    assert not bool(lay_out_on_device({"forward": flow}, dtype, "up")[2])
     if dtype is not None:
         with pytest.raises(FlowRangeError, match="half precision holds up to 65504 px, got 70000"):
             vector_lines({"forward": flow.numpy()}, dtype, "up")

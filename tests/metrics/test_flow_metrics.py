@@ -361,7 +361,7 @@ def test_boundary_distance_equals_all_pairs(seed):
         occluded[y : y + rng.integers(1, 9), x : x + rng.integers(1, 9)] = True
     wanted = definitions.boundary_distance(occluded)
     for reach in (1, 6, 140):
-        got = metrics.boundary_distance(torch.from_numpy(occluded), reach=reach).double().numpy()
+        got = metrics.boundary_distance(torch.from_numpy(occluded), radius=reach).double().numpy()
         limited = np.where(wanted < reach, wanted, np.inf)
         np.testing.assert_allclose(got, limited, rtol=1e-6)
 

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from fullfield.io.pointcloud import check_kept
+    from fullfield.io.pointcloud import check_lossless
     from fullfield.registration import LearnedDescriptor, read_pose
     from fullfield.registration.group import register_group
     from fullfield.registration.register import Settings, register_clouds
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
             if not np.isfinite(cloud.points).all(1).any():
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
         if args.output is not None:
-            check_kept(args.output, clouds[0])
+            check_lossless(args.output, clouds[0])
         watch.lap("load")
         if len(clouds) > 2:
             group = register_group(clouds, settings, progress.span(0.1, 0.9))
@@ -157,12 +157,12 @@ def _check_count(args: argparse.Namespace) -> None:
 
 def _apply(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
-    from fullfield.io.pointcloud import check_kept
+    from fullfield.io.pointcloud import check_lossless
     from fullfield.registration import read_pose
 
     pose = read_pose(args.apply)
     cloud = io.read_point_cloud(args.clouds[0])
-    check_kept(args.output, cloud)
+    check_lossless(args.output, cloud)
     io.write_point_cloud(args.output, io.transformed(cloud, pose))
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}
     report.print_report(args, values, f"moved {len(cloud)} points")

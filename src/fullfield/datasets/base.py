@@ -110,13 +110,13 @@ class FlowSample(NamedTuple):
 
 def _batched(samples: Sequence[FlowSample], **options: Any) -> FlowSample:
     """Collate as PyTorch does for named tuples, but leave an entry None that no sample has."""
-    made: list[Any] = []
+    transformed: list[Any] = []
     for field, values in zip(FlowSample._fields, zip(*samples, strict=True), strict=True):
         without = [sample.name for sample, value in zip(samples, values, strict=True) if value is None]
         if 0 < len(without) < len(samples):
             raise InputError(f"{without[0]}: expected {field} like the other pairs of the batch, got none")
-        made.append(None if without else collate(list(values), **options))
-    return FlowSample(*made)
+        transformed.append(None if without else collate(list(values), **options))
+    return FlowSample(*transformed)
 
 
 # PyTorch's own place for it: a DataLoader over a data set needs no collate_fn.

@@ -53,15 +53,15 @@ class Sintel(FlowDataset):
         _check.choice(split, "split", self.SPLITS)
         _check.choice(render, "render", self.RENDERS if split == "training" else self.RENDERS[:2])
         base = Path(root)
-        frames = folder(base, split, render, what="Sintel's frames")
-        flow = folder(base, split, "flow", what="Sintel's true flow") if split == "training" else None
+        frames = folder(base, split, render, description="Sintel's frames")
+        flow = folder(base, split, "flow", description="Sintel's true flow") if split == "training" else None
         maps = [None if flow is None else optional(base, split, name) for name in ("occlusions", "invalid")]
         records = []
         for scene in nonempty(subfolders(frames), frames, "a folder for each scene"):
             for first, second in consecutive(files(scene, (".png",))):
                 name = f"{scene.name}/{first.stem}"
                 truth = within(flow, f"{name}.flo", first)
-                hidden, unscored = (within(place, f"{scene.name}/{first.name}", first) for place in maps)
+                hidden, unscored = (within(map_folder, f"{scene.name}/{first.name}", first) for map_folder in maps)
                 records.append(Record(name, first, second, truth, hidden, unscored, scene.name, number(first)))
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)
 
@@ -74,16 +74,18 @@ class _KITTI(FlowDataset):
     def __init__(self, root: str | os.PathLike[str], *, split: str = "training") -> None:
         _check.choice(split, "split", self.SPLITS)
         base = Path(root)
-        found = next((name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0])
-        frames = folder(base, split, found, what=f"KITTI {self.year}'s frames")
-        truth = folder(base, split, "flow_occ", what="KITTI's true flow") if split == "training" else None
+        frames_name = next(
+            (name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0]
+        )
+        frames = folder(base, split, frames_name, description=f"KITTI {self.year}'s frames")
+        truth = folder(base, split, "flow_occ", description="KITTI's true flow") if split == "training" else None
         visible = None if truth is None else optional(base, split, "flow_noc")
         records = []
         for first in files(frames, (".png",)):
             if not first.stem.endswith("_10"):
                 continue
             second = existing(frames / first.name.replace("_10.", "_11."), first)
-            flow, seen = (within(place, first.name, first) for place in (truth, visible))
+            flow, seen = (within(map_folder, first.name, first) for map_folder in (truth, visible))
             records.append(Record(first.stem, first, second, flow, seen, sequence=first.stem, index=number(first)))
         name = f"kitti-{self.year}"
         super().__init__(name if split == "training" else f"{name}-test", root, records)
@@ -167,12 +169,12 @@ class Spring(FlowDataset):
         _check.choice(split, "split", self.SPLITS)
         _check.choice(camera, "camera", self.CAMERAS)
         _check.choice(direction, "direction", self.DIRECTIONS)
-        scenes = folder(Path(root), split, what="Spring's sequences")
+        scenes = folder(Path(root), split, description="Spring's sequences")
         stem = f"flow_{direction}_{camera}"
         records = []
         for scene in nonempty(subfolders(scenes), scenes, "a folder for each sequence"):
-            frames = folder(scene, f"frame_{camera}", what="Spring's frames")
-            flow = folder(scene, stem, what="Spring's true flow") if split == "train" else None
+            frames = folder(scene, f"frame_{camera}", description="Spring's frames")
+            flow = folder(scene, stem, description="Spring's true flow") if split == "train" else None
             matches = None if flow is None else optional(scene, "maps", f"matchmap_{stem}")
             sequence = f"{scene.name}/{stem}"
             for first, second in consecutive(files(frames, (".png",)), backward=direction == "BW"):
@@ -201,8 +203,8 @@ class HD1K(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        frames = folder(Path(root), "hd1k_input", "image_2", what="HD1K's frames")
-        truth = folder(Path(root), "hd1k_flow_gt", "flow_occ", what="HD1K's true flow")
+        frames = folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")
+        truth = folder(Path(root), "hd1k_flow_gt", "flow_occ", description="HD1K's true flow")
         records = []
         for first, second in consecutive(files(frames, (".png",))):
             flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
@@ -244,20 +246,20 @@ class FlyingChairs(FlowDataset):
                     frame2, truth = (existing(data / f"{stem}{end}", path) for end in (second, flow))
                     records.append(Record(stem, path, frame2, truth, sequence=stem, index=number(Path(stem))))
         if split != "all":
-            records = _of_split(records, base / "FlyingChairs_train_val.txt", split)
+            records = _select_split(records, base / "FlyingChairs_train_val.txt", split)
         super().__init__("chairs" if split == "all" else f"chairs-{split}", root, records)
 
 
-def _of_split(records: list[Record], listing: Path, split: str) -> list[Record]:
+def _select_split(records: list[Record], listing: Path, split: str) -> list[Record]:
     if not listing.is_file():
         raise InputError(f"{listing}: does not exist, but the split {split} is written there")
     marks = " ".join(read_lines(listing)).split()
-    wanted = {"train": "1", "val": "2"}[split]
+    expected = {"train": "1", "val": "2"}[split]
     if set(marks) - {"1", "2"}:
         raise InputError(f"{listing}: expected a 1 or 2 a line, got {sorted(set(marks) - {'1', '2'})[0]!r}")
     if any(not 1 <= record.index <= len(marks) for record in records):
         raise InputError(f"{listing}: has {len(marks)} lines, too few for the pairs in its folder")
-    return [record for record in records if marks[record.index - 1] == wanted]
+    return [record for record in records if marks[record.index - 1] == expected]
 
 
 class FlyingThings3D(FlowDataset):
@@ -292,14 +294,14 @@ class FlyingThings3D(FlowDataset):
         _check.choice(render, "render", self.RENDERS)
         _check.choice(camera, "camera", self.CAMERAS)
         _check.choice(direction, "direction", self.DIRECTIONS)
-        passes = folder(Path(root), f"frames_{render}pass", split, what="FlyingThings3D's frames")
-        flows = folder(Path(root), "optical_flow", split, what="FlyingThings3D's true flow")
+        passes = folder(Path(root), f"frames_{render}pass", split, description="FlyingThings3D's frames")
+        flows = folder(Path(root), "optical_flow", split, description="FlyingThings3D's true flow")
         records = []
         for letter in nonempty(subfolders(passes), passes, "the folders A, B, C"):
             for scene in subfolders(letter):
-                frames = folder(scene, camera, what="FlyingThings3D's frames")
+                frames = folder(scene, camera, description="FlyingThings3D's frames")
                 parts = letter.name, scene.name, f"into_{direction}", camera
-                flow = folder(flows, *parts, what="FlyingThings3D's true flow")
+                flow = folder(flows, *parts, description="FlyingThings3D's true flow")
                 sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
                 for first, second in consecutive(files(frames, (".png", ".webp")), backward=direction == "past"):
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
@@ -334,12 +336,12 @@ class Middlebury(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = folder(Path(root), what="Middlebury's scenes")
+        base = folder(Path(root), description="Middlebury's scenes")
         truth = base / "other-gt-flow"
         frames = base
         if truth.is_dir():
             frames = next((base / name for name in _FRAMES if (base / name).is_dir()), base / _FRAMES[0])
-            frames = folder(frames, what="Middlebury's frames")
+            frames = folder(frames, description="Middlebury's frames")
             if (frames / "other-data").is_dir():
                 frames = frames / "other-data"
         else:
@@ -375,7 +377,7 @@ class KubricNK(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, resolution: str = "8k") -> None:
         _check.choice(resolution, "resolution", self.RESOLUTIONS)
-        base = folder(Path(root), resolution, what=f"Kubric-NK at {resolution}")
+        base = folder(Path(root), resolution, description=f"Kubric-NK at {resolution}")
         records = []
         for scene in nonempty(subfolders(base), base, "a folder for each scene"):
             frames = [path for path in files(scene, (".png",)) if path.name.startswith("rgba_")]

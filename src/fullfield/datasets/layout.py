@@ -13,13 +13,13 @@ from fullfield._check import InputError
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
-def folder(root: Path, *parts: str, what: str) -> Path:
+def folder(root: Path, *parts: str, description: str) -> Path:
     """Return ``root/parts``, which must be a folder."""
     path = root.joinpath(*parts)
     if not path.is_dir():
         missing = next(p for p in (*reversed(path.parents), path) if not p.is_dir())
         kind = "is a file" if missing.exists() else "does not exist"
-        raise InputError(f"{path}: expected the folder of {what}, but {missing} {kind}")
+        raise InputError(f"{path}: expected the folder of {description}, but {missing} {kind}")
     return path
 
 
@@ -30,13 +30,13 @@ def subfolders(root: Path) -> list[Path]:
 
 def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
     """Return the files in ``root`` with one of the suffixes, by number where their names end in one, then by name."""
-    wanted = {suffix.lower() for suffix in suffixes}
-    found = [
+    expected = {suffix.lower() for suffix in suffixes}
+    paths = [
         Path(entry.path)
         for entry in os.scandir(root)
-        if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in wanted
+        if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in expected
     ]
-    return sorted(found, key=lambda path: (series(path), number(path), path.name))
+    return sorted(paths, key=lambda path: (series(path), number(path), path.name))
 
 
 def number(path: Path) -> int:
@@ -64,10 +64,10 @@ def consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Pat
     return [(second, first) for first, second in reversed(pairs)] if backward else pairs
 
 
-def nonempty(items: list[Path], where: Path, what: str) -> list[Path]:
+def nonempty(items: list[Path], where: Path, description: str) -> list[Path]:
     """Return ``items``, which must not be empty."""
     if not items:
-        raise InputError(f"{where}: expected {what}, found none")
+        raise InputError(f"{where}: expected {description}, found none")
     return items
 
 

@@ -57,7 +57,7 @@ class Pairs(FlowDataset):
     doubled = None
 
     def __init__(self, root: str | os.PathLike[str], *, name: str | None = None) -> None:
-        base = folder(Path(root), what="your pairs")
+        base = folder(Path(root), description="your pairs")
         listing = base / LIST
         if listing.is_file():
             records = _listed(listing)
@@ -96,15 +96,15 @@ def _numbered(base: Path, prefix: str) -> list[Record]:
     }
     records = []
     for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
-        found: dict[str, Path | None] = {}
-        for kind, known in optional_folders.items():
-            if known is not None and first.stem not in known:
+        masks_by_kind: dict[str, Path | None] = {}
+        for kind, paths_by_stem in optional_folders.items():
+            if paths_by_stem is not None and first.stem not in paths_by_stem:
                 raise InputError(f"{base / kind}: expected a file for {first.name}, found none")
-            found[kind] = None if known is None else known[first.stem]
+            masks_by_kind[kind] = None if paths_by_stem is None else paths_by_stem[first.stem]
         name = f"{prefix}/{first.stem}" if prefix else first.stem
-        masks = found["occlusions"], found["invalid"]
+        masks = masks_by_kind["occlusions"], masks_by_kind["invalid"]
         sequence = f"{prefix}/{series(first)}"
-        records.append(Record(name, first, second, found["flow"], *masks, sequence, number(first)))
+        records.append(Record(name, first, second, masks_by_kind["flow"], *masks, sequence, number(first)))
     return records
 
 
@@ -128,8 +128,8 @@ class SyntheticPairs(FlowDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = folder(Path(root), what="synthetic pairs")
-        flows = files(folder(base, "flow", what="true flow"), _FLOW)
+        base = folder(Path(root), description="synthetic pairs")
+        flows = files(folder(base, "flow", description="true flow"), _FLOW)
         count = _count(base / MANIFEST)
         if len(flows) != count:
             raise InputError(
@@ -180,13 +180,13 @@ class Rendered(FlowDataset):
     doubled = True
 
     def __init__(self, root: str | os.PathLike[str], *, name: str = "rendered") -> None:
-        base = folder(Path(root), what="the rendered shots")
+        base = folder(Path(root), description="the rendered shots")
         if (base / "frames").is_dir():
             raise InputError(f"{base}: is a shot, with frames in it; expected the folder that holds the shots")
         records = []
         for shot in nonempty(subfolders(base), base, "a folder for each shot"):
-            frames = folder(shot, "frames", what="rendered frames")
-            flow = folder(shot, "flow", what="rendered flow")
+            frames = folder(shot, "frames", description="rendered frames")
+            flow = folder(shot, "flow", description="rendered flow")
             hidden, unscored = optional(shot, "occlusions"), optional(shot, "invalid")
             for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
                 count = first.stem.rsplit("_", 1)[-1]

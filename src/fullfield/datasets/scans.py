@@ -81,8 +81,10 @@ def rigid(pose: Tensor, where: str) -> Tensor:
     InputError names ``where`` if it is not a rotation, up to the rounding of lists, and a translation.
     """
     turn = pose[:3, :3]
-    near = torch.allclose(turn @ turn.T, torch.eye(3, dtype=pose.dtype), atol=_ROUNDED) and bool(torch.det(turn) > 0)
-    if not near or pose[3].tolist() != [0.0, 0.0, 0.0, 1.0]:
+    is_rotation = torch.allclose(turn @ turn.T, torch.eye(3, dtype=pose.dtype), atol=_ROUNDED) and bool(
+        torch.det(turn) > 0
+    )
+    if not is_rotation or pose[3].tolist() != [0.0, 0.0, 0.0, 1.0]:
         raise InputError(f"{where}: expected a rotation and a translation, the last row 0 0 0 1")
     return pose
 
@@ -127,7 +129,7 @@ class ScanPairs(ScanDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        base = layout.folder(Path(root), what="your pairs of clouds")
+        base = layout.folder(Path(root), description="your pairs of clouds")
         listing = base / LIST
         if not listing.is_file():
             raise InputError(f"{base}: expected {LIST}, a line SOURCE TARGET POSE for each pair of clouds")
@@ -142,7 +144,7 @@ class ScanPairs(ScanDataset):
 
 
 SEQUENCES = {"train": range(6), "val": range(6, 8), "test": range(8, 11)}
-_APART = 10.0
+_DISTANCE_M = 10.0
 _WINDOW = 100
 # The published lists leave this pair out.
 _LEFT_OUT = {("08", 15, 58)}
@@ -173,16 +175,16 @@ class KITTIOdometry(ScanDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, split: str = "test") -> None:
         _check.choice(split, "split", SEQUENCES)
-        given = Path(root)
-        top = next((place for place in (given, given / "dataset") if (place / "sequences").is_dir()), given)
-        layout.folder(top, "sequences", what="KITTI's odometry sequences")
+        base = Path(root)
+        top = next((candidate for candidate in (base, base / "dataset") if (candidate / "sequences").is_dir()), base)
+        layout.folder(top, "sequences", description="KITTI's odometry sequences")
         records = [record for number in SEQUENCES[split] for record in _sequence(top, f"{number:02d}")]
         super().__init__("kitti-odometry" + ("" if split == "test" else f"-{split}"), root, records)
 
 
 def _sequence(top: Path, name: str) -> Iterator[ScanRecord]:
-    home = layout.folder(top, "sequences", name, what=f"sequence {name}")
-    clouds = layout.files(layout.folder(home, "velodyne", what="lidar scans"), (".bin",))
+    home = layout.folder(top, "sequences", name, description=f"sequence {name}")
+    clouds = layout.files(layout.folder(home, "velodyne", description="lidar scans"), (".bin",))
     scans = {layout.number(path): path for path in layout.nonempty(clouds, home / "velodyne", "lidar scans")}
     into_camera = _calibration(layout.existing(home / "calib.txt", home))
     file = top / "poses" / f"{name}.txt"
@@ -197,12 +199,12 @@ def _sequence(top: Path, name: str) -> Iterator[ScanRecord]:
         yield ScanRecord(f"{name}/{first:06d}_{second:06d}", scans[first], scans[second], truth, scene=name)
 
 
-def _pairs(numbers: list[int], places: Tensor) -> Iterator[tuple[int, int]]:
+def _pairs(numbers: list[int], positions: Tensor) -> Iterator[tuple[int, int]]:
     at = 0
     while at < len(numbers):
         now = numbers[at]
-        away = (places[now : now + _WINDOW] - places[now]).norm(dim=1) > _APART
-        last = now + int(away.int().argmax()) - 1 if bool(away.any()) else now
+        is_distant = (positions[now : now + _WINDOW] - positions[now]).norm(dim=1) > _DISTANCE_M
+        last = now + int(is_distant.int().argmax()) - 1 if bool(is_distant.any()) else now
         end = bisect_right(numbers, last) - 1  # the scan at hand
         if end > at:
             yield now, numbers[end]

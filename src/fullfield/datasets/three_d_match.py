@@ -55,7 +55,7 @@ class ThreeDMatch(ScanDataset):
         if split is not None:
             _check.choice(split, "split", SCENES)
         self._lists, self._split = _BENCHMARKS[benchmark], split
-        top = layout.folder(Path(root), what="3DMatch")
+        top = layout.folder(Path(root), description="3DMatch")
         self._check_clouds(top)
         records = [record for scene, log in self._scenes(top) for record in _pairs(top / scene, log)]
         super().__init__(benchmark if split is None else f"{benchmark}-{split}", root, records)
@@ -75,22 +75,22 @@ class ThreeDMatch(ScanDataset):
         if self._split is None:
             return True
         parts = [scene]
-        while (whole := re.sub(r"_\d+$", "", parts[-1])) != parts[-1]:
-            parts.append(whole)
+        while (content := re.sub(r"_\d+$", "", parts[-1])) != parts[-1]:
+            parts.append(content)
         return any(part in SCENES[self._split] for part in parts)
 
     def _scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
         for folder in layout.subfolders(top):
             if not self._takes(folder.name) or not any(folder.glob("cloud_bin_*")):
                 continue
-            places = [top / "benchmarks" / self._lists / folder.name]
+            folders = [top / "benchmarks" / self._lists / folder.name]
             if self._lists == "3DMatch":
-                places = [folder, top / f"{folder.name}-evaluation", *places]
-            found = next((place / "gt.log" for place in places if (place / "gt.log").is_file()), None)
-            if found is None:
-                shown = " or ".join(str(place / "gt.log") for place in places)
-                raise InputError(f"{folder}: expected its list of pairs in {shown}")
-            yield folder.name, found
+                folders = [folder, top / f"{folder.name}-evaluation", *folders]
+            match = next((candidate / "gt.log" for candidate in folders if (candidate / "gt.log").is_file()), None)
+            if match is None:
+                line_text = " or ".join(str(candidate / "gt.log") for candidate in folders)
+                raise InputError(f"{folder}: expected its list of pairs in {line_text}")
+            yield folder.name, match
 
 
 def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
@@ -113,10 +113,10 @@ def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
 
 def _cloud(folder: Path, number: int) -> Path:
     names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
-    found = next((path for path in names if path.is_file()), None)
-    if found is None:
+    match = next((path for path in names if path.is_file()), None)
+    if match is None:
         raise InputError(f"{names[0]}: does not exist, but gt.log lists it")
-    return found
+    return match
 
 
 def _blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:

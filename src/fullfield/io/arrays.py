@@ -36,29 +36,29 @@ _LONGEST_HEADER = 10_000  # bytes; NumPy reads as many as a header says before i
 
 
 def read_header(
-    path: Path, what: str, stream: IO[bytes], *, empty: bool = False, kinds: str = "fiu"
+    path: Path, description: str, stream: IO[bytes], *, empty: bool = False, kinds: str = "fiu"
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return the shape of an array of real numbers, whether its order is Fortran's, and its dtype.
 
     The array may be without elements where ``empty`` is true; ``kinds`` are NumPy's letters of the accepted types.
     """
-    with complaining(path, f"{what} is not in NumPy's format", *_BROKEN, *_PARSING):
+    with complaining(path, f"{description} is not in NumPy's format", *_BROKEN, *_PARSING):
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
             raise ValueError(f"format version {version}")
-        form, parse = _READERS[version]
-        said = stream.read(struct.calcsize(form))
-        (length,) = struct.unpack(form, said)
+        length_format, parse = _READERS[version]
+        said = stream.read(struct.calcsize(length_format))
+        (length,) = struct.unpack(length_format, said)
         if length > _LONGEST_HEADER:
             raise ValueError(f"a header of {length} bytes")
         shape, fortran, dtype = parse(io.BytesIO(said + stream.read(length)))
         if bool in map(type, shape):
             raise ValueError(f"shape {shape}")
     if dtype.kind not in kinds or dtype.itemsize > 8 or dtype.shape:
-        raise InputError(f"{path}: expected {what} to hold real numbers, got {one_line(str(dtype), 60)}")
+        raise InputError(f"{path}: expected {description} to hold real numbers, got {one_line(str(dtype), 60)}")
     if not all((0 if empty else 1) <= n < 1 << 60 for n in shape):
         came = one_line(str(list(shape)), 60)
-        raise InputError(f"{path}: expected {what} to hold at least one number, got shape {came}")
+        raise InputError(f"{path}: expected {description} to hold at least one number, got shape {came}")
     return shape, fortran, dtype
 
 
@@ -113,11 +113,11 @@ def read_member(path: Path, archive: zipfile.ZipFile, name: str, kinds: str = "f
     info = _member(path, archive, name)
     with archive.open(info) as stream:
         shape, fortran, dtype = read_header(path, f"array {name}", stream, kinds=kinds)
-        wanted = math.prod(shape) * dtype.itemsize
-        check_inflated(path, f"array {name} {list(shape)}", wanted, info.compress_size)
-        data = stream.read(wanted)
-    if len(data) != wanted:
-        raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {wanted} bytes")
+        expected_bytes = math.prod(shape) * dtype.itemsize
+        check_inflated(path, f"array {name} {list(shape)}", expected_bytes, info.compress_size)
+        data = stream.read(expected_bytes)
+    if len(data) != expected_bytes:
+        raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {expected_bytes} bytes")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
 
 

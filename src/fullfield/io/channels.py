@@ -83,17 +83,17 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
         expected = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
         raise InputError(f"{source.path}: no {expected}; the file has {describe_parts(seen)}")
     equals = [candidate for candidate in candidates if candidate.rank == best]
-    chosen = equals[0]
+    selected = equals[0]
     if part is None and len(equals) > 1:
-        _warn_of_choice(chosen, equals, layer)
+        _warn_about_choice(selected, equals, layer)
     if part is None and layer is None and len(equals) == 1:
-        _warn_of_eye(chosen, candidates)
-    if len(chosen.indices) == 1 and {"ry", "by"} & layers(chosen.part.channels).get(chosen.layer, {}).keys():
+        _warn_about_eye(selected, candidates)
+    if len(selected.indices) == 1 and {"ry", "by"} & layers(selected.part.channels).get(selected.layer, {}).keys():
         raise InputError(
             f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
             "supported; convert it to R, G, B"
         )
-    return ColourChannels(chosen.part, chosen.indices)
+    return ColourChannels(selected.part, selected.indices)
 
 
 def _candidates_in(source: Source, part: Part, layer: str | None) -> list[_Candidate]:
@@ -112,25 +112,25 @@ def _candidates_in(source: Source, part: Part, layer: str | None) -> list[_Candi
     return candidates
 
 
-def _warn_of_choice(chosen: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
+def _warn_about_choice(selected: _Candidate, equals: list[_Candidate], layer: str | None) -> None:
     """Say which of several parts or layers was taken; without the file's name, so that a shot says it once."""
-    shown = [one_line(candidate.name, 40) for candidate in equals[:12]]
-    eye = f", the {chosen.eye} eye" if chosen.eye else ""
-    option = "layer" if chosen.layer and layer is None else "part"
+    names_text = [one_line(candidate.name, 40) for candidate in equals[:12]]
+    eye = f", the {selected.eye} eye" if selected.eye else ""
+    option = "layer" if selected.layer and layer is None else "part"
     warnings.warn(
-        f"OpenEXR: took {option} {shown[0]!r}{eye}, the first of {', '.join(map(repr, shown))}; name another with "
-        f"{option}= (--{option})",
+        f"OpenEXR: took {option} {names_text[0]!r}{eye}, the first of "
+        f"{', '.join(map(repr, names_text))}; name another with {option}= (--{option})",
         stacklevel=2,
     )
 
 
-def _warn_of_eye(chosen: _Candidate, candidates: list[_Candidate]) -> None:
+def _warn_about_eye(selected: _Candidate, candidates: list[_Candidate]) -> None:
     """Say which eye was taken from a stereo file whose default view has no name in its channels."""
     others = [candidate.layer for candidate in candidates if candidate.layer.lower() in _EYES]
-    if not others or chosen.layer:
+    if not others or selected.layer:
         return
-    views = chosen.part.spec.getattribute("multiView")
-    eye = chosen.eye or (one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
+    views = selected.part.spec.getattribute("multiView")
+    eye = selected.eye or (one_line(str(views[0]), 20) if isinstance(views, (list, tuple)) and views else "")
     listed = ", ".join(repr(one_line(name, 40)) for name in others[:12])
     warnings.warn(
         f"OpenEXR: took R, G, B, {f'the {eye} eye' if eye else 'one eye'} and the default view; name another with "
@@ -141,10 +141,10 @@ def _warn_of_eye(chosen: _Candidate, candidates: list[_Candidate]) -> None:
 
 def check_integers(path: Path, forms: Collection[str]) -> None:
     """Refuse integers whose white is not known: only 8 and 16 bits without sign have one."""
-    integers = {form for form in forms if form.startswith(("int", "uint"))} - {"uint8", "uint16"}
+    integers = {type_name for type_name in forms if type_name.startswith(("int", "uint"))} - {"uint8", "uint16"}
     if integers:
         names = {"uint": "32-bit integers", "int": "32-bit integers with a sign"}
-        listed = ", ".join(names.get(form, form) for form in sorted(integers))
+        listed = ", ".join(names.get(type_name, type_name) for type_name in sorted(integers))
         raise InputError(
             f"{path}: expected 8 or 16 bits or floats, got {listed}, which may hold any range; "
             "convert them to 16 bits or floats"

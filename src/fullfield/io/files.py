@@ -49,10 +49,12 @@ def check_readable(path: Path) -> int:
     return status.st_size
 
 
-def check_inflated(path: Path, what: str, wanted: int, stored: int, ratio: int = _DEFLATE_RATIO) -> None:
+def check_inflated(path: Path, description: str, expected_bytes: int, stored: int, ratio: int = _DEFLATE_RATIO) -> None:
     """Refuse data that claims more bytes than ``stored`` bytes can inflate to."""
-    if wanted > ratio * stored:
-        raise InputError(f"{path}: {what} claims {wanted} bytes of data, but only {stored} bytes are stored")
+    if expected_bytes > ratio * stored:
+        raise InputError(
+            f"{path}: {description} claims {expected_bytes} bytes of data, but only {stored} bytes are stored"
+        )
 
 
 def check_pixels(
@@ -71,10 +73,10 @@ def check_window(path: Path, width: int, height: int, size: int) -> None:
     _check_claim(path, width, height, size, _WINDOW_ALWAYS + 4096 * size)
 
 
-def _check_claim(path: Path, width: int, height: int, size: int, most: int) -> None:
+def _check_claim(path: Path, width: int, height: int, size: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise InputError(f"{path}: the header says {width} × {height} pixels")
-    if width * height > most:
+    if width * height > max_pixels:
         raise InputError(f"{path}: the header says {width} × {height} pixels, which a file of {size} bytes cannot hold")
 
 
@@ -90,14 +92,14 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
-def complaining(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
+def complaining(path: Path, description: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn these errors of a library, raised inside, into an InputError that names the file."""
     try:
         yield
     except InputError:
         raise
     except errors as error:
-        raise InputError(f"{path}: {what}: {reason(error)}") from error
+        raise InputError(f"{path}: {description}: {reason(error)}") from error
 
 
 @contextmanager
@@ -109,15 +111,15 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
     follows the umask. A link is written through. Raises :class:`OSError` naming ``path`` or its folder where that
     cannot be written.
     """
-    shown = os.fspath(path)
-    target = Path(os.path.realpath(shown))
+    path_text = os.fspath(path)
+    target = Path(os.path.realpath(path_text))
     if target.is_symlink():  # realpath follows every link but one that leads back to itself
-        raise OSError(errno.ELOOP, "a link that leads back to itself", shown)
+        raise OSError(errno.ELOOP, "a link that leads back to itself", path_text)
     if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "expected a file name, got a folder", shown)
+        raise IsADirectoryError(errno.EISDIR, "expected a file name, got a folder", path_text)
     if target.exists() and not target.is_file():
-        raise InputError(f"{shown}: expected a regular file to replace, got a device, pipe or socket")
-    temporary = _create_beside(target)
+        raise InputError(f"{path_text}: expected a regular file to replace, got a device, pipe or socket")
+    temporary = _create_temporary(target)
     try:
         try:
             yield temporary
@@ -129,7 +131,7 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
             temporary.replace(target)
         except OSError as error:
             if error.errno is not None and error.filename in (None, str(temporary)):
-                raise OSError(error.errno, f"cannot write: {error.strerror}", shown) from error
+                raise OSError(error.errno, f"cannot write: {error.strerror}", path_text) from error
             raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -145,7 +147,7 @@ def calling_when_finished(finished: Finished) -> Iterator[None]:
         _finished.reset(token)
 
 
-def _create_beside(target: Path) -> Path:
+def _create_temporary(target: Path) -> Path:
     while True:
         name = f".{cut_bytes(target.stem, _STEM_BYTES)}.{writer()}-{secrets.token_hex(4)}.part{target.suffix}"
         temporary = target.with_name(name)
@@ -159,9 +161,9 @@ def _create_beside(target: Path) -> Path:
         return temporary
 
 
-def cut_bytes(text: str, most: int) -> str:
-    """Return the beginning of ``text`` that takes at most ``most`` bytes as a file name."""
-    return os.fsencode(text)[:most].decode("utf-8", "ignore")
+def cut_bytes(text: str, max_bytes: int) -> str:
+    """Return the beginning of ``text`` that takes at most ``max_bytes`` bytes as a file name."""
+    return os.fsencode(text)[:max_bytes].decode("utf-8", "ignore")
 
 
 def remove_abandoned(folder: PathLike) -> None:
@@ -188,7 +190,7 @@ def has_ended(name: str) -> bool:
 
 def writer() -> str:
     """Return the name of this process in temporary files: machine, process id and start time."""
-    return f"{_host()}-{os.getpid()}-{_start_of(os.getpid()) or '0' * 8}"
+    return f"{_host()}-{os.getpid()}-{_read_start(os.getpid()) or '0' * 8}"
 
 
 @cache
@@ -200,7 +202,7 @@ def _host() -> str:
     return _digits(f"{socket.gethostname()} {table}")
 
 
-def _start_of(process: int) -> str | None:
+def _read_start(process: int) -> str | None:
     """Return eight digits for the time when a process started; None where the system does not report it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -213,7 +215,7 @@ def _start_of(process: int) -> str | None:
 def _is_running(process: int, start: str) -> bool:
     """Return whether a process of this machine runs; True in doubt."""
     if Path("/proc/self/stat").exists():
-        return _start_of(process) == start
+        return _read_start(process) == start
     if os.name != "posix":
         return True
     try:

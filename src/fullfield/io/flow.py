@@ -177,7 +177,7 @@ def write_flow(
     """
     where = Path(path)
     suffix = _suffix(where, FLOW_WRITE_SUFFIXES, "written")
-    values, known = _arrays(flow, valid)
+    values, valid_mask = _arrays(flow, valid)
     _check_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
     if planes and suffix != ".exr":
@@ -186,7 +186,7 @@ def write_flow(
         check_name(where)
     with atomic_path(where) as temporary:
         if suffix == ".exr":
-            channels = exr.vectors("forward", or_nan(values, known))
+            channels = exr.vectors("forward", or_nan(values, valid_mask))
             if backward is not None:
                 back = _values(backward, "backward", tuple(flow.shape))
                 channels += exr.vectors("backward", or_nan(back, finite(back)))
@@ -194,7 +194,7 @@ def write_flow(
             exr.save(temporary, exr.as_stored(channels, dtype), compression, Header(window=window))
         else:
             packing = {"compression": compression} if suffix == ".flo5" else {}
-            getattr(plain, f"write_{_FORMATS[suffix]}")(temporary, values, known, **packing)
+            getattr(plain, f"write_{_FORMATS[suffix]}")(temporary, values, valid_mask, **packing)
 
 
 def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = None) -> None:
@@ -208,36 +208,38 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     """
     where = Path(path)
     suffix = _suffix(where, (".exr",), "written as an ST map")
-    values, known = _arrays(flow, None)
+    values, valid_mask = _arrays(flow, None)
     check_flow_window(where, suffix, window, values.shape[1:])
     check_name(where)
-    require(bool(known.all()), "flow", "finite values for an ST map", f"{int((~known).sum())} that are not")
+    require(bool(valid_mask.all()), "flow", "finite values for an ST map", f"{int((~valid_mask).sum())} that are not")
     with atomic_path(where) as temporary:
         exr.write_st_map(temporary, values, window)
 
 
-def _suffix(path: Path, known: tuple[str, ...], done: str) -> str:
+def _suffix(path: Path, suffixes: tuple[str, ...], action: str) -> str:
     suffix = path.suffix.lower()
-    if suffix not in known:
+    if suffix not in suffixes:
         readable = " (.npz is only read)" if suffix == ".npz" else ""
-        raise InputError(f"{path}: flow is {done} with a suffix out of {', '.join(known)}, got {suffix!r}{readable}")
+        raise InputError(
+            f"{path}: flow is {action} with a suffix out of {', '.join(suffixes)}, got {suffix!r}{readable}"
+        )
     return suffix
 
 
 def _arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    found = _values(flow, "flow", (2, None, None))
-    known = finite(found)
+    vectors = _values(flow, "flow", (2, None, None))
+    valid_mask = finite(vectors)
     if valid is not None:
-        mask = tensor(valid, "valid", found.shape[1:], dtypes=(torch.bool,))
-        known &= values(mask, "valid").detach().cpu().numpy()
-    return found, known
+        mask = tensor(valid, "valid", vectors.shape[1:], dtypes=(torch.bool,))
+        valid_mask &= values(mask, "valid").detach().cpu().numpy()
+    return vectors, valid_mask
 
 
 def _values(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
-    shown = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
-    checked = tensor(flow, name, shown, dtypes=_FLOATS)
-    require(0 not in checked.shape, name, "at least one pixel", flow)
-    return np.ascontiguousarray(values(checked, name).detach().to("cpu", torch.float32).numpy())
+    shape_text = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
+    vectors = tensor(flow, name, shape_text, dtypes=_FLOATS)
+    require(0 not in vectors.shape, name, "at least one pixel", flow)
+    return np.ascontiguousarray(values(vectors, name).detach().to("cpu", torch.float32).numpy())
 
 
 def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size: tuple[int, ...]) -> None:

@@ -27,7 +27,7 @@ from fullfield.io.oiio import (
     Source,
     check_name,
     layers,
-    metadata_of,
+    list_metadata,
     opened,
     sniff,
     write_picture,
@@ -131,7 +131,7 @@ class FrameReader:
             return self._read_frame(where, pixels, None, None, ())
         with opened(where) as source:
             part, colour = find_colour(source, self.part, self.layer)
-            metadata = metadata_of(source, part.index)
+            metadata = list_metadata(source, part.index)
             if kind == "openexr":
                 pixels = _read_planes(source, part, colour, self)
                 return self._read_frame(where, pixels, source, part.window, metadata)
@@ -147,16 +147,16 @@ class FrameReader:
         metadata: tuple[Attribute, ...],
     ) -> ReadFrame:
         """Return the frame on the window, with what is known of it; ``source`` and ``window`` are an EXR's."""
-        planes, known, dead = pixels
+        planes, valid_mask, dead = pixels
         full = (0, 0, planes.shape[2], planes.shape[1])
         box = select(self.window, *((full, full) if window is None else (window.data, window.display)))
         if window is None and box != full:
-            known = _place(np.ones(planes.shape[1:], np.bool_) if known is None else known, box)
-            planes = _place(planes, box)
+            valid_mask = _cut_box(np.ones(planes.shape[1:], np.bool_) if valid_mask is None else valid_mask, box)
+            planes = _cut_box(planes, box)
         if self.mask is not None:
             mask = read_mask(self.mask, source, box, full if window is None else window.display)
-            known = mask if known is None else known & mask
-        valid = None if known is None or known.all() else torch.from_numpy(known)
+            valid_mask = mask if valid_mask is None else valid_mask & mask
+        valid = None if valid_mask is None or valid_mask.all() else torch.from_numpy(valid_mask)
         note = "" if dead is None else describe_dead(path, dead)
         return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
 
@@ -174,26 +174,26 @@ def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | 
     kind, _ = sniff(where)
     if kind == "pfm":
         _check_pfm(where, part, layer)
-        whole = (0, 0, *plain.read_pfm_size(where))
-        return FrameWindow(whole, whole)
+        full_box = (0, 0, *plain.read_pfm_size(where))
+        return FrameWindow(full_box, full_box)
     with opened(where) as source:
-        chosen, _ = find_colour(source, part, layer)
+        selected, _ = find_colour(source, part, layer)
         if kind == "openexr":
-            return chosen.window
-        width, height = chosen.spec.width, chosen.spec.height
-        if chosen.spec.get_int_attribute("Orientation", 1) in SIDEWAYS:
+            return selected.window
+        width, height = selected.spec.width, selected.spec.height
+        if selected.spec.get_int_attribute("Orientation", 1) in SIDEWAYS:
             width, height = height, width
-        return FrameWindow((0, 0, width, height), (0, 0, width, height), chosen.window.pixel_aspect)
+        return FrameWindow((0, 0, width, height), (0, 0, width, height), selected.window.pixel_aspect)
 
 
-def _place(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
+def _cut_box(planes: NDArray[_Value], box: Box) -> NDArray[_Value]:
     """Cut the box out of a picture ``[..., H, W]`` at (0, 0); it is 0 beyond the picture."""
     x, y, width, height = box
-    placed = np.zeros((*planes.shape[:-2], height, width), planes.dtype)
+    cut = np.zeros((*planes.shape[:-2], height, width), planes.dtype)
     inside = planes[..., max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
     top, left = max(-y, 0), max(-x, 0)
-    placed[..., top : top + inside.shape[-2], left : left + inside.shape[-1]] = inside
-    return placed
+    cut[..., top : top + inside.shape[-2], left : left + inside.shape[-1]] = inside
+    return cut
 
 
 def _check_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
@@ -206,7 +206,7 @@ class _Pixels(NamedTuple):
     """Picture, and what is known of it."""
 
     planes: Planes
-    known: Mask | None = None
+    valid_mask: Mask | None = None
     """[H, W]; None: everywhere."""
     dead: Mask | None = None
     """[H, W]: stored values that are NaN or infinite; None: nowhere."""
@@ -222,8 +222,8 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     if source.kind == "openexr" and not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
     check_integers(path, forms)
-    form = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
-    full = {"uint8": 255, "uint16": 65535}.get(form, 1)
+    value_type = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
+    full = {"uint8": 255, "uint16": 65535}.get(value_type, 1)
     to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
 
     frame: Box = select(window, part.data_window, part.display_window)
@@ -235,17 +235,17 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
     channels = colour if opacity is None else [*colour, opacity]
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
-    form = form if table is None else "half"
+    value_type = value_type if table is None else "half"
     planes: Planes | None = None
-    known = None if covered else np.zeros(shape[1:], np.bool_)
+    valid_mask = None if covered else np.zeros(shape[1:], np.bool_)
     dead: Mask | None = None
-    for area, pixels in source.inside(part, channels, frame, form):
+    for area, pixels in source.inside(part, channels, frame, value_type):
         if planes is None:  # only now is the size known to be plausible
             new = torch.empty(shape if covered else 0, dtype=torch.float32, device="cpu", pin_memory=how.pinned)
             planes = new.numpy() if covered else np.zeros(shape, np.float32)
         slab = planes[:, area[0], area[1]]
-        if known is not None:
-            known[area] = True
+        if valid_mask is not None:
+            valid_mask[area] = True
         if table is not None:
             _look_up(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
@@ -264,9 +264,9 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     if planes is None:  # nothing of the picture is in the box
         planes = np.zeros(shape, np.float32)
     if dead is not None:
-        known = ~dead if known is None else known & ~dead
+        valid_mask = ~dead if valid_mask is None else valid_mask & ~dead
     orientation = spec.get_int_attribute("Orientation", 1)
-    masks = (None if mask is None else turn_upright(mask, orientation) for mask in (known, dead))
+    masks = (None if mask is None else turn_upright(mask, orientation) for mask in (valid_mask, dead))
     return _Pixels(turn_upright(planes, orientation), *masks)
 
 
@@ -309,9 +309,9 @@ def _straight_alpha(part: Part, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
-    for found in layers(part.channels).values():
-        if colour[0] in found.values():
-            return next((found[name] for name in _ALPHAS if name in found), None)
+    for channels_of_layer in layers(part.channels).values():
+        if colour[0] in channels_of_layer.values():
+            return next((channels_of_layer[name] for name in _ALPHAS if name in channels_of_layer), None)
     return None
 
 
@@ -371,9 +371,9 @@ def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     if pixels.ndim == 2:
         pixels = pixels[..., None]
     require(pixels.ndim == 3 and 0 not in pixels.shape, "image", expected, image)
-    fits = [axis for axis in ((0, 2) if first else (2, 0)) if pixels.shape[axis] in (1, 3)]
-    require(bool(fits), "image", expected, image)
-    if fits[0] == 0 and np.ndim(image) == 3:
+    axes = [axis for axis in ((0, 2) if first else (2, 0)) if pixels.shape[axis] in (1, 3)]
+    require(bool(axes), "image", expected, image)
+    if axes[0] == 0 and np.ndim(image) == 3:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.dtype.kind == "f":
         pixels = pixels.astype(np.float32)
@@ -395,11 +395,11 @@ def _write_jpeg(path: Path, pixels: NDArray[Any]) -> None:
     # libjpeg inside OpenImageIO ends the process when a write fails, so the file is made in memory.
     from PIL import Image
 
-    made = io.BytesIO()
+    encoded = io.BytesIO()
     picture = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     try:
-        Image.fromarray(np.ascontiguousarray(picture)).save(made, "JPEG", quality=95, subsampling=0)
+        Image.fromarray(np.ascontiguousarray(picture)).save(encoded, "JPEG", quality=95, subsampling=0)
     except OSError as error:
         raise InputError(f"{path}: JPEG holds at most 65535 × 65535 pixels, got {picture.shape[:2]}") from error
     with atomic_path(path) as temporary:
-        temporary.write_bytes(made.getbuffer())
+        temporary.write_bytes(encoded.getbuffer())

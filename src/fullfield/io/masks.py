@@ -64,11 +64,11 @@ def read_mask_array(path: Path, name: str | None = None) -> Mask:
         values = read_npy(path, check_readable(path), kinds=_MASK_KINDS)
     else:
         with opened_archive(path) as (archive, names):
-            chosen = names[0] if name is None and len(names) == 1 else name
-            if chosen not in names:
+            selected = names[0] if name is None and len(names) == 1 else name
+            if selected not in names:
                 listed = ", ".join(one_line(n, 40) for n in names[:20]) or "nothing"
                 raise InputError(f"{path}: expected one array, or its name as FILE:NAME, got {listed}")
-            values = read_member(path, archive, chosen, _MASK_KINDS)
+            values = read_member(path, archive, selected, _MASK_KINDS)
     if values.ndim == 3 and 1 in (values.shape[0], values.shape[-1]):
         values = values.reshape(values.shape[1:] if values.shape[0] == 1 else values.shape[:-1])
     if values.ndim != 2:
@@ -86,15 +86,16 @@ def _read_channel(source: Source, parts: list[Part], channel: str | None, box: B
         elif channel.lower() in names:
             indices = [names.index(channel.lower())]
         else:
-            named = {layer.lower(): found for layer, found in layers(part.channels).items()}.get(channel.lower(), {})
+            by_layer = {layer.lower(): indices_by_name for layer, indices_by_name in layers(part.channels).items()}
+            named = by_layer.get(channel.lower(), {})
             alpha = next((named[name] for name in ("a", "alpha") if name in named), None)
             indices = [alpha] if alpha is not None else list(named.values()) if len(named) == 1 else []
             if not indices and part.name.lower() == channel.lower() and len(names) == 1:
                 indices = [0]
         if indices:
             return _not_black(source.planes(part, indices, box))
-    wanted = "one channel, R, G, B or A" if channel is None else f"a channel {one_line(channel, 40)!r}"
-    raise InputError(f"mask: {source.path}: expected {wanted}; the file has {describe_parts(parts)}")
+    expected = "one channel, R, G, B or A" if channel is None else f"a channel {one_line(channel, 40)!r}"
+    raise InputError(f"mask: {source.path}: expected {expected}; the file has {describe_parts(parts)}")
 
 
 def _default_channels(part: Part) -> list[int]:

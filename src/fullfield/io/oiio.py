@@ -138,8 +138,8 @@ def sniff(path: Path) -> tuple[str, int]:
 
 def _like_targa(head: bytes) -> bool:
     """Return whether a file may be TGA, which has no magic number; OpenImageIO would try all its readers on others."""
-    mapped, form, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
-    right = form in (2, 3, 10, 11) or (form in (1, 9) and mapped == 1)
+    mapped, image_type, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
+    right = image_type in (2, 3, 10, 11) or (image_type in (1, 9) and mapped == 1)
     return right and mapped in (0, 1) and depth in (8, 15, 16, 24, 32)
 
 
@@ -195,22 +195,22 @@ class Source:
             raise self.unreadable("it holds no image")
         return part
 
-    def part(self, wanted: int | str) -> Part:
+    def part(self, expected: int | str) -> Part:
         """Return the part of that index or name; digits are an index where no part has that name."""
         parts = list(self.parts())
-        index = int(wanted) if isinstance(wanted, int) or (wanted.isascii() and wanted.isdecimal()) else -1
-        found = [part for part in parts if part.name == wanted != ""] or [p for p in parts if p.index == index]
-        if found:
-            return found[0]
+        index = int(expected) if isinstance(expected, int) or (expected.isascii() and expected.isdecimal()) else -1
+        matches = [part for part in parts if part.name == expected != ""] or [p for p in parts if p.index == index]
+        if matches:
+            return matches[0]
         listed = ", ".join(f"{p.index} {one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
-        raise InputError(f"{self.path}: no part {wanted!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
+        raise InputError(f"{self.path}: no part {expected!r}; the file has part{'s' * (len(parts) > 1)} {listed}")
 
     def bands(
-        self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str
+        self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
 
-        ``form`` is the requested element type: ``uint8``, ``uint16``, ``half`` or ``float``.
+        ``value_type`` is the requested element type: ``uint8``, ``uint16``, ``half`` or ``float``.
         """
         spec = part.spec
         if spec.get_string_attribute("compression").startswith("htj2k"):
@@ -225,12 +225,12 @@ class Source:
         start = spec.y + (rows[0] - spec.y) // unit * unit
         for top in range(start, rows[1], step):
             bottom = min(top + step, spec.y + spec.height)
-            band = self._rows(part, channels, (top, bottom), form)
+            band = self._rows(part, channels, (top, bottom), value_type)
             skip = max(rows[0] - top, 0)
             yield top + skip, band[skip : rows[1] - top]
 
     def inside(
-        self, part: Part, channels: Sequence[int], box: Box, form: str
+        self, part: Part, channels: Sequence[int], box: Box, value_type: str
     ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
         """Yield the stored pixels inside a box, by :meth:`bands`, with their rows and columns in the box."""
         x, y, width, height = part.data_window
@@ -239,7 +239,7 @@ class Source:
         if left >= right or top >= bottom:
             return
         columns = slice(left - box[0], right - box[0])
-        for start, band in self.bands(part, channels, (top, bottom), form):
+        for start, band in self.bands(part, channels, (top, bottom), value_type):
             rows = slice(start - box[1], start - box[1] + len(band))
             yield (rows, columns), band[:, left - x : right - x]
 
@@ -251,29 +251,29 @@ class Source:
             planes[:, rows, columns] = pixels.transpose(2, 0, 1)
         return planes
 
-    def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str) -> NDArray[Any]:
+    def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], value_type: str) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
         if last - first <= 2 * len(channels) + 2:
-            block = self._read(part, rows, first, last, form)
+            block = self._read(part, rows, first, last, value_type)
             if channels == list(range(first, last)):
                 return block
             return block[..., [c - first for c in channels]]
-        return np.concatenate([self._read(part, rows, c, c + 1, form) for c in channels], axis=-1)
+        return np.concatenate([self._read(part, rows, c, c + 1, value_type) for c in channels], axis=-1)
 
-    def _read(self, part: Part, rows: tuple[int, int], first: int, last: int, form: str) -> NDArray[Any]:
+    def _read(self, part: Part, rows: tuple[int, int], first: int, last: int, value_type: str) -> NDArray[Any]:
         spec = part.spec
         if spec.tile_width:
             window = (spec.x, spec.x + spec.width, *rows, 0, 1)
-            block = self.handle.read_tiles(part.index, 0, *window, first, last, form)
+            block = self.handle.read_tiles(part.index, 0, *window, first, last, value_type)
         else:
-            block = self.handle.read_scanlines(part.index, 0, *rows, 0, first, last, form)
+            block = self.handle.read_scanlines(part.index, 0, *rows, 0, first, last, value_type)
         complaint = self.complaint()
-        wanted = (rows[1] - rows[0], spec.width, last - first)
+        expected = (rows[1] - rows[0], spec.width, last - first)
         if block is None or complaint:
             raise self.unreadable(complaint or "its pixels cannot be decoded")
-        if block.size != wanted[0] * wanted[1] * wanted[2]:
+        if block.size != expected[0] * expected[1] * expected[2]:
             raise self.unreadable(f"its rows have shape {block.shape}")
-        return block.reshape(wanted)  # type: ignore[no-any-return]
+        return block.reshape(expected)  # type: ignore[no-any-return]
 
     def last_row(self, part: Part) -> NDArray[Any]:
         """Return the first channel of the last row; only the rows packed with it are decoded."""
@@ -295,16 +295,16 @@ def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
 
 
 @contextmanager
-def opened(path: Path, wanted: str | None = None, what: str = "") -> Iterator[Source]:
+def opened(path: Path, expected: str | None = None, description: str = "") -> Iterator[Source]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
-    ``wanted`` is the only accepted format, as :func:`sniff` names it; ``what`` is expected in it, for the message.
+    ``expected`` is the only accepted format, as :func:`sniff` names it; ``description`` says what is in it.
     """
     import OpenImageIO as oiio
 
     kind, size = sniff(path)
-    if wanted is not None and kind != wanted:
-        raise InputError(f"{path}: expected {what}, got a {kind} file")
+    if expected is not None and kind != expected:
+        raise InputError(f"{path}: expected {description}, got a {kind} file")
     check_name(path)
     if kind == "png":
         check_png(path)
@@ -332,8 +332,8 @@ def check_name(path: Path) -> None:
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
-        shown = str(path).encode("utf-8", "backslashreplace").decode("utf-8")
-        raise InputError(f"{shown}: the name of the file is not UTF-8; rename it") from None
+        name_text = str(path).encode("utf-8", "backslashreplace").decode("utf-8")
+        raise InputError(f"{name_text}: the name of the file is not UTF-8; rename it") from None
 
 
 def check_png(path: Path) -> None:
@@ -396,12 +396,12 @@ def layers(channels: Sequence[str]) -> dict[str, dict[str, int]]:
 
 def describe_parts(parts: Sequence[Part]) -> str:
     """Return the channels of a file, part by part, for a message."""
-    shown = []
+    texts = []
     for part in parts[:12]:
         name = f"part {part.index} {one_line(part.name)!r}: " if len(parts) > 1 else ""
         listed = [one_line(channel, 40) for channel in part.channels[:24]]
-        shown.append(name + ", ".join(listed) + (", …" if len(part.channels) > 24 else ""))
-    return "; ".join(shown) + ("; …" if len(parts) > 12 else "")
+        texts.append(name + ", ".join(listed) + (", …" if len(part.channels) > 24 else ""))
+    return "; ".join(texts) + ("; …" if len(parts) > 12 else "")
 
 
 class Attribute(NamedTuple):
@@ -453,9 +453,9 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header | None = None) 
     heads[:, 0], heads[:, 1] = np.arange(spec.y, spec.y + rows), size - HEAD
     lines.body[:, :HEAD] = heads.view(np.uint8)
     with path.open("r+b") as file:
-        begin = file.seek(0, os.SEEK_END)
-        file.seek(begin - 8 * rows)
-        file.write((begin + size * np.arange(rows)).astype("<u8").tobytes())
+        table_end = file.seek(0, os.SEEK_END)
+        file.seek(table_end - 8 * rows)
+        file.write((table_end + size * np.arange(rows)).astype("<u8").tobytes())
         file.write(lines.body.data)
     _check_written(path, "openexr", lines.body.nbytes, lines)
 
@@ -491,13 +491,13 @@ def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> Non
     closed = output.close()
     if not (written and closed) or complaint:
         reason = complaint or output.geterror() or _INCOMPLETE
-        wanted = spec.image_bytes() if pixels is None else pixels.nbytes
-        raise _not_written(path, one_line(reason.replace(f' "{path}"', "")), wanted)
+        expected = spec.image_bytes() if pixels is None else pixels.nbytes
+        raise _not_written(path, one_line(reason.replace(f' "{path}"', "")), expected)
 
 
-def _not_written(path: Path, reason: str, wanted: int) -> OSError:
-    """Return the error of a file that is incomplete: "no space" where ``wanted`` bytes do not fit on the disk."""
-    if shutil.disk_usage(path.parent).free < wanted:  # OpenImageIO does not report it
+def _not_written(path: Path, reason: str, expected: int) -> OSError:
+    """Return the error of a file that is incomplete: "no space" where ``expected`` bytes do not fit on the disk."""
+    if shutil.disk_usage(path.parent).free < expected:  # OpenImageIO does not report it
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return OSError(errno.EIO, reason, str(path))
 
@@ -509,12 +509,12 @@ def _check_written(path: Path, kind: str, size: int, lines: Scanlines | None = N
             part = source.first_part()
             if kind == "png":  # whose checksums were looked at
                 return
-            found = source.last_row(part).reshape(-1)
+            matches = source.last_row(part).reshape(-1)
     except InputError as error:
         raise _not_written(path, _INCOMPLETE, size) from error
     if lines is not None:
         row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
-        if not np.array_equal(found, row, equal_nan=True):
+        if not np.array_equal(matches, row, equal_nan=True):
             raise OSError(errno.EIO, "the file holds something else than was written", str(path))
 
 
@@ -544,18 +544,18 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     if sniff(where)[0] not in _KINDS:
         return ()
     with opened(where) as source:
-        return metadata_of(source, part)
+        return list_metadata(source, part)
 
 
-def metadata_of(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
+def list_metadata(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()
-    entries = carried((source.first_part() if part is None else source.part(part)).spec)
+    entries = list_carried_entries((source.first_part() if part is None else source.part(part)).spec)
     return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
 
 
-def carried(spec: Any) -> tuple[Attribute, ...]:
+def list_carried_entries(spec: Any) -> tuple[Attribute, ...]:
     """Return the entries that pictures made from this part keep, colour space included."""
     kept = []
     for entry in spec.extra_attribs:

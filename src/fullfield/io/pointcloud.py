@@ -42,7 +42,7 @@ def read_point_cloud(path: PathLike, *, columns: int | None = None) -> PointClou
     return _READERS[suffix](file)
 
 
-def check_kept(path: PathLike, cloud: PointCloud) -> None:
+def check_lossless(path: PathLike, cloud: PointCloud) -> None:
     """Raise InputError where a file of this name would lose part of the cloud, as ``.npy`` names no columns."""
     if Path(path).suffix.lower() != ".npy":
         return
@@ -63,10 +63,10 @@ def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor)
     write = _WRITERS[_suffix(Path(path), POINT_WRITE_SUFFIXES)]
     if isinstance(cloud, (str, os.PathLike)):
         raise InputError(f"cloud: expected an array or a point cloud, got {describe(cloud)}")
-    whole = _arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
-    check_kept(path, whole)
+    full_cloud = _arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
+    check_lossless(path, full_cloud)
     with atomic_path(path) as temporary:
-        write(temporary, whole)
+        write(temporary, full_cloud)
 
 
 def _arrays(cloud: PointCloud) -> PointCloud:
@@ -76,11 +76,11 @@ def _arrays(cloud: PointCloud) -> PointCloud:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
     colors, normals = (_companion(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
     attributes = {}
-    for key, given in cloud.attributes.items():
+    for key, values_ in cloud.attributes.items():
         name = f"cloud.attributes[{key!r}]"
-        values = attributes[key] = _array(given, name)
-        fits = values.shape == (len(points),) and values.dtype.kind in "fiub"
-        _check.require(fits, name, f"real numbers [{len(points)}]", values)
+        values = attributes[key] = _array(values_, name)
+        is_valid = values.shape == (len(points),) and values.dtype.kind in "fiub"
+        _check.require(is_valid, name, f"real numbers [{len(points)}]", values)
     return PointCloud(points.points, colors, normals, attributes)
 
 
@@ -130,9 +130,11 @@ def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud
 
     Coordinates stay float32 where they were and float32 still resolves them to a thousandth, else they become float64.
     """
-    moved = cloud.points.astype(np.float64) @ transform[:3, :3].T + transform[:3, 3]
-    largest = np.abs(moved[np.isfinite(moved)]).max(initial=0.0)
-    points = moved.astype(np.float32) if cloud.points.dtype == np.float32 and largest < _FINE_ENOUGH else moved
+    coordinates = cloud.points.astype(np.float64) @ transform[:3, :3].T + transform[:3, 3]
+    largest = np.abs(coordinates[np.isfinite(coordinates)]).max(initial=0.0)
+    points = (
+        coordinates.astype(np.float32) if cloud.points.dtype == np.float32 and largest < _FINE_ENOUGH else coordinates
+    )
     normals = cloud.normals
     if normals is not None:
         normals = (normals @ transform[:3, :3].T).astype(normals.dtype)
@@ -157,7 +159,7 @@ def merge_clouds(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
 
 _POINTS = ("points", "xyz", "pos", "arr_0")
 _TRIPLES = ("colors", "normals")
-_MOST_COLUMNS = 256
+_MAX_COLUMNS = 256
 
 
 def read_array(path: Path) -> PointCloud:
@@ -167,7 +169,7 @@ def read_array(path: Path) -> PointCloud:
 
 def from_array(values: NDArray[Any], name: str) -> PointCloud:
     """Make a cloud from an array [N, 3] or wider."""
-    if values.ndim != 2 or not 3 <= values.shape[1] <= _MOST_COLUMNS or values.dtype.kind not in "fiu":
+    if values.ndim != 2 or not 3 <= values.shape[1] <= _MAX_COLUMNS or values.dtype.kind not in "fiu":
         raise InputError(f"{name}: expected points [N, 3] or wider, got {values.dtype} {list(values.shape)}")
     extra = {f"column_{i}": np.ascontiguousarray(values[:, i]) for i in range(3, values.shape[1])}
     return PointCloud(as_coordinates(values[:, :3]), attributes=extra)
@@ -176,14 +178,14 @@ def from_array(values: NDArray[Any], name: str) -> PointCloud:
 def read_archive(path: Path) -> PointCloud:
     """Read ``.npz``: ``points``, ``xyz``, ``pos`` or the only array; ``colors``, ``normals`` and attributes [N]."""
     with opened_archive(path) as (archive, names):
-        chosen = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
-        if chosen is None:
+        selected = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
+        if selected is None:
             listed = ", ".join(one_line(n, 20) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
         shapes = {name: member_shape(path, archive, name) for name in names}
-        _check_shapes(path, chosen, shapes)
+        _check_shapes(path, selected, shapes)
         arrays = {name: read_member(path, archive, name) for name in names}
-    cloud = from_array(arrays.pop(chosen), f"{path}: array {chosen}")
+    cloud = from_array(arrays.pop(selected), f"{path}: array {selected}")
     triples = {name: arrays.pop(name, None) for name in _TRIPLES}
     return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
 
@@ -192,9 +194,9 @@ def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -
     """Refuse arrays that do not belong to the array ``points``, before any is unpacked."""
     count = shapes[points][0]
     for name, shape in shapes.items():
-        wanted: tuple[int, ...] = (count, 3) if name in _TRIPLES else (count,)
-        if name != points and shape != wanted:
-            raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(wanted)}, got {list(shape)}")
+        expected: tuple[int, ...] = (count, 3) if name in _TRIPLES else (count,)
+        if name != points and shape != expected:
+            raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(expected)}, got {list(shape)}")
 
 
 _BIN_COLUMNS = {
@@ -211,7 +213,7 @@ _MAX_INTENSITY = 65535.0
 def read_bin(path: Path, columns: int | None = None) -> PointCloud:
     """Read a ``.bin``: rows of float32 x, y, z and attributes, without a header that says how many."""
     if columns is not None:
-        _check.number(columns, "columns", integer=True, low=3, high=_MOST_COLUMNS)
+        _check.number(columns, "columns", integer=True, low=3, high=_MAX_COLUMNS)
     size = check_readable(path)
     if size % (4 * (columns or 1)):
         kind = f"{columns} float32, {4 * columns} bytes" if columns else "float32, 4 bytes each"
@@ -278,7 +280,7 @@ _WRITERS: dict[str, Callable[[Path, PointCloud], None]] = {
     ".ply": ply.write, ".pcd": pcd.write, ".npy": write_array, ".npz": write_archive,
     ".las": las.write, ".laz": partial(las.write, compress=True),
 }  # fmt: skip
-_MOST_BYTES = 1 << 16  # of a pose
+_MAX_BYTES = 1 << 16  # of a pose
 
 
 def read_pose(path: PathLike) -> NDArray[np.float64]:
@@ -288,7 +290,7 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
     """
     file = Path(path)
     size = check_readable(file)
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")
     with complaining(file, "expected a pose, 12 or 16 numbers", ValueError, OSError), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
@@ -311,10 +313,10 @@ def rigid(value: Any, name: str = "init") -> NDArray[np.float64]:
     _check.require(pose.shape == (4, 4) and bool(np.isfinite(pose).all()), name, "a finite 4×4 matrix", value)
     turn = pose[:3, :3]
     with np.errstate(over="ignore", invalid="ignore"):
-        fits = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
-        fits = fits and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
-        shown = str(pose.round(4).tolist())
-    _check.require(bool(fits), name, "a rotation and a translation, the last row 0 0 0 1", shown)
+        is_valid = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
+        is_valid = is_valid and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
+        pose_text = str(pose.round(4).tolist())
+    _check.require(bool(is_valid), name, "a rotation and a translation, the last row 0 0 0 1", pose_text)
     left, _, right = np.linalg.svd(turn)
     pose[:3, :3] = left @ right
     return pose

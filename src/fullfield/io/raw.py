@@ -15,7 +15,17 @@ from fullfield.io.channels import check_integers, describe_dead, find_colour
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.masks import read_mask
-from fullfield.io.oiio import Attribute, Header, Part, Source, carried, check_name, opened, sniff, write_picture
+from fullfield.io.oiio import (
+    Attribute,
+    Header,
+    Part,
+    Source,
+    check_name,
+    list_carried_entries,
+    opened,
+    sniff,
+    write_picture,
+)
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import Box, FrameWindow
 
@@ -52,7 +62,7 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     if sniff(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
-        return _mark_known(where, Raw(torch.from_numpy(planes), names, "float"), None, mask)
+        return _mark_valid(where, Raw(torch.from_numpy(planes), names, "float"), None, mask)
     with opened(where) as source:
         part = _choose_part(source)
         spec = part.spec
@@ -66,8 +76,8 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
         window = part.window._replace(data=part.display_window) if exr else None
         form = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         form = "float" if form == "double" else form
-        raw = Raw(torch.from_numpy(planes), part.channels, form, window, carried(spec))
-        raw = _mark_known(where, raw, source if exr else None, mask, part.data_window if exr else None)
+        raw = Raw(torch.from_numpy(planes), part.channels, form, window, list_carried_entries(spec))
+        raw = _mark_valid(where, raw, source if exr else None, mask, part.data_window if exr else None)
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
     if straight and raw.alpha is not None:
         others = [index for index in range(len(raw.channels)) if index != raw.alpha]
@@ -75,23 +85,23 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     return raw
 
 
-def _mark_known(path: Path, raw: Raw, source: Source | None, mask: str | None, stored: Box | None = None) -> Raw:
+def _mark_valid(path: Path, raw: Raw, source: Source | None, mask: str | None, stored: Box | None = None) -> Raw:
     """Return the picture with what is known of it; values that are not finite become 0, in place."""
     height, width = raw.pixels.shape[-2:]
     display: Box = (0, 0, width, height) if raw.window is None else raw.window.display
-    known = np.ones((height, width), np.bool_)
+    valid_mask = np.ones((height, width), np.bool_)
     if stored is not None:
-        known[:] = False
+        valid_mask[:] = False
         top, left = stored[1] - display[1], stored[0] - display[0]
-        known[max(top, 0) : max(top + stored[3], 0), max(left, 0) : max(left + stored[2], 0)] = True
+        valid_mask[max(top, 0) : max(top + stored[3], 0), max(left, 0) : max(left + stored[2], 0)] = True
     dead = ~np.isfinite(raw.pixels.numpy()).all(axis=0)
     note = ""
     if dead.any():
         raw.pixels[:, torch.from_numpy(dead)] = 0
-        note, known = describe_dead(path, dead), known & ~dead
+        note, valid_mask = describe_dead(path, dead), valid_mask & ~dead
     if mask is not None:
-        known &= read_mask(mask, source, display, display)
-    return raw if known.all() else raw._replace(valid=torch.from_numpy(known), note=note)
+        valid_mask &= read_mask(mask, source, display, display)
+    return raw if valid_mask.all() else raw._replace(valid=torch.from_numpy(valid_mask), note=note)
 
 
 def _choose_part(source: Source) -> Part:
@@ -115,21 +125,21 @@ def write_raw(path: PathLike, raw: Raw) -> None:
     suffix = where.suffix.lower()
     if suffix not in RAW_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(RAW_SUFFIXES)}, got {suffix!r}")
-    whole = raw.form in ("uint8", "uint16")
-    if suffix == ".png" and not whole:
+    is_integer = raw.form in ("uint8", "uint16")
+    if suffix == ".png" and not is_integer:
         raise InputError(f"{where}: PNG holds no floats; write .exr or .tif")
     check_name(where)
     planes = raw.pixels.numpy().copy()
     attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
     others = [index for index in range(len(raw.channels)) if index != raw.alpha]
-    if suffix == ".exr" and whole:
+    if suffix == ".exr" and is_integer:
         _to_light(planes, others, raw.alpha)
     elif suffix != ".exr" and raw.alpha is not None:
         alpha = planes[raw.alpha]
         planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
         attributes["oiio:UnassociatedAlpha"] = 1
     pixels: NDArray[np.generic] = planes.transpose(1, 2, 0)
-    if suffix != ".exr" and whole:
+    if suffix != ".exr" and is_integer:
         full = 255 if raw.form == "uint8" else 65535
         pixels = (pixels.clip(0, 1) * full).round().astype(raw.form)
     elif raw.form == "half" and suffix == ".exr":

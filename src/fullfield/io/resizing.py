@@ -9,7 +9,7 @@ from torch.nn import functional
 from fullfield._check import number, require, tensor
 from fullfield.io.flow import FlowData
 
-_MIN_KNOWN = 0.5  # of what a new pixel is averaged from
+_MIN_VALID = 0.5  # of what a new pixel is averaged from
 
 
 def resize_flow(
@@ -34,15 +34,15 @@ def resize_flow(
     for side in size:
         number(side, "size", integer=True, low=1)
     height, width = flow.shape[-2:]
-    known = flow.isfinite().all(0)
+    valid_mask = flow.isfinite().all(0)
     if valid is not None:
-        known = known & tensor(valid, "valid", flow.shape[1:], dtypes=(torch.bool,))
-    weights = known[None, None].to(torch.float32)
-    planes = torch.where(known, flow.to(torch.float32), 0.0)[None]
+        valid_mask = valid_mask & tensor(valid, "valid", flow.shape[1:], dtypes=(torch.bool,))
+    weights = valid_mask[None, None].to(torch.float32)
+    planes = torch.where(valid_mask, flow.to(torch.float32), 0.0)[None]
     is_smaller = size[0] <= height and size[1] <= width
     options = {"mode": "area"} if is_smaller else {"mode": "bilinear", "align_corners": False}
     sums, shares = (functional.interpolate(values, tuple(size), **options) for values in (planes, weights))
-    is_known = shares[0, 0] >= _MIN_KNOWN
+    is_valid = shares[0, 0] >= _MIN_VALID
     ratios = torch.tensor([size[1] / width, size[0] / height], device=flow.device).view(2, 1, 1)
-    resized = torch.where(is_known, sums[0] / shares[0].clamp(min=_MIN_KNOWN), 0.0) * ratios
-    return FlowData(resized, is_known)
+    resized = torch.where(is_valid, sums[0] / shares[0].clamp(min=_MIN_VALID), 0.0) * ratios
+    return FlowData(resized, is_valid)

@@ -38,7 +38,7 @@ class Scanlines(NamedTuple):
     @property
     def planes(self) -> NDArray[Any]:
         """[H, C, W] float32 or float16: the channels inside ``body``."""
-        planes: NDArray[Any] = planes_of(self.body, len(self.names), np.float16 if self.half else np.float32)
+        planes: NDArray[Any] = view_planes(self.body, len(self.names), np.float16 if self.half else np.float32)
         return planes
 
 
@@ -48,16 +48,16 @@ def body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int
     return height, HEAD + channels * width * (2 if half else 4)
 
 
-def planes_of(body: Any, channels: int, dtype: Any) -> Any:
+def view_planes(body: Any, channels: int, dtype: Any) -> Any:
     """Return the values [H, C, W] inside the lines' bytes, of NumPy's or PyTorch's type ``dtype``."""
     return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
 
 
-def lay_out(channels: Sequence[Channel], half: bool, room: NDArray[np.uint8] | None = None) -> Scanlines:
-    """Return channels, which are arrays, as lines; ``room`` is used as their memory where its size fits."""
+def lay_out(channels: Sequence[Channel], half: bool, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
+    """Return channels, which are arrays, as lines; ``buffer`` is used as their memory where its size fits."""
     ordered = sorted(channels, key=lambda channel: channel.name)
     shape = body_shape(ordered[0].plane.shape, len(ordered), half)
-    body = room if room is not None and room.shape == shape else np.empty(shape, np.uint8)
+    body = buffer if buffer is not None and buffer.shape == shape else np.empty(shape, np.uint8)
     lines = Scanlines(tuple(channel.name for channel in ordered), body, half)
     planes = lines.planes
     with np.errstate(over="ignore"):

@@ -19,14 +19,14 @@ from fullfield.io.flow import Axis, Encoding, Precision, check_flow_window, load
 from fullfield.io.flow_formats import Y_NOTE, exr, finite, or_nan
 from fullfield.io.names import DIRECTIONS, EXR_COMPRESSIONS
 from fullfield.io.oiio import Attribute, Header, check_name, layers, opened, sniff
-from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
+from fullfield.io.scanlines import Channel, Scanlines, body_shape, view_planes
 from fullfield.io.windows import FrameWindow, Window
 
 INCOMPLETE_NOTE = "fullfield/incomplete"
 """Entry of the header: directions whose pair could not be estimated."""
 ENDS_NOTE = "fullfield/shot_ends"
 """Entry of the header: directions in which the shot has no frame."""
-PLANES = tuple(f"{what}.{direction}" for what in ("occlusion", "confidence") for direction in DIRECTIONS)
+PLANES = tuple(f"{kind}.{direction}" for kind in ("occlusion", "confidence") for direction in DIRECTIONS)
 """Layers of one channel, [H, W]: ``occlusion.forward`` and so on, 0 to 1."""
 VALID = exr.VALID
 """Channel [H, W], 1 where the frame was known and 0 where the vectors come from their surroundings."""
@@ -83,22 +83,20 @@ def write_vectors(
 
 
 def vector_lines(
-    parts: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, room: NDArray[np.uint8] | None = None
+    parts: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
-    """Return vectors as lines of a file, in ``room`` if it fits; FlowRangeError where half cannot hold them."""
+    """Return vectors as lines of a file, in ``buffer`` if it fits; FlowRangeError where half cannot hold them."""
     channels: list[Channel] = []
     for name, values in parts.items():
         if name not in DIRECTIONS:
             channels.append(Channel(name, values))
             continue
-        known = finite(values)
-        channels += exr.vectors(name, values if known.all() else or_nan(values, known), y)
-    return exr.as_stored(channels, dtype, room)
+        is_finite = finite(values)
+        channels += exr.vectors(name, values if is_finite.all() else or_nan(values, is_finite), y)
+    return exr.as_stored(channels, dtype, buffer)
 
 
-def vector_lines_there(
-    parts: Mapping[str, Tensor], dtype: str | None, y: str
-) -> tuple[tuple[str, ...], Tensor, Tensor]:
+def lay_out_on_device(parts: Mapping[str, Tensor], dtype: str | None, y: str) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
 
     The bool is true where a file can hold the vectors: all are finite, and no half float became infinite.
@@ -111,7 +109,7 @@ def vector_lines_there(
     channels.sort(key=lambda channel: channel.name)
     first, half = channels[0].plane, dtype == "half"
     body = torch.empty(body_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device)
-    planes = planes_of(body, len(channels), torch.float16 if half else torch.float32)
+    planes = view_planes(body, len(channels), torch.float16 if half else torch.float32)
     for index, (_, plane, negated) in enumerate(channels):
         planes[:, index] = -plane if negated else plane
     vectors = [torch.isfinite(part).all() for name, part in parts.items() if name in DIRECTIONS]
@@ -150,17 +148,17 @@ class VectorReading:
 
     def arguments(self, direction: str) -> dict[str, Any]:
         """Return the arguments of :func:`fullfield.io.read_flow` for a direction; InputError where it has none."""
-        given = {
+        explicit = {
             name: getattr(self, name) for name in ("part", "y_axis", "encoding") if getattr(self, name) is not None
         }
         if self.scale != 1.0:
-            given["scale"] = self.scale
+            explicit["scale"] = self.scale
         if self.channels is None:
             layer = self.layer if direction == "forward" and self.layer is not None else None
-            return given if layer is None else {**given, "layer": layer}
+            return explicit if layer is None else {**explicit, "layer": layer}
         names = self.channels[:2] if direction == "forward" else self.channels[2:]
         require(bool(names), "channels", "four names, of forward and backward flow", ", ".join(self.channels))
-        return {**given, "channels": tuple(names)}
+        return {**explicit, "channels": tuple(names)}
 
     @property
     def is_default(self) -> bool:
@@ -210,7 +208,7 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
     if where.suffix.lower() != ".exr":
         return {"forward": _or_nan(*read_flow(where))}
     parts: dict[str, Tensor] = {}
-    for name in layers_of(where):
+    for name in list_layers(where):
         parts[name] = read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
     if not parts.keys() & DIRECTIONS:
         with opened(where, "openexr", "flow in OpenEXR") as source:
@@ -226,15 +224,15 @@ def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:
     return flow.masked_fill_(~valid, float("nan"))
 
 
-def layers_of(path: PathLike) -> list[str]:
+def list_layers(path: PathLike) -> list[str]:
     """Return the names of :func:`write_vectors` that the first part of an OpenEXR holds."""
     with opened(Path(path)) as source:
         grouped = layers(source.first_part().channels)
-    there = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
-    planes = {f"{what}.{name}" for what, names in grouped.items() for name in names}
+    directions_ = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
+    planes = {f"{kind}.{name}" for kind, names in grouped.items() for name in names}
     planes |= {f"{name}.forward" for name in grouped.get("", {})}  # a pair's have no direction
     planes |= grouped.get("", {}).keys()
-    return there + [name for name in (*PLANES, VALID) if name in planes]
+    return directions_ + [name for name in (*PLANES, VALID) if name in planes]
 
 
 def read_note(path: PathLike, name: str) -> str:

@@ -117,7 +117,7 @@ def parse_display_matrix(matrix: bytes) -> Turn | None:
     return Turn(True, c < 0, b < 0)
 
 
-def _turn_of(frame: Any) -> Turn | None:
+def _read_turn(frame: Any) -> Turn | None:
     """Return the turn of PyAV's frame."""
     try:
         for entry in frame.side_data:
@@ -141,10 +141,10 @@ class _Decoded:
     def rgb(self) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(self._array("rgb24"))).permute(2, 0, 1)
 
-    def _array(self, form: str) -> NDArray[Any]:
+    def _array(self, pixel_format: str) -> NDArray[Any]:
         av = importlib.import_module("av")
         try:
-            pixels: NDArray[Any] = self._frame.to_ndarray(format=form)
+            pixels: NDArray[Any] = self._frame.to_ndarray(format=pixel_format)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise InputError(f"{self._name}: its pixels cannot be converted ({_said(error)})") from error
         return self._turn.apply(pixels)
@@ -198,8 +198,8 @@ class FileSource:
         if not self.is_live:
             check_pixels(Path(self._path), self.width, self.height, self._bytes, _PIXELS_PER_BYTE, _PIXELS_ALWAYS)
         # Codecs round sizes up.
-        most = max(_PIXELS_LATER, (self.width + 256) * (self.height + 256))
-        self._stream.codec_context.options = {"max_pixels": str(most)}
+        max_pixels = max(_PIXELS_LATER, (self.width + 256) * (self.height + 256))
+        self._stream.codec_context.options = {"max_pixels": str(max_pixels)}
         rate = float(self._stream.average_rate or self._stream.guessed_rate or 0)
         self.rate = rate if 1 / _LONGEST_GAP < rate < _TICKS else None
         self._demuxed: Iterator[Any] = iter(self._container.demux(self._stream))
@@ -208,7 +208,7 @@ class FileSource:
         self._first_error: Exception | None = None
         self._decode_first()
         if self._first_frames:
-            turn = _turn_of(self._first_frames[0])
+            turn = _read_turn(self._first_frames[0])
             if turn is not None and turn.transposed:
                 self.width, self.height = self.height, self.width
 
@@ -241,7 +241,7 @@ class FileSource:
                 shift += last + interval - seconds
                 seconds = last + interval
             last = seconds
-            turn = _turn_of(frame)
+            turn = _read_turn(frame)
             size = (frame.height, frame.width) if turn is not None and turn.transposed else (frame.width, frame.height)
             if size != (self.width, self.height):
                 raise InputError(
@@ -285,7 +285,7 @@ class FileSource:
         for packet in self._later_packets():
             yield from packet.decode()
 
-    def _complaining(self, source: Iterator[Any], what: str) -> Iterator[Any]:
+    def _complaining(self, source: Iterator[Any], kind: str) -> Iterator[Any]:
         """Yield the items of ``source``; InputError where FFmpeg fails, with how many came before."""
         number = 0
         try:
@@ -293,44 +293,44 @@ class FileSource:
                 number += 1
                 yield item
         except self._silence as error:
-            raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after {what} {number}") from error
+            raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after {kind} {number}") from error
         except (self._broken, OSError, ValueError) as error:
-            raise InputError(f"{self._path}: broken after {what} {number} ({_said(error)})") from error
+            raise InputError(f"{self._path}: broken after {kind} {number} ({_said(error)})") from error
 
     def count(self) -> int:
         """Return how many frames there are, by the packets of the whole file; iterate over a source of its own.
 
         A file that ends before the time that its header says is warned about.
         """
-        number, begin, end = 0, math.inf, -math.inf
+        number, start, end = 0, math.inf, -math.inf
         for packet in self._complaining(self._packets(), "packet"):
             number += packet.size > 0
             stamp = packet.dts if packet.pts is None else packet.pts
             if stamp is not None:
-                begin, end = min(begin, stamp), max(end, stamp + (packet.duration or 0))
-        declared, found = self._lengths(begin, end)
+                start, end = min(start, stamp), max(end, stamp + (packet.duration or 0))
+        declared, measured = self._lengths(start, end)
         is_asf = self._container.format.name == "asf"
         slack = _SHORTER_ASF_S if is_asf else _SHORTER_FRAMES / (self.rate or 25.0)
-        if declared - found > max(slack, _SHORTER * declared):
+        if declared - measured > max(slack, _SHORTER * declared):
             warnings.warn(
-                f"{self._path}: its header says {declared:.2f} s, but {found:.2f} s are there ({number} frames); the "
-                "file is cut off or damaged",
+                f"{self._path}: its header says {declared:.2f} s, but {measured:.2f} s are there ({number} frames); "
+                "the file is cut off or damaged",
                 stacklevel=2,
             )
         return number
 
-    def _lengths(self, begin: float, end: float) -> tuple[float, float]:
+    def _lengths(self, start: float, end: float) -> tuple[float, float]:
         """Return the seconds of pictures by the header, 0 where it does not say, and as the packets' stamps have them.
 
         Both are counted from 0 where the header's are.
         """
         unit = float(self._stream.time_base)
-        if math.isinf(begin):
-            begin = end = 0
+        if math.isinf(start):
+            start = end = 0
         if self._container.format.name == "avi" and self.rate:  # FFmpeg shortens the duration to the bytes there
             return float(self._stream.frames / self.rate), end * unit
         if self._stream.duration:
-            return self._stream.duration * unit, (end - begin) * unit
+            return self._stream.duration * unit, (end - start) * unit
         tag = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", self._stream.metadata.get("DURATION", ""))
         if tag is None:
             return 0.0, 0.0
@@ -385,8 +385,8 @@ class CameraSource:
     def __iter__(self) -> Iterator[VideoFrame]:
         first: float | None = None
         while True:
-            there, picture = self._camera.read()
-            if not there:  # unplugged, or closed from another thread
+            is_read, picture = self._camera.read()
+            if not is_read:  # unplugged, or closed from another thread
                 return
             now = self._clock()
             first = now if first is None else first

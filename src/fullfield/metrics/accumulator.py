@@ -75,8 +75,8 @@ class FlowMetrics:
         else:
             others = {"truth": truth, "valid": valid, "occluded": occluded}
             for name, value in others.items():
-                fits = value is None or (isinstance(value, Tensor) and value.shape[:1] == pred.shape[:1])
-                _check.require(fits, name, f"a batch of {len(pred)} like pred", value)
+                is_valid = value is None or (isinstance(value, Tensor) and value.shape[:1] == pred.shape[:1])
+                _check.require(is_valid, name, f"a batch of {len(pred)} like pred", value)
             images = []
             for i in range(len(pred)):
                 masks = [None if mask is None else mask[i] for mask in (valid, occluded)]
@@ -106,7 +106,7 @@ class FlowMetrics:
         ``d0_10``, ``d10_60``, ``d60_140`` EPE by distance to the nearest occlusion boundary (below 10, 10 to
         below 60, 60 to below 140 px) · ``pixels`` scored · ``images`` given.
         """
-        values = {key: self._value(*place) for key, place in KEYS.items()}
+        values = {key: self._value(*image_index) for key, image_index in KEYS.items()}
         return {**values, "pixels": self._pixels, "images": self._images}
 
     def breakdown(self) -> dict[str, dict[str, float]]:
@@ -152,11 +152,11 @@ class FlowMetrics:
         for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
             block = compare(pred, truth, valid, rows)
             bad = ~block.epe.isfinite()
-            counted = block.known & ~bad
+            pixel_count = block.valid & ~bad
             columns = block.epe.new_empty(len(MEASURES) + 2, *block.epe.shape)
             columns[0], columns[-1] = 1.0, bad
             for column, (part, _, _) in zip(columns[1:-1], MEASURES.values(), strict=True):
-                column.copy_(part(block)).masked_fill_(~counted, 0.0)
+                column.copy_(part(block)).masked_fill_(~pixel_count, 0.0)
             maps = [None if plane is None else plane[rows].to(bad.device) for plane in (occluded, distance)]
             members = self._members(block, *maps)
             # Row by row, so that the sums do not depend on the number of threads.
@@ -171,14 +171,20 @@ class FlowMetrics:
 
     def _members(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
         """Return which pixels are in which class: bool ``[classes, rows, W]``."""
-        known, motion = block.known, block.mean_motion
+        scored, motion = block.valid, block.mean_motion
         slow, fast = motion < 10, motion >= 40
-        masks = [known, known & (motion > self.lm_threshold), known & slow, known & ~slow & ~fast, known & fast]
+        masks = [
+            scored,
+            scored & (motion > self.lm_threshold),
+            scored & slow,
+            scored & ~slow & ~fast,
+            scored & fast,
+        ]
         if occluded is None or distance is None:
-            masks += [torch.zeros_like(known)] * 5
+            masks += [torch.zeros_like(scored)] * 5
         else:
-            masks += [known & ~occluded, known & occluded]
-            masks += [known & (distance >= low) & (distance < high) for low, high in ((0, 10), (10, 60), (60, 140))]
+            masks += [scored & ~occluded, scored & occluded]
+            masks += [scored & (distance >= low) & (distance < high) for low, high in ((0, 10), (10, 60), (60, 140))]
         return torch.stack(masks)
 
     def _add(self, counts: list[float], sums: list[list[float]]) -> None:

@@ -10,10 +10,10 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.metrics.pixels import blocks
 
-_FARTHEST_REACH = 181  # its square still fits 16 bits
+_MAX_RADIUS = 181  # its square still fits 16 bits
 
 
-def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
+def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
     """Return the Euclidean distance from every pixel to the nearest occlusion boundary.
 
     The boundary is the set of pixels, occluded or not, that have a pixel of the other kind above, below, left or
@@ -24,24 +24,24 @@ def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
 
     Args:
         occluded: bool ``[H, W]``.
-        reach: larger distances are all reported as this one; 1 to 181 px.
+        radius: larger distances are all reported as this one; 1 to 181 px.
 
     Returns:
-        ``[H, W]`` float32, pixels; inf where the distance is ``reach`` or more, or where there is no boundary.
+        ``[H, W]`` float32, pixels; inf where the distance is ``radius`` or more, or where there is no boundary.
     """
     _check.tensor(occluded, "occluded", ("H", "W"), dtypes=(torch.bool,))
-    _check.number(reach, "reach", integer=True, low=1, high=_FARTHEST_REACH)
+    _check.number(radius, "reach", integer=True, low=1, high=_MAX_RADIUS)
     height, width = occluded.shape
-    beyond = reach * reach
-    down = _squared_distance_in_columns(boundary(occluded), reach)
+    beyond = radius * radius
+    down = _squared_distance_in_columns(boundary(occluded), radius)
     result = torch.empty(height, width, device=occluded.device, dtype=torch.float32)
     for rows in blocks(height, width, occluded.device):
         # 16-bit squares, shifted below zero: the sum of two would overflow otherwise.
         start = down[rows] - beyond
-        padded = torch.nn.functional.pad(start, (reach, reach), value=0)
+        padded = torch.nn.functional.pad(start, (radius, radius), value=0)
         nearest, other = start.clone(), torch.empty_like(start)
-        for step in range(1, reach):
-            left, right = (padded[:, reach + s : reach + s + width] for s in (-step, step))
+        for step in range(1, radius):
+            left, right = (padded[:, radius + s : radius + s + width] for s in (-step, step))
             torch.minimum(left, right, out=other)
             other += step * step
             torch.minimum(nearest, other, out=nearest)
@@ -62,19 +62,19 @@ def boundary(occluded: Tensor) -> Tensor:
     return result
 
 
-def _squared_distance_in_columns(marked: Tensor, reach: int) -> Tensor:
+def _squared_distance_in_columns(marked: Tensor, radius: int) -> Tensor:
     """Return the squared distance to the nearest marked pixel of the same column.
 
-    int16 ``[H, W]``, at most ``reach``².
+    int16 ``[H, W]``, at most ``radius``².
     """
     height, width = marked.shape
     result = torch.empty(height, width, dtype=torch.int16, device=marked.device)
     row = torch.arange(height, dtype=torch.int32, device=marked.device)
-    never = height + reach
+    never = height + radius
     for columns in blocks(width, height, marked.device):
         block = marked[:, columns].T.contiguous()
         above = row - torch.where(block, row, -never).cummax(1).values
         below = torch.where(block, row, height + never).flip(1).cummin(1).values.flip(1) - row
-        nearest = torch.minimum(above, below).clamp_(max=reach)
+        nearest = torch.minimum(above, below).clamp_(max=radius)
         result[:, columns] = (nearest * nearest).to(torch.int16).T
     return result

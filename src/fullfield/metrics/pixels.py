@@ -18,18 +18,18 @@ from fullfield import _check
 
 UNKNOWN_BEYOND = 1e9
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_PIXELS_AT_ONCE = 2**17
+_BLOCK_PIXELS = 2**17
 _TIMES_ON_GPU = 32  # there a launch costs more than memory
 
 
 class Comparison(NamedTuple):
-    """Errors of a block of pixels, float64, all of one shape. Meaningless where ``known`` is False."""
+    """Errors of a block of pixels, float64, all of one shape. Meaningless where ``valid`` is False."""
 
     epe: Tensor  # end-point error, px
     aae: Tensor  # angle between (u, v, 1) vectors, degrees
     mean_motion: Tensor  # length of the true vector, px; mean over four values
     max_motion: Tensor  # the same, maximum over four values
-    known: Tensor  # bool
+    valid: Tensor  # bool
 
 
 def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
@@ -50,7 +50,7 @@ def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
 
 def blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
     """Yield slices of so few rows that temporaries stay small at any frame size."""
-    pixels = _PIXELS_AT_ONCE * (1 if device is None or device.type == "cpu" else _TIMES_ON_GPU)
+    pixels = _BLOCK_PIXELS * (1 if device is None or device.type == "cpu" else _TIMES_ON_GPU)
     rows = max(1, pixels // max(width, 1))
     for top in range(0, height, rows):
         yield slice(top, min(top + rows, height))
@@ -64,9 +64,9 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
     u, v = _double(pred[:, rows])
     values = _double(truth[..., rows, :])
     candidates = values if values.ndim == 4 else values[None]
-    known = (candidates.abs() <= UNKNOWN_BEYOND).all(1).all(0)
+    scored = (candidates.abs() <= UNKNOWN_BEYOND).all(1).all(0)
     if valid is not None:
-        known &= valid[rows].to(known.device)
+        scored &= valid[rows].to(scored.device)
     epe = aae = total = largest = torch.zeros((), dtype=torch.float32)
     for index, (true_u, true_v) in enumerate(candidates):
         du, dv = true_u - u, true_v - v
@@ -80,7 +80,7 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
             total, largest = total + motion, torch.maximum(largest, motion)
     # Sums over all pixels must stay finite; only float64 predictions reach this far.
     epe = epe.masked_fill(epe > 1e100, math.inf)
-    return Comparison(epe, aae * (180.0 / math.pi), total / len(candidates), largest, known)
+    return Comparison(epe, aae * (180.0 / math.pi), total / len(candidates), largest, scored)
 
 
 def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
@@ -88,7 +88,7 @@ def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None
     count, first = 0, (0, 0)
     for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
-        wrong = (block.known & ~block.epe.isfinite()).nonzero()
+        wrong = (block.valid & ~block.epe.isfinite()).nonzero()
         if len(wrong) and not count:
             first = (int(wrong[0, 1]), rows.start + int(wrong[0, 0]))
         count += len(wrong)
@@ -154,18 +154,18 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
 
 def _map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
     check_pair(pred, truth, valid)
-    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_place(pred.device))
+    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_position_rows(pred.device))
     for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
-        result[rows] = torch.where(block.known, getattr(block, field), math.nan)
+        result[rows] = torch.where(block.valid, getattr(block, field), math.nan)
     return result
 
 
 def _double(values: Tensor) -> Tensor:
-    return values.to(device=_place(values.device), dtype=torch.float64).contiguous()
+    return values.to(device=_position_rows(values.device), dtype=torch.float64).contiguous()
 
 
-def _place(device: torch.device) -> torch.device:
+def _position_rows(device: torch.device) -> torch.device:
     """Return the device for float64 arithmetic on data from ``device``; Apple's GPUs have no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
@@ -257,10 +257,10 @@ def _mean(pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Meas
     total, count = 0.0, 0
     for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
-        if bool((block.known & ~block.epe.isfinite()).any()):
+        if bool((block.valid & ~block.epe.isfinite()).any()):
             refuse_unscorable(pred, truth, valid)
-        total += float(part(block)[block.known].sum(dtype=torch.float64))
-        count += int(block.known.sum())
+        total += float(part(block)[block.valid].sum(dtype=torch.float64))
+        count += int(block.valid.sum())
     return times * total / (over * count) if count else math.nan
 
 

@@ -16,8 +16,8 @@ _FLOATS = (torch.float32, torch.float64)
 
 def _poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     for pose, name in ((pred, "pred"), (truth, "truth")):
-        fits = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
-        _check.require(fits, name, "a float tensor [..., 4, 4]", pose)
+        is_valid = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
+        _check.require(is_valid, name, "a float tensor [..., 4, 4]", pose)
         _check.values(pose, name)
     _check.require(truth.device == pred.device, "truth", f"device {pred.device}", truth)
     return pred.double(), truth.double()
@@ -40,8 +40,8 @@ def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
 def relative_translation_error(pred: Tensor, truth: Tensor) -> Tensor:
     """Return RTE: the distance between the translations of two poses ``[...]``, in their unit."""
     first, second = _poses(pred, truth)
-    away = first[..., :3, 3] - second[..., :3, 3]
-    return away.square().sum(-1).sqrt()
+    distances = first[..., :3, 3] - second[..., :3, 3]
+    return distances.square().sum(-1).sqrt()
 
 
 def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     first, second = _poses(pred, truth)
     _points(points, "points", ("N", 3), first.device)
     difference = first - second
-    away = points.double() @ difference[:3, :3].mT + difference[:3, 3]
-    return away.square().sum(1).mean().sqrt()
+    distances = points.double() @ difference[:3, :3].mT + difference[:3, 3]
+    return distances.square().sum(1).mean().sqrt()
 
 
 def second_moment(points: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
     turn = left[:3, :3]
     skew = torch.stack([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
     half = torch.atan2(skew.norm(), turn.trace() - 1) / 2
-    away = torch.cat([left[:3, 3], _axis(turn, skew) * half.sin()])
+    distances = torch.cat([left[:3, 3], _axis(turn, skew) * half.sin()])
     weights = information.double()
-    squared = torch.einsum("i,ij,j->", away, weights, away) / weights[0, 0]
+    squared = torch.einsum("i,ij,j->", distances, weights, distances) / weights[0, 0]
     return squared.clamp(min=0).sqrt()
 
 
@@ -117,16 +117,16 @@ def registration_recall(
 
     A pair that was refused has NaN errors and counts as missed.
     """
-    given = [
+    value_ = [
         (e, name, top)
         for e, name, top in ((rre, "rre", max_rre), (rte, "rte", max_rte), (rmse, "rmse", max_rmse))
         if e is not None
     ]
-    _check.require(bool(given), "rre, rte, rmse", "at least one of them", "none")
+    _check.require(bool(value_), "rre, rte, rmse", "at least one of them", "none")
     passed = None
-    for errors, name, top in given:
-        shape, place = (("P",), None) if passed is None else (tuple(passed.shape), passed.device)
-        _points(errors, name, shape, place)
+    for errors, name, top in value_:
+        shape, axis_ = (("P",), None) if passed is None else (tuple(passed.shape), passed.device)
+        _points(errors, name, shape, axis_)
         _check.number(top, f"max_{name}", above=0.0)
         below = errors < top
         passed = below if passed is None else passed & below
@@ -143,8 +143,8 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
     _check.number(threshold, "threshold", above=0.0)
     _, pose = _poses(truth, truth)
     _check.require(pose.device == source.device, "truth", f"device {source.device}", truth)
-    moved = source.double() @ pose[:3, :3].mT + pose[:3, 3]
-    return float(((moved - target.double()).norm(dim=1) < threshold).double().mean())
+    transformed_points = source.double() @ pose[:3, :3].mT + pose[:3, 3]
+    return float(((transformed_points - target.double()).norm(dim=1) < threshold).double().mean())
 
 
 def feature_matching_recall(ratios: Tensor, *, threshold: float = 0.05) -> float:

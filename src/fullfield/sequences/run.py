@@ -18,7 +18,7 @@ from fullfield._ledger.versions import Identity, digest
 from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
-from fullfield.io.vectors import vector_lines_there
+from fullfield.io.vectors import lay_out_on_device
 from fullfield.ops.devices import resolve_device
 from fullfield.sequences.engine import Engine, RequestFrames
 from fullfield.sequences.job import ShotJob
@@ -200,7 +200,7 @@ class VectorWriter:
             return output.to_lines(to_cpu(tensors), buffer.numpy())
         is_valid = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._threads.copy_stream(tensors, event):
-            names, body, is_valid_there = vector_lines_there(tensors, output.dtype, output.y)
+            names, body, is_valid_there = lay_out_on_device(tensors, output.dtype, output.y)
             buffer.copy_(body, non_blocking=True)
             is_valid.copy_(is_valid_there, non_blocking=True)
         return Scanlines(names, buffer.numpy(), output.dtype == "half") if bool(is_valid) else None

@@ -18,12 +18,12 @@ BACKGROUND = (24, 26, 31)
 INK = (232, 234, 238)
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_PIXELS_AT_ONCE = 2**18
+_BLOCK_PIXELS = 2**18
 
 
 def blocks(height: int, width: int) -> Iterator[slice]:
     """Yield slices of rows with a bounded number of pixels."""
-    rows = max(1, _PIXELS_AT_ONCE // max(width, 1))
+    rows = max(1, _BLOCK_PIXELS // max(width, 1))
     for top in range(0, height, rows):
         yield slice(top, min(top + rows, height))
 
@@ -66,17 +66,17 @@ def blank(height: int, width: int) -> Tensor:
 def draw_text(
     image: Tensor,
     text: str,
-    place: tuple[float, float],
+    position: tuple[float, float],
     size: float,
     *,
     anchor: str = "lm",
 ) -> None:
-    """Write ``text`` into uint8 ``[3, H, W]`` at ``place`` (x, y); ``anchor`` is Pillow's."""
+    """Write ``text`` into uint8 ``[3, H, W]`` at ``position`` (x, y); ``anchor`` is Pillow's."""
     from PIL import Image, ImageDraw
 
     height, width = image.shape[-2:]
     mask = Image.new("L", (width, height))
-    ImageDraw.Draw(mask).text(place, text, fill=255, font=font(size), anchor=anchor)
+    ImageDraw.Draw(mask).text(position, text, fill=255, font=font(size), anchor=anchor)
     box = mask.getbbox()
     if box is None:
         return

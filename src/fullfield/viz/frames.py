@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.viz._pixels import FLOATS, blocks, check_flow, known
-from fullfield.viz.wheel import flow_to_image, scale_of
+from fullfield.viz.wheel import flow_to_image, select_scale
 
 
 def frame_to_image(frame: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def overlay(
     _check.number(opacity, "opacity", low=0, high=1)
     _check.number(arrows, "arrows", integer=True, low=0)
     _check.require(arrows == 0 or arrows >= 6, "arrows", "0 or a step of at least 6 pixels", arrows)
-    scale = scale_of(flow, valid, max_motion)
+    scale = select_scale(flow, valid, max_motion)
     colors = flow_to_image(flow, valid, max_motion=scale or None)
     weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
     image = torch.empty_like(colors)
@@ -90,31 +90,31 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
     height, width = image.shape[-2:]
     middle = step // 2
     vectors = flow[:, middle::step, middle::step].float()
-    there = known(vectors, None if valid is None else valid[middle::step, middle::step])
-    vectors = vectors.masked_fill(~there, 0.0)
+    is_inside = known(vectors, None if valid is None else valid[middle::step, middle::step])
+    vectors = vectors.masked_fill(~is_inside, 0.0)
     length = torch.hypot(*vectors)
     direction = vectors / length.clamp(min=1e-20)
     half = (_ARROW / 2) * step * (length / scale if scale else length).clamp(max=1.0)
-    there &= half >= 0.04 * step
+    is_inside &= half >= 0.04 * step
     thick = max(0.6, step / 28)
     x = (torch.arange(width) % step - middle).float()
-    column = (torch.arange(width) // step).clamp(max=there.shape[1] - 1)
+    column = (torch.arange(width) // step).clamp(max=is_inside.shape[1] - 1)
     for rows in blocks(height, width):
         y = torch.arange(rows.start, rows.stop)
-        cell = (y // step).clamp(max=there.shape[0] - 1)
+        cell = (y // step).clamp(max=is_inside.shape[0] - 1)
         py = (y % step - middle).float()[:, None]
-        if not there.numel():
+        if not is_inside.numel():
             return
         dx, dy = (part[cell][:, column] for part in direction)
-        reach, drawn = half[cell][:, column], there[cell][:, column]
+        radius, drawn = half[cell][:, column], is_inside[cell][:, column]
         drawn = drawn & (y // step == cell)[:, None] & (torch.arange(width) // step == column)
-        distance = _to_segment(x, py, -reach * dx, -reach * dy, 2 * reach * dx, 2 * reach * dy)
+        distance = _to_segment(x, py, -radius * dx, -radius * dy, 2 * radius * dx, 2 * radius * dy)
         for side in (_HEAD, -_HEAD):
             bx = math.cos(side) * dx - math.sin(side) * dy
             by = math.sin(side) * dx + math.cos(side) * dy
-            barb = 0.7 * reach
-            distance = torch.minimum(distance, _to_segment(x, py, reach * dx, reach * dy, barb * bx, barb * by))
-        pen = thick * (reach / (0.3 * step)).clamp(0.4, 1.0)
+            barb = 0.7 * radius
+            distance = torch.minimum(distance, _to_segment(x, py, radius * dx, radius * dy, barb * bx, barb * by))
+        pen = thick * (radius / (0.3 * step)).clamp(0.4, 1.0)
         part = image[:, rows].float()
         for extra, ink, strength in ((1.2, 16.0, 0.5), (0.0, 255.0, 1.0)):
             cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn.float() * strength)

@@ -52,11 +52,11 @@ def view_page(title: str, shot: Iterable[ViewFrame], *, max_motion: float, width
     """
     _check.number(step, "step", integer=True, low=1)
     frames = [_packed(shown, width) for shown in shot]
-    facts = {"title": title, "max_motion": max_motion, "step": step, "wheel": color_wheel().tolist()}
+    page_data = {"title": title, "max_motion": max_motion, "step": step, "wheel": color_wheel().tolist()}
     template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
-        "DATA": json.dumps({**facts, "frames": frames}).replace("<", "\\u003c"),
+        "DATA": json.dumps({**page_data, "frames": frames}).replace("<", "\\u003c"),
         "STYLE_HASH": _hash(template, "<style>", "</style>"),
         "SCRIPT_HASH": _hash(template, "<script>", "</script>"),
     }
@@ -64,17 +64,17 @@ def view_page(title: str, shot: Iterable[ViewFrame], *, max_motion: float, width
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: values[match[1]], template)
 
 
-def _hash(template: str, begin: str, end: str) -> str:
+def _hash(template: str, opening: str, end: str) -> str:
     """Return the Content-Security-Policy hash of the template's own style or script."""
-    text = template.split(begin)[1].split(end)[0]
+    text = template.split(opening)[1].split(end)[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _packed(shown: ViewFrame, most: int) -> dict[str, object]:
+def _packed(shown: ViewFrame, max_width: int) -> dict[str, object]:
     """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
     sizes = [tuple(t.shape[-2:]) for t in (*shown.parts.values(), shown.frame) if t is not None]
     height, width = sizes[0]
-    scale = min(1.0, most / width)
+    scale = min(1.0, max_width / width)
     small = (max(1, round(height * scale)), max(1, round(width * scale)))
     packed: dict[str, object] = {"number": shown.number, "size": [width, height], "shown": [small[1], small[0]]}
     if shown.frame is not None:
@@ -127,7 +127,7 @@ def _pack_vectors(flow: Tensor) -> tuple[str, float]:
 def _uri(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], kind: str) -> str:
     from PIL import Image
 
-    made = io.BytesIO()
-    more = {"quality": 88} if kind == "JPEG" else {"compress_level": 6}
-    Image.fromarray(np.ascontiguousarray(pixels)).save(made, kind, **more)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(made.getvalue()).decode()}"
+    encoded = io.BytesIO()
+    options = {"quality": 88} if kind == "JPEG" else {"compress_level": 6}
+    Image.fromarray(np.ascontiguousarray(pixels)).save(encoded, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(encoded.getvalue()).decode()}"

@@ -52,10 +52,10 @@ def _axes(cloud: Tensor) -> Tensor:
 
     They are the principal axes, widest first, and point along their largest coordinates.
     """
-    known = cloud[torch.isfinite(cloud).all(1)]
-    if known.shape[0] < 3:
+    finite_points = cloud[torch.isfinite(cloud).all(1)]
+    if finite_points.shape[0] < 3:
         return torch.eye(3, dtype=torch.float64)
-    axes = torch.linalg.eigh(torch.cov((known - known.mean(0)).T))[1].T.flip(0)
+    axes = torch.linalg.eigh(torch.cov((finite_points - finite_points.mean(0)).T))[1].T.flip(0)
     signs = axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
     turned: Tensor = axes * signs
     return turned
@@ -64,9 +64,9 @@ def _axes(cloud: Tensor) -> Tensor:
 def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
     """Draw points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
     height, width = image.shape[:2]
-    room = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
+    area = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
     spread = (seen.amax(0) - seen.amin(0))[:2].clamp_min(1e-12)
-    scale = (room / spread).min()
+    scale = (area / spread).min()
     x = (width / 2 + seen[:, 0] * scale).floor().long()
     y = (height / 2 - seen[:, 1] * scale).floor().long()
     order = torch.argsort(seen[:, 2], descending=True, stable=True)
@@ -82,9 +82,9 @@ def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
 def _colors(level: Tensor) -> Tensor:
     """Return uint8 [N, 3] for levels from 0 to 1; above is red, and so is NaN."""
     stops = torch.tensor(_SCALE, dtype=torch.float64)
-    place = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
-    low = place.floor().long().clamp_max(len(_SCALE) - 2)
-    part = (place - low)[:, None]
+    position = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
+    low = position.floor().long().clamp_max(len(_SCALE) - 2)
+    part = (position - low)[:, None]
     return (stops[low] * (1 - part) + stops[low + 1] * part).round().to(torch.uint8)
 
 

@@ -25,8 +25,8 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
     """
     _check.require(isinstance(panels, Sequence) and len(panels) > 0, "panels", "at least one (name, picture)", panels)
     for index, panel in enumerate(panels):
-        fits = isinstance(panel, tuple) and len(panel) in (2, 3) and isinstance(panel[0], str)
-        _check.require(fits, f"panels[{index}]", "(name, picture) or (name, picture, key)", panel)
+        is_panel = isinstance(panel, tuple) and len(panel) in (2, 3) and isinstance(panel[0], str)
+        _check.require(is_panel, f"panels[{index}]", "(name, picture) or (name, picture, key)", panel)
         for picture in panel[1:]:
             check_image(picture, f"panels[{index}]")
     if columns is None:
@@ -59,15 +59,15 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
 def _title(strip: Tensor, name: str, key: Tensor | None) -> None:
     """Draw a name at the left and a legend at the right of uint8 ``[3, H, W]``."""
     height, width = strip.shape[-2:]
-    room = float(width)
+    free_width = float(width)
     if key is not None:
         small = _shrink(key, min(height / key.shape[-2], 0.6 * width / key.shape[-1]))
         _paste(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
-        room -= small.shape[-1] + 0.2 * height
+        free_width -= small.shape[-1] + 0.2 * height
     size = min(height * 0.6, max(10.0, width / 30))
-    while size > 9 and font(size).getlength(name) > room:
+    while size > 9 and font(size).getlength(name) > free_width:
         size *= 0.94
-    draw_text(strip, shorten(name, size, room), (0, height / 2), size)
+    draw_text(strip, shorten(name, size, free_width), (0, height / 2), size)
 
 
 def _shrink(picture: Tensor, factor: float) -> Tensor:

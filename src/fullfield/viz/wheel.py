@@ -14,9 +14,9 @@ from fullfield.viz._pixels import blank, blocks, check_flow, draw_text, font, kn
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
 # Of the table of FlowColors.
 _SIDE = 511  # odd: no motion has an entry of its own
-_REACH = 1.1  # the table goes a little beyond the scale: longer vectors are all drawn as at its edge
+_TABLE_RADIUS = 1.1  # the table goes a little beyond the scale: longer vectors are all drawn as at its edge
 _FADING = 0.95  # of the followed scale, a picture
-_SAMPLED, _SHARE = 8, 0.95  # every 8th row and column; the share of vectors within the followed scale
+_SAMPLED, _QUANTILE = 8, 0.95  # every 8th row and column; the share of vectors within the followed scale
 _OUTSIDE = 0.75  # brightness of vectors longer than the scale
 
 
@@ -28,13 +28,13 @@ def color_wheel() -> Tensor:
     """
     wheel = []
     corner = [255, 0, 0]
-    for count, channel, way in _ARCS:
+    for count, channel, sign in _ARCS:
         for step in range(count):
             color = list(corner)
             ramp = 255 * step // count
-            color[channel] = ramp if way > 0 else 255 - ramp
+            color[channel] = ramp if sign > 0 else 255 - ramp
             wheel.append(color)
-        corner[channel] = 255 if way > 0 else 0
+        corner[channel] = 255 if sign > 0 else 0
     return torch.tensor(wheel, dtype=torch.uint8)
 
 
@@ -63,7 +63,7 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
             :func:`flow_scale` of this flow. Give the same number for all frames of a sequence.
     """
     check_flow(flow, valid)
-    scale = scale_of(flow, valid, max_motion)
+    scale = select_scale(flow, valid, max_motion)
     height, width = flow.shape[-2:]
     wheel = color_wheel().float().T / 255
     last = wheel.shape[1] - 1
@@ -73,9 +73,9 @@ def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: floa
         visible = known(block, None if valid is None else valid[rows])
         u, v = block.masked_fill(~visible, 0.0)
         radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
-        place = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
-        below = place.floor()
-        part = place.sub_(below)
+        position = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
+        below = position.floor()
+        part = position.sub_(below)
         lower = below.clamp_(0, last).to(torch.int32)
         upper = (lower + 1).clamp_(max=last)
         inside = radius <= 1.0
@@ -92,12 +92,12 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     The picture is uint8 ``[3, size, size]``, with ``size`` at least 32, and wider where there is a number.
     """
     _check.number(size, "size", integer=True, low=32)
-    text, room = "", 0
+    text, extra_width = "", 0
     letters = size * 0.27
     if max_motion is not None:
         _check.number(max_motion, "max_motion", low=0)
         text = f"{max_motion:.3g} px"
-        room = math.ceil(size * 0.1 + font(letters).getlength(text))
+        extra_width = math.ceil(size * 0.1 + font(letters).getlength(text))
     radius = size / 2 - max(1.5, size / 50)
     offset = torch.arange(size, dtype=torch.float32) - (size - 1) / 2
     vectors = torch.stack([offset.expand(size, size), offset[:, None].expand(size, size)])
@@ -107,14 +107,14 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
     lines = torch.stack([(length - radius / 3).abs(), (length - radius * 2 / 3).abs(), *vectors.abs()]).amin(0)
     colors *= 1 - 0.16 * (max(0.9, size / 280) - lines).clamp(0, 1)
     cover = (radius + 0.5 - length).clamp(0, 1)
-    image = blank(size, size + room)
+    image = blank(size, size + extra_width)
     image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
     if text:
         draw_text(image, text, (size * 1.05, size / 2), letters)
     return image
 
 
-def scale_of(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
+def select_scale(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
     """Return ``max_motion`` if it was given, else the flow's own scale."""
     if max_motion is None:
         return flow_scale(flow, valid)
@@ -137,7 +137,7 @@ class FlowColors:
         if max_motion is not None:
             _check.number(max_motion, "max_motion", above=0)
         self._fixed, self.max_motion = max_motion, float(max_motion or 0.0)
-        axis = torch.linspace(-_REACH, _REACH, _SIDE, dtype=torch.float32)
+        axis = torch.linspace(-_TABLE_RADIUS, _TABLE_RADIUS, _SIDE, dtype=torch.float32)
         vectors = torch.stack([axis.expand(_SIDE, _SIDE), axis[:, None].expand(_SIDE, _SIDE)])
         colors = torch.zeros(_SIDE, _SIDE, 4, dtype=torch.uint8)
         colors[..., :3] = flow_to_image(vectors, max_motion=1.0).permute(1, 2, 0)
@@ -152,9 +152,9 @@ class FlowColors:
         if self._fixed is None:
             self._follow(flow)
         # Half a step inside the edge of the circle that the table covers.
-        limit = self.max_motion * (_REACH - 1 / _SIDE)
+        limit = self.max_motion * (_TABLE_RADIUS - 1 / _SIDE)
         length = torch.hypot(flow[0], flow[1]).clamp_(min=1e-12)
-        shrink = (limit / length).clamp_(max=1.0).mul_((_SIDE - 1) / 2 / _REACH / self.max_motion)
+        shrink = (limit / length).clamp_(max=1.0).mul_((_SIDE - 1) / 2 / _TABLE_RADIUS / self.max_motion)
         column, row = (flow * shrink).nan_to_num_(0.0).add_((_SIDE - 1) / 2).round_().int().unbind(0)
         packed = self._table.index_select(0, row.mul_(_SIDE).add_(column).flatten())
         return packed.view(torch.uint8).view(*flow.shape[1:], 4)[..., :3].permute(2, 0, 1)
@@ -162,5 +162,5 @@ class FlowColors:
     def _follow(self, flow: Tensor) -> None:
         some = flow[:, ::_SAMPLED, ::_SAMPLED].float()
         length = torch.hypot(some[0], some[1]).flatten()
-        long = float(length.kthvalue(max(1, round(_SHARE * len(length)))).values)
+        long = float(length.kthvalue(max(1, round(_QUANTILE * len(length)))).values)
         self.max_motion = max(long, _FADING * self.max_motion, 1e-3)

@@ -124,10 +124,10 @@ def _read(source: Source, pair: _Pair, y: str | None, window: Window, marked: bo
     marks = [index for index, name in enumerate(part.channels) if name == VALID] if marked else []
     channels = pair.indices + marks
     for area, pixels in source.inside(part, channels, box, "float"):
-        known = np.isfinite(pixels).all(axis=-1)
+        is_finite = np.isfinite(pixels).all(axis=-1)
         for axis, sign in enumerate(signs):
-            np.copyto(flow[axis][area], pixels[..., axis] if sign > 0 else -pixels[..., axis], where=known)
-        valid[area] = known & (pixels[..., -1] > 0.5) if marks else known
+            np.copyto(flow[axis][area], pixels[..., axis] if sign > 0 else -pixels[..., axis], where=is_finite)
+        valid[area] = is_finite & (pixels[..., -1] > 0.5) if marks else is_finite
     return flow, valid
 
 
@@ -138,9 +138,9 @@ def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:
 
 def save(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
     """Write a file, packed as :func:`packing` says."""
-    chosen = packing(compression, lines.planes)
-    header = header._replace(attributes={"compression": chosen, **header.attributes})
-    if chosen == "none":
+    selected = packing(compression, lines.planes)
+    header = header._replace(attributes={"compression": selected, **header.attributes})
+    if selected == "none":
         write_scanlines(path, lines, header)
     else:
         write_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
@@ -151,8 +151,8 @@ def packing(compression: str | None, planes: NDArray[Any]) -> str:
 
     Zip's first level is faster than the usual fourth, and files are hardly larger: ``docs/formats.md`` has the numbers.
     """
-    chosen = compression or ("zip" if _packs(planes) else "none")
-    return f"{chosen}:1" if chosen in ("zip", "zips") else chosen
+    selected = compression or ("zip" if _packs(planes) else "none")
+    return f"{selected}:1" if selected in ("zip", "zips") else selected
 
 
 def _packs(planes: NDArray[Any]) -> bool:
@@ -169,13 +169,13 @@ def _packs(planes: NDArray[Any]) -> bool:
     return bool(size < _WORTH * row * len(rows))
 
 
-def as_stored(channels: Sequence[Channel], dtype: str | None, room: NDArray[np.uint8] | None = None) -> Scanlines:
+def as_stored(channels: Sequence[Channel], dtype: str | None, buffer: NDArray[np.uint8] | None = None) -> Scanlines:
     """Return channels, which are arrays, as lines of the file's type; FlowRangeError where half cannot hold them."""
-    lines = lay_out(channels, dtype == "half", room)
+    lines = lay_out(channels, dtype == "half", buffer)
     if lines.half and bool(np.isinf(lines.planes).any()):
-        known = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
-        most = max(float(np.nanmax(np.abs(plane))) for plane in known)
-        raise FlowRangeError(f"flow: half precision holds up to {_HALF_MAX:g} px, got {most:g}")
+        finite_planes = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
+        longest = max(float(np.nanmax(np.abs(plane))) for plane in finite_planes)
+        raise FlowRangeError(f"flow: half precision holds up to {_HALF_MAX:g} px, got {longest:g}")
     return lines
 
 

@@ -60,8 +60,8 @@ def write_flo(path: Path, flow: Planes, valid: Mask) -> None:
 
 
 def _within(flow: Planes) -> Mask:
-    known: Mask = (np.abs(flow[0]) <= _FLO_LARGEST) & (np.abs(flow[1]) <= _FLO_LARGEST)
-    return known
+    is_within: Mask = (np.abs(flow[0]) <= _FLO_LARGEST) & (np.abs(flow[1]) <= _FLO_LARGEST)
+    return is_within
 
 
 FLO5_COMPRESSIONS = ("gzip", "none")
@@ -122,8 +122,8 @@ def write_flo5(path: Path, flow: Planes, valid: Mask, compression: str | None) -
         packing = {"compression": "gzip", "compression_opts": 4, "shuffle": True} if packed else {}
         file.create_dataset("flow", data=pixels, **packing)
         file.flush()
-        made = file.id.get_file_image()
-    path.write_bytes(made)
+        content = file.id.get_file_image()
+    path.write_bytes(content)
 
 
 _KITTI_PNG = "flow in a 16-bit RGB PNG (KITTI)"
@@ -143,11 +143,11 @@ def read_kitti(path: Path, encoding: str | None = None) -> tuple[Planes, Mask]:
     with opened(path, "png", _KITTI_PNG) as source:
         part = source.first_part()
         spec = part.spec
-        form = str(spec.format)
-        if form != "uint16" or spec.nchannels != 3:
-            raise InputError(f"{path}: expected {_KITTI_PNG}, got {form} × {spec.nchannels}")
+        value_type = str(spec.format)
+        if value_type != "uint16" or spec.nchannels != 3:
+            raise InputError(f"{path}: expected {_KITTI_PNG}, got {value_type} × {spec.nchannels}")
         pixels = np.empty((spec.height, spec.width, 3), np.uint16)
-        for start, band in source.bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), form):
+        for start, band in source.bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), value_type):
             pixels[start - spec.y : start - spec.y + len(band)] = band
     encoding = encoding or _recognize_encoding(path, pixels)
     u, v, mask = (2, 1, 0) if encoding == "tartanair" else (0, 1, 2)
@@ -202,18 +202,18 @@ def read_array(path: Path) -> tuple[Planes, Mask]:
 def read_viper(path: Path) -> tuple[Planes, Mask]:
     """Read an .npz file: arrays u and v (VIPER), or flow [H, W, 2] or [2, H, W]; and valid or invalid [H, W]."""
     with opened_archive(path) as (archive, names):
-        whole = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
-        if not {"u", "v"} <= set(names) and whole is None:
+        array_name = next((name for name in ("flow", "arr_0") if name in names), names[0] if len(names) == 1 else None)
+        if not {"u", "v"} <= set(names) and array_name is None:
             listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
             raise InputError(f"{path}: expected the arrays u and v (VIPER) or flow, got {listed}")
-        if whole is None or {"u", "v"} <= set(names):
+        if array_name is None or {"u", "v"} <= set(names):
             shapes = [member_shape(path, archive, name) for name in ("u", "v")]
             if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
                 listed = " and ".join(str(list(shape)) for shape in shapes)
                 raise InputError(f"{path}: expected u and v of one shape [H, W], got {listed}")
             values = np.stack([read_member(path, archive, name) for name in ("u", "v")])
         else:
-            values = _planes_first(path, read_member(path, archive, whole)).copy()
+            values = _planes_first(path, read_member(path, archive, array_name)).copy()
         masks = {name: read_member(path, archive, name, "fiub") for name in ("valid", "invalid") if name in names}
         doubtful = [name for name in names if "mask" in name.lower()]
     flow, valid = _from_array(values)
@@ -313,13 +313,13 @@ def _parse_pfm(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
             raise InputError(f"{path}: corrupt PFM file: its header is cut short")
         words.append(head[at:end])
         at = end
-    shown = one_line(b" ".join(words).decode("latin-1"), 60)
+    header_text = one_line(b" ".join(words).decode("latin-1"), 60)
     try:
         width, height, scale = int(words[0]), int(words[1]), float(words[2])
     except ValueError:
-        raise InputError(f"{path}: corrupt PFM file: expected width, height and scale, got '{shown}'") from None
+        raise InputError(f"{path}: corrupt PFM file: expected width, height and scale, got '{header_text}'") from None
     if width < 1 or height < 1 or scale == 0 or not math.isfinite(scale):
-        raise InputError(f"{path}: corrupt PFM file: width, height or scale makes no sense in '{shown}'")
+        raise InputError(f"{path}: corrupt PFM file: width, height or scale makes no sense in '{header_text}'")
     return channels, width, height, scale, at + 1
 
 

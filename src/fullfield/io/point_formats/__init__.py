@@ -39,16 +39,16 @@ class PointCloud:
             ValueError: ``copy`` is False and the type changes.
         """
         array = np.asarray(self.points)
-        kept = dtype is None or array.dtype == np.dtype(dtype)
-        if copy is False and not kept:
+        dtype_ = dtype is None or array.dtype == np.dtype(dtype)
+        if copy is False and not dtype_:
             raise ValueError(f"copy: points of type {array.dtype} become {np.dtype(dtype)} only by a copy, got False")
-        return array if kept and not copy else np.array(array, dtype)
+        return array if dtype_ and not copy else np.array(array, dtype)
 
 
 def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
     """Return float32 and float64 as they are, anything else as float64."""
-    kept = values.dtype.newbyteorder("=") if values.dtype in (np.float32, np.float64) else np.float64
-    return np.ascontiguousarray(values, kept)
+    dtype_ = values.dtype.newbyteorder("=") if values.dtype in (np.float32, np.float64) else np.float64
+    return np.ascontiguousarray(values, dtype_)
 
 
 def as_uint8(colors: NDArray[Any]) -> NDArray[Any]:
@@ -108,11 +108,11 @@ def binary_columns(
     path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int, left: int, skipped: int = 0
 ) -> dict[str, NDArray[Any]]:
     """Read ``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
-    wanted = count * dtype.itemsize
-    if skipped + wanted > left:
-        raise InputError(f"{path}: the header says {count} points, {wanted} bytes; {left - skipped} are stored")
+    expected_bytes = count * dtype.itemsize
+    if skipped + expected_bytes > left:
+        raise InputError(f"{path}: the header says {count} points, {expected_bytes} bytes; {left - skipped} are stored")
     file.seek(skipped, 1)
-    rows = np.frombuffer(file.read(wanted), dtype)
+    rows = np.frombuffer(file.read(expected_bytes), dtype)
     return {name: rows[name] for name in dtype.names or ()}
 
 

@@ -140,13 +140,13 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
             raise InputError(f"{path}: corrupt LAS file: version 1.{head[25]} with a header of {header_size} bytes")
         extended_at, extended, points = struct.unpack_from("<QIQ", head, 235)
         _walk(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
-    wanted, stored = points * row, size - points_at
+    expected_bytes, stored = points * row, size - points_at
     if form & _COMPRESSED:
-        check_inflated(path, f"the header ({points} points)", wanted, stored, _LAZ_RATIO)
+        check_inflated(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
         if points:
             _check_chunks(path, file, points_at, size, form & 0x3F, row)
-    elif wanted > stored:
-        raise InputError(f"{path}: the header says {points} points, {wanted} bytes; {stored} are stored")
+    elif expected_bytes > stored:
+        raise InputError(f"{path}: the header says {points} points, {expected_bytes} bytes; {stored} are stored")
 
 
 def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: int, row: int) -> None:
@@ -155,11 +155,11 @@ def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: 
     lazrs allocates what the table announces.
     """
     file.seek(points_at)
-    begin = file.read(8)
-    if begin == b"\xff" * 8:  # a writer that could not go back wrote it at the end
+    start_bytes = file.read(8)
+    if start_bytes == b"\xff" * 8:  # a writer that could not go back wrote it at the end
         file.seek(size - 8)
-        begin = file.read(8)
-    at = int.from_bytes(begin, "little", signed=True)
+        start_bytes = file.read(8)
+    at = int.from_bytes(start_bytes, "little", signed=True)
     if not points_at + 8 <= at <= size - 8:
         raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
     file.seek(at + 4)
@@ -170,13 +170,15 @@ def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: 
         return
     # From format 6 on a chunk is its first point, its number of points, and the lengths of its layers before them.
     layers = _LAYERS[form] + row - _ROWS[form]  # each extra byte has its own
-    place, end = points_at + 8, at
-    while place < end:
-        file.seek(place + row + 4)
+    position, end = points_at + 8, at
+    while position < end:
+        file.seek(position + row + 4)
         lengths = file.read(4 * layers)
-        place += row + 4 + len(lengths) + sum(struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4]))
-        if place > end:
-            raise InputError(f"{path}: corrupt LAZ file: a chunk ends {place - end} bytes behind the last point")
+        position += (
+            row + 4 + len(lengths) + sum(struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4]))
+        )
+        if position > end:
+            raise InputError(f"{path}: corrupt LAZ file: a chunk ends {position - end} bytes behind the last point")
 
 
 def _walk(

@@ -16,7 +16,7 @@ from fullfield.io.point_formats import PointCloud, as_uint8, binary_columns, fro
 
 _LONGEST_HEADER = 1 << 16
 _LZF_RATIO = 88  # three bytes can stand for 264
-_MOST_VALUES = 4096  # of a point, over all fields
+_MAX_VALUES = 4096  # of a point, over all fields
 _KINDS = {"F": "f", "I": "i", "U": "u"}
 _PADDING = "_"
 _PACKED = ("rgb", "rgba")
@@ -30,16 +30,16 @@ def read(path: Path) -> PointCloud:
         header = _header(path, file)
         fields = _fields(path, header)
         count = _count(path, header)
-        form = " ".join(header["DATA"])
+        data_kind = " ".join(header["DATA"])
         left = size - file.tell()
-        if form == "ascii":
+        if data_kind == "ascii":
             columns = _text_columns(path, file, _named(fields), count, left)
-        elif form == "binary":
+        elif data_kind == "binary":
             columns = binary_columns(path, file, _dtype(path, fields), count, left)
-        elif form == "binary_compressed":
+        elif data_kind == "binary_compressed":
             columns = _compressed(path, file.read(), fields, count)
         else:
-            raise InputError(f"{path}: corrupt PCD header: DATA {one_line(form, 40)!r} is unknown")
+            raise InputError(f"{path}: corrupt PCD header: DATA {one_line(data_kind, 40)!r} is unknown")
     return from_columns(path, _unpacked(columns))
 
 
@@ -78,15 +78,15 @@ def write(path: Path, cloud: PointCloud) -> None:
 
 
 def _header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    while "DATA" not in found:
+    header_lines: dict[str, list[str]] = {}
+    while "DATA" not in header_lines:
         line = file.readline(1 << 14)
         words = line.decode("ascii", "replace").split()
         if not line.endswith(b"\n") or file.tell() > _LONGEST_HEADER:
             raise InputError(f"{path}: is no PCD file, or its header does not end")
         if words and not words[0].startswith("#"):
-            found[words[0]] = words[1:]
-    return found
+            header_lines[words[0]] = words[1:]
+    return header_lines
 
 
 def _count(path: Path, header: dict[str, list[str]]) -> int:
@@ -111,19 +111,19 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
     counts = header.get("COUNT", ["1"] * len(names))
     # Files of the first versions have floats throughout, and do not say so.
     types, sizes = (header.get(key, [default] * len(names)) for key, default in (("TYPE", "F"), ("SIZE", "4")))
-    described = (names, types, sizes, counts)
-    if not names or len({len(words) for words in described}) != 1:
+    columns_by_key = (names, types, sizes, counts)
+    if not names or len({len(words) for words in columns_by_key}) != 1:
         raise InputError(f"{path}: corrupt PCD header: FIELDS, TYPE, SIZE and COUNT do not match")
     fields: list[tuple[str, str, int]] = []
-    for name, kind, size, many in zip(*described, strict=True):
-        whole = many.isascii() and many.isdigit() and 1 <= int(many[:9]) <= _MOST_VALUES
+    for name, kind, size, count_text in zip(*columns_by_key, strict=True):
+        is_count = count_text.isascii() and count_text.isdigit() and 1 <= int(count_text[:9]) <= _MAX_VALUES
         right = kind in _KINDS and size in ("1", "2", "4", "8") and (kind != "F" or size in ("4", "8"))
-        if not (right and whole):
-            raise InputError(f"{path}: corrupt PCD header: field {one_line(f'{name} {kind} {size} {many}', 60)}")
-        fields.append((name, f"<{_KINDS[kind]}{size}", int(many)))
-    values = sum(many for _, _, many in fields)
-    if values > _MOST_VALUES:
-        raise InputError(f"{path}: its fields have {values} values a point; at most {_MOST_VALUES} are read")
+        if not (right and is_count):
+            raise InputError(f"{path}: corrupt PCD header: field {one_line(f'{name} {kind} {size} {count_text}', 60)}")
+        fields.append((name, f"<{_KINDS[kind]}{size}", int(count_text)))
+    values = sum(count for _, _, count in fields)
+    if values > _MAX_VALUES:
+        raise InputError(f"{path}: its fields have {values} values a point; at most {_MAX_VALUES} are read")
     used = [name for name, _, _ in fields if name != _PADDING]
     if len(set(used)) < len(used):
         raise InputError(f"{path}: corrupt PCD header: a field stands in it twice")
@@ -133,9 +133,9 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
 def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
     """Return a name and a type for each value; padding gets numbers, which no field's name can be."""
     flat: list[tuple[str, str]] = []
-    for name, kind, many in fields:
-        for i in range(many):
-            flat.append((f"{_PADDING}{len(flat)}" if name == _PADDING else name if many == 1 else f"{name}_{i}", kind))
+    for name, kind, count in fields:
+        for i in range(count):
+            flat.append((f"{_PADDING}{len(flat)}" if name == _PADDING else name if count == 1 else f"{name}_{i}", kind))
     return flat
 
 
@@ -175,23 +175,23 @@ def _packed_colors(values: NDArray[np.float64]) -> NDArray[np.uint32]:
     The float of a colour without alpha is below 1e-37, so that it is no whole number but 0. A colour that is NaN is
     unknown, and becomes 0.
     """
-    whole = (values == np.floor(values)) & (values >= -(2**31)) & (values < 2**32)
+    is_integer = (values == np.floor(values)) & (values >= -(2**31)) & (values < 2**32)
     with np.errstate(over="ignore", invalid="ignore"):
         words = values.astype("<f4").view("<u4")
-        words[whole] = (values[whole].astype(np.int64) & 0xFFFFFFFF).astype("<u4")
+        words[is_integer] = (values[is_integer].astype(np.int64) & 0xFFFFFFFF).astype("<u4")
     words[np.isnan(values)] = 0
     return words
 
 
 def _compressed(path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int) -> dict[str, NDArray[Any]]:
     dtype = _dtype(path, fields)
-    wanted = count * dtype.itemsize
+    expected_bytes = count * dtype.itemsize
     if len(data) < 8:
         raise InputError(f"{path}: truncated PCD file: the sizes of the packed data are missing")
     packed, unpacked = struct.unpack_from("<II", data)
-    if packed > len(data) - 8 or unpacked != wanted:
+    if packed > len(data) - 8 or unpacked != expected_bytes:
         raise InputError(
-            f"{path}: the header says {count} points, {wanted} bytes; {unpacked} packed into {packed} follow, "
+            f"{path}: the header says {count} points, {expected_bytes} bytes; {unpacked} packed into {packed} follow, "
             f"{len(data) - 8} are stored"
         )
     check_inflated(path, "the packed data", unpacked, packed, _LZF_RATIO)
@@ -239,11 +239,11 @@ def _lzf(path: Path, data: bytes, size: int) -> bytes:
 
 def _unpacked(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Leave out padding, and split a packed rgb into red, green and blue."""
-    kept = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
+    named_columns = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
     for name in _PACKED:
-        if name in kept and kept[name].dtype.itemsize == 4:
-            words = np.ascontiguousarray(kept.pop(name)).view("<u4")
+        if name in named_columns and named_columns[name].dtype.itemsize == 4:
+            words = np.ascontiguousarray(named_columns.pop(name)).view("<u4")
             words = np.where(words == _NAN, np.uint32(0), words)
             shifts = {"red": 16, "green": 8, "blue": 0, **({"alpha": 24} if name == "rgba" else {})}
-            kept |= {color: (words >> shift).astype(np.uint8) for color, shift in shifts.items()}
-    return kept
+            named_columns |= {color: (words >> shift).astype(np.uint8) for color, shift in shifts.items()}
+    return named_columns

@@ -36,7 +36,7 @@ def read(path: Path) -> PointCloud:
     """Read a PLY file."""
     size = check_readable(path)
     with path.open("rb") as file:
-        form, elements = _header(path, file)
+        encoding, elements = _header(path, file)
         left = size - file.tell()
         vertex = next((e for e in elements if e.name == "vertex"), None)
         if vertex is None:
@@ -46,24 +46,24 @@ def read(path: Path) -> PointCloud:
             raise InputError(f"{path}: lists of values in or before the element vertex are not supported")
         if not {"x", "y", "z"} <= {name for name, _ in vertex.properties}:
             raise without_axes(path, (name for name, _ in vertex.properties))
-        if form == "ascii":
+        if encoding == "ascii":
             skipped = sum(e.rows for e in before)
             return from_columns(path, text_columns(path, file, vertex.properties, vertex.rows, left, skipped))
-        skipped = sum(e.rows * _row(e, form).itemsize for e in before)
-        return from_columns(path, binary_columns(path, file, _row(vertex, form), vertex.rows, left, skipped))
+        skipped = sum(e.rows * _row(e, encoding).itemsize for e in before)
+        return from_columns(path, binary_columns(path, file, _row(vertex, encoding), vertex.rows, left, skipped))
 
 
-def _row(element: _Element, form: str) -> np.dtype[Any]:
-    return np.dtype([(name, _ORDERS[form] + kind) for name, kind in element.properties])
+def _row(element: _Element, encoding: str) -> np.dtype[Any]:
+    return np.dtype([(name, _ORDERS[encoding] + kind) for name, kind in element.properties])
 
 
 def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
-    def refuse(why: str) -> InputError:
-        return InputError(f"{path}: corrupt PLY header: {one_line(why, 80)}")
+    def refuse(reason: str) -> InputError:
+        return InputError(f"{path}: corrupt PLY header: {one_line(reason, 80)}")
 
     if file.readline(16).strip() != b"ply":
         raise InputError(f"{path}: is no PLY file, it does not begin with 'ply'")
-    form, elements = "", list[_Element]()
+    encoding, elements = "", list[_Element]()
     while True:
         line = file.readline(1024)
         words = line.decode("ascii", "replace").split()
@@ -75,7 +75,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
             case [] | ["comment" | "obj_info", *_]:
                 continue
             case ["format", name, "1.0"] if name in _ORDERS:
-                form = name
+                encoding = name
             case ["element", name, count] if count.isascii() and count.isdigit() and len(count) <= 18:
                 elements.append(_Element(name, int(count), [], lists=False))
             case ["property", "list", _, _, _] if elements:
@@ -84,13 +84,13 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
                 elements[-1].properties.append((name, _TYPES[kind]))
             case _:
                 raise refuse(f"cannot read {' '.join(words)!r}")
-    if not form:
+    if not encoding:
         raise refuse("it names no format")
     for element in elements:
         names = [name for name, _ in element.properties]
         if len(set(names)) < len(names):
             raise refuse(f"element {element.name} has a property twice")
-    return form, elements
+    return encoding, elements
 
 
 def write(path: Path, cloud: PointCloud) -> None:
