@@ -461,7 +461,7 @@ def test_open_video_without_the_entries_of_a_frame_still_turns(tmp_path: Path) -
             frame = next(container.decode(video=0))
         unreadable = Unreadable()
         unreadable.rotation = frame.rotation  # type: ignore[attr-defined]
-        assert video._turn_of(unreadable) == video._turn_of(frame), matrix
+        assert video._read_turn(unreadable) == video._read_turn(frame), matrix
 
 
 def test_open_video_turned_between_the_quarters_warns(tmp_path: Path) -> None:

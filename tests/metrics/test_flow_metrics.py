@@ -322,7 +322,7 @@ def test_flow_metrics_do_not_depend_on_dtype_strides_or_blocks(monkeypatch):
     assert_same(strided.compute(), plain.compute())
     case = tensors(*random_case(9, 31, 17))
     whole = scored(*case)
-    monkeypatch.setattr("fullfield.metrics.pixels._PIXELS_AT_ONCE", 40)
+    monkeypatch.setattr("fullfield.metrics.pixels._BLOCK_PIXELS", 40)
     cut = scored(*case)
     assert_same(cut.compute(), whole.compute())
 
@@ -368,7 +368,7 @@ def test_boundary_distance_equals_all_pairs(seed):
 
 @pytest.mark.unit
 def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
-    monkeypatch.setattr("fullfield.metrics.pixels._PIXELS_AT_ONCE", 700)
+    monkeypatch.setattr("fullfield.metrics.pixels._BLOCK_PIXELS", 700)
     occluded = torch.zeros(330, 340, dtype=torch.bool)
     occluded[3, 5] = True
     got = metrics.boundary_distance(occluded)
@@ -381,7 +381,7 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     for constant in (False, True):
         assert bool(metrics.boundary_distance(torch.full((4, 6), constant)).isinf().all())
     assert metrics.boundary_distance(torch.zeros(0, 4, dtype=torch.bool)).shape == (0, 4)
-    refuses("reach", metrics.boundary_distance, occluded, reach=182)
+    refuses("radius", metrics.boundary_distance, occluded, radius=182)
 
 
 @pytest.mark.unit

@@ -145,7 +145,7 @@ def test_blocks_of_rows_do_not_show(monkeypatch):
         return [viz.flow_to_image(flow), viz.overlay(flow, frame, arrows=9), error]
 
     whole = everything()
-    monkeypatch.setattr("fullfield.viz._pixels._PIXELS_AT_ONCE", 70)
+    monkeypatch.setattr("fullfield.viz._pixels._BLOCK_PIXELS", 70)
     for cut, one in zip(everything(), whole, strict=True):
         assert torch.equal(cut, one)
 

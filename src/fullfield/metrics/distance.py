@@ -30,7 +30,7 @@ def boundary_distance(occluded: Tensor, *, radius: int = 140) -> Tensor:
         ``[H, W]`` float32, pixels; inf where the distance is ``radius`` or more, or where there is no boundary.
     """
     _check.tensor(occluded, "occluded", ("H", "W"), dtypes=(torch.bool,))
-    _check.number(radius, "reach", integer=True, low=1, high=_MAX_RADIUS)
+    _check.number(radius, "radius", integer=True, low=1, high=_MAX_RADIUS)
     height, width = occluded.shape
     beyond = radius * radius
     down = _squared_distance_in_columns(boundary(occluded), radius)
