@@ -68,6 +68,16 @@ def test_open_plates_says_once_that_pixels_are_dead(tmp_path: Path) -> None:
         assert plate.frame.min() > 0.1
 
 
+def test_open_plates_of_a_list_knows_where_frames_are_known(tmp_path: Path) -> None:
+    write_plate(tmp_path / "a.exr", texture()[5:20, 4:25], (4, 5))
+    plates = open_plates([tmp_path / "a.exr", torch.rand(3, 24, 32)])
+    first, second = plates.read(1), plates.read(2)
+    assert first.valid is not None
+    assert int(first.valid.sum()) == 15 * 21
+    assert first.frame.min() > 0.1
+    assert second.valid is None
+
+
 def test_open_plates_refuses_a_frame_without_a_known_pixel(tmp_path: Path) -> None:
     write_plate(tmp_path / "p.1.exr", np.full((24, 32, 3), np.nan))
     with pytest.raises(InputError, match=r"p\.1\.exr: expected a frame with a known pixel, got none"):

@@ -3,7 +3,8 @@
 ``python scripts/check/hostile/histories.py --count 200 --seed 1`` takes about twenty minutes.
 
 A history makes a shot, edits it and makes it again: other lengths, directions, chunks, kills, ``--overwrite``,
-``--frames``, replaced plates, other settings, and ``retime`` and ``warp`` along the flow. At its end the whole shot is
+``--frames``, replaced plates and masks, other settings, and ``retime`` and ``warp`` along the flow. Some plates have
+smaller data windows. At its end the whole shot is
 asked for once, and every stored file must hold what a run in an empty folder makes, bit for bit. A run that is killed
 has a process of its own, which gets signal 9 at a random call that writes notes or gives a file its name, or at any
 moment; the others run in this process.
@@ -73,6 +74,8 @@ class History:
         plain = {"exr", "flo", "npy"} if not self._needs_exr() else {"exr"}
         self.suffix = draw.choice([name for name in FORMATS if name in plain])
         self.count = draw.randint(3, 7)
+        self.plate_suffix = draw.choice(("png", "png", "exr"))
+        self.mask: tuple[str, ...] = ("--mask", "mask.%04d.png") if draw.random() < 0.3 else ()
         for number in range(1, self.count + 1):
             self.write_plate(number)
 
@@ -91,11 +94,44 @@ class History:
         texture = smooth(1 if self.draw.random() < 0.9 else self.draw.getrandbits(40), WIDTH + 32)
         detail = smooth(self.draw.getrandbits(40), WIDTH)
         frame = 0.85 * texture[..., number : number + WIDTH] + 0.15 * detail
-        write_image(self.folder / f"plate.{number:04d}.png", frame)
+        path = self.plate_path(number)
+        if self.plate_suffix == "exr":
+            self._write_window(path, frame)
+        else:
+            write_image(path, frame)
+        self.write_mask(number)
+
+    def _write_window(self, path: Path, frame: torch.Tensor) -> None:
+        """Write a frame as an EXR, often with a smaller data window."""
+        from fullfield.io import FrameWindow
+        from fullfield.io.oiio import Header, write_picture
+
+        width, height = (self.draw.choice((side, side, self.draw.randint(side // 2, side))) for side in (WIDTH, HEIGHT))
+        left, top = self.draw.randint(0, WIDTH - width), self.draw.randint(0, HEIGHT - height)
+        pixels = frame[:, top : top + height, left : left + width].permute(1, 2, 0).contiguous().numpy()
+        window = FrameWindow((left, top, width, height), (0, 0, WIDTH, HEIGHT))
+        write_picture(path, "openexr", pixels, ("R", "G", "B"), Header(window=window))
+
+    def write_mask(self, number: int) -> None:
+        """Write the mask of a plate: a hole somewhere, or none."""
+        from fullfield.io import write_image
+
+        mask = torch.ones(1, HEIGHT, WIDTH)
+        top, left = self.draw.randint(0, HEIGHT - 1), self.draw.randint(0, WIDTH - 1)
+        mask[:, top : top + self.draw.randint(0, 9), left : left + self.draw.randint(0, 9)] = 0
+        write_image(self.folder / f"mask.{number:04d}.png", mask)
+
+    def replace_a_mask(self) -> None:
+        number = self.draw.randint(1, self.count)
+        self.write_mask(number)
+        self.note(f"mask {number} new")
+
+    def plate_path(self, number: int) -> Path:
+        return self.folder / f"plate.{number:04d}.{self.plate_suffix}"
 
     def replace_a_plate(self) -> None:
         number = self.draw.randint(1, self.count)
-        path = self.folder / f"plate.{number:04d}.png"
+        path = self.plate_path(number)
         how = self.draw.choice(("new", "in place", "touched", "copied"))
         if how in ("new", "in place"):
             old = path.stat()
@@ -116,7 +152,7 @@ class History:
 
     def damage_a_plate(self) -> None:
         """Damage a plate for one run."""
-        path = self.folder / f"plate.{self.draw.randint(1, self.count):04d}.png"
+        path = self.plate_path(self.draw.randint(1, self.count))
         good = path.read_bytes()
         path.write_bytes(good[:40])
         self.note(f"{path.name} damaged")
@@ -178,7 +214,12 @@ class History:
         return self.call(*self.command(*more))
 
     def command(self, *more: str) -> tuple[str, ...]:
-        return "shot", "plate.%04d.png", "-o", f"mv.%04d.{self.suffix}", *METHOD, *self.settings, *more
+        output = f"mv.%04d.{self.suffix}"
+        return "shot", self.plates, "-o", output, *METHOD, *self.settings, *self.mask, *more
+
+    @property
+    def plates(self) -> str:
+        return f"plate.%04d.{self.plate_suffix}"
 
     def derive(self, verb: str) -> int | None:
         """Make pictures along the flow; None where it does not hold what the verb needs."""
@@ -186,13 +227,14 @@ class History:
             return None
         if verb == "warp" and ("--step" in self.settings or "backward" in self.settings):
             return None
-        flow = ("--flow", f"mv.%04d.{self.suffix}")
+        flow = ("--flow", f"mv.%04d.{self.suffix}", *self.mask)
+        suffix = self.plate_suffix
         if verb == "retime":
-            return self.call("retime", "plate.%04d.png", *flow, "--factor", "2", "-o", "slow.%04d.png")
+            return self.call("retime", self.plates, *flow, "--factor", "2", "-o", f"slow.%04d.{suffix}")
         if "both" in self.settings:
-            return self.call("warp", "plate.%04d.png", *flow, "--reference", "2", "-o", "on.%04d.png")
+            return self.call("warp", self.plates, *flow, "--reference", "2", "-o", f"on.%04d.{suffix}")
         frames = ("--frames", f"1-{self.count - 1}")
-        return self.call("warp", "plate.%04d.png", *flow, *frames, "-o", "next.%04d.png")
+        return self.call("warp", self.plates, *flow, *frames, "-o", f"next.%04d.{suffix}")
 
     def call(self, *arguments: str) -> int:
         """Run a command in the folder; a refusal for other settings is answered with ``--overwrite``."""
@@ -217,8 +259,9 @@ class History:
         fresh = History.__new__(History)
         fresh.draw, fresh.events, fresh.settings = self.draw, [], self.settings
         fresh.suffix, fresh.count, fresh.folder = self.suffix, self.count, self.folder / "fresh"
+        fresh.plate_suffix, fresh.mask = self.plate_suffix, self.mask
         fresh.folder.mkdir()
-        for path in self.folder.glob("plate.*.png"):
+        for path in [*self.folder.glob("plate.*.*"), *self.folder.glob("mask.*.png")]:
             shutil.copyfile(path, fresh.folder / path.name)
         assert fresh.make() == 0, fresh.told()
         for verb in derived:
@@ -239,7 +282,7 @@ def content(path: Path) -> Any:
     from fullfield.io import read_vectors
     from fullfield.io.raw import read_raw
 
-    if path.name.startswith("st."):
+    if path.name.startswith("st.") or (path.suffix == ".exr" and not path.name.startswith("mv.")):
         return read_raw(path).pixels.numpy().tobytes()
     if path.name.startswith("mv."):
         return {name: part.numpy().tobytes() for name, part in read_vectors(path).items()}
@@ -280,7 +323,8 @@ def play(draw: random.Random, folder: Path) -> History:
     folder.mkdir(parents=True)
     history = History(draw, folder)
     events: list[Callable[[], object]] = [
-        history.make, history.replace_a_plate, history.replace_a_plate, history.lengthen, history.damage_a_plate,
+        history.make, history.replace_a_plate, history.replace_a_plate, history.replace_a_mask, history.lengthen,
+        history.damage_a_plate,
         history.change_settings, history.chunks, history.kill, history.lose_a_frame, history.pictures,
         lambda: history.make(*history._some_frames()), lambda: history.make(*history._some_frames(), "--overwrite"),
     ]  # fmt: skip

@@ -14,6 +14,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from fullfield import _check, io
 from fullfield._check import InputError
+from fullfield.io.flow import Encoding
 from fullfield.io.masks import read_mask_array
 from fullfield.io.names import ARRAY_SUFFIXES
 from fullfield.metrics import four_values
@@ -164,10 +165,12 @@ class FlowDataset(Listed[Record, FlowSample]):
         root: the folder.
         records: one :class:`Record` a pair, in a fixed order.
         doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.
+        encoding: of true flow in a 16-bit PNG, as for :func:`fullfield.io.read_flow`.
     """
 
     of = "frames"
     doubled: bool | None = False
+    encoding: Encoding | None = None
 
     def _sample(self, index: int) -> FlowSample:
         frame1, frame2 = self.frames(index)
@@ -204,7 +207,7 @@ class FlowDataset(Listed[Record, FlowSample]):
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow [2, H', W'] in pixels of the frame, and where it is known [H', W']."""
-        flow, valid = io.read_flow(path)
+        flow, valid = io.read_flow(path, encoding=self.encoding)
         return flow, valid
 
     def _is_doubled(self, flow: Tensor, frame: Path) -> bool:

@@ -25,6 +25,7 @@ from fullfield.datasets.layout import (
     subfolders,
     within,
 )
+from fullfield.io.flow import Encoding
 
 
 class Sintel(FlowDataset):
@@ -68,6 +69,7 @@ class Sintel(FlowDataset):
 
 class _KITTI(FlowDataset):
     SPLITS = ("training", "testing")
+    encoding: Encoding | None = "kitti"
     year: str
     frame_folders: tuple[str, ...]
 
@@ -201,6 +203,8 @@ class HD1K(FlowDataset):
 
     Pairs without a file of truth are left out.
     """
+
+    encoding: Encoding | None = "kitti"
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         frames = folder(Path(root), "hd1k_input", "image_2", description="HD1K's frames")

@@ -205,7 +205,13 @@ class ListedPlates(Plates):
         if not self.has(number):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
         # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
-        return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading).cpu())
+        frame, path = self._frames[number - 1], self.path(number)
+        if isinstance(frame, (str, os.PathLike)):
+            image = FrameReader(**self._reading).read(frame)
+            if image.note:
+                warnings.warn(image.note, stacklevel=2)
+            return Plate(fill_frame(image.frame, image.valid, path), valid=image.valid)
+        return Plate(as_frame(frame, path, **self._reading).cpu())
 
 
 class StackPlates(Plates):
