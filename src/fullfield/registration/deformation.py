@@ -19,7 +19,7 @@ from fullfield.registration.scan import Scan
 _REACHES = (3.0, 2.5, 2.0, 2.0, 2.0, 2.0)
 _SAMPLED = 2500  # points of the source
 _MIN_SCALE, _SCALE_ERRORS = 0.015, 4.0  # difference of scale, and the same in standard errors, that is reported
-_MIN_STRAIN, _MAX_STRAIN_ERROR = 0.025, 0.007
+_MIN_STRAIN, _MAX_BEND, _MAX_STRAIN_ERROR = 0.025, 0.08, 0.015  # no reconstruction bends by more than the second
 _AFFINE_GAIN, _SIMILAR_GAIN = 0.42, 0.35  # share of the residuals' squares that a change of shape must explain
 _MIN_GROWTH, _MIN_GROWN_GAIN = 1.2, 0.15  # or of touching points that it must bring together, explaining less
 _REFITS = (8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 2.0, 2.0)  # distances beyond which a match counts little
@@ -81,7 +81,8 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
     largest = int(np.abs(values).argmax())
     min_scale = max(_MIN_SCALE, _SCALE_ERRORS * float(np.sqrt(similar.covariance[0, 0])))
     complaint = None
-    if abs(values[largest]) > _MIN_STRAIN and _explains(affine, rigid, _AFFINE_GAIN):
+    strain = abs(float(values[largest]))
+    if strain > _MAX_BEND or (strain > _MIN_STRAIN and _explains(affine, rigid, _AFFINE_GAIN)):
         complaint = _describe_strain(-float(values[largest]), axes[:, largest])
     elif abs(np.log(scale)) > min_scale and _explains(similar, rigid, _SIMILAR_GAIN):
         complaint = describe_scale(1 / scale)

@@ -27,6 +27,7 @@ from fullfield.registration.scan import Scan
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
+_CLOSE, _STEPS = 2.3, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
@@ -82,6 +83,17 @@ def find_rivals(
             compared.append(refined)
             rivals.append(_judge(refined, compare(refined, source, target), best))
     return rivals
+
+
+def select_equal(rivals: Sequence[Rival]) -> list[Rival]:
+    """Return the rivals between which and the best pose the clouds do not decide.
+
+    Where a scene repeats itself in small steps, as spiral stairs do, windows' ends speak for one pose, but several
+    others come close.
+    """
+    equal = [rival for rival in rivals if rival.is_equal]
+    close = [rival for rival in rivals if rival.confirmed >= _MIN_CONFIRMED and rival.margin < _CLOSE]
+    return close if not equal and len(close) >= _STEPS else equal
 
 
 def distance_between(first: Floats, second: Floats, points: Floats) -> float:

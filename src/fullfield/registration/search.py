@@ -16,7 +16,7 @@ from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import Hypothesis, apply, hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.result import Registration, refuse
-from fullfield.registration.rivals import distance_between, find_rivals
+from fullfield.registration.rivals import distance_between, find_rivals, select_equal
 from fullfield.registration.scan import Scan, prepare
 from fullfield.registration.verdict import (
     BELOW_HALF,
@@ -234,7 +234,7 @@ def _judge(
     complaint = _find_deformation(pair, pose)
     if complaint is not None:
         return Objection(complaint), pose
-    equal = tuple(rival.transform for rival in rivals if rival.is_equal)
+    equal = tuple(rival.transform for rival in select_equal(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
