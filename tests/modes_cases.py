@@ -328,9 +328,9 @@ def _() -> Any:
 
 
 def _small(path: Path) -> Any:
-    from fullfield.estimators import RAFTEstimatorConfig
+    from fullfield.estimators import RAFTSettings
 
-    return RAFTEstimatorConfig(weights=str(path), updates=2)
+    return RAFTSettings(weights=str(path), updates=2)
 
 
 @case("evaluation.predict", "evaluation.evaluate")  # what they compute beside estimators

@@ -37,8 +37,8 @@ def two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.METHODS, "other", registry.Method("Other", "other_config", "OtherConfig"))
 
 
-def _chosen(*options: str) -> methods.Chosen:
-    return methods.chosen(build_parser().parse_args(["flow", "a", "b", "-o", "c", *options]))
+def _chosen(*options: str) -> methods.MethodChoice:
+    return methods.choose_method(build_parser().parse_args(["flow", "a", "b", "-o", "c", *options]))
 
 
 def test_every_field_is_an_option() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.estimators import RAFTEstimatorConfig, estimate
+from fullfield.estimators import RAFTSettings, estimate
 from fullfield.io import read_flow, write_flow, write_image
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.models.downloads import DownloadError
@@ -54,7 +54,7 @@ def test_a_network_by_name(cli: Any, weights: str) -> None:
     backend = estimate("a.png", "b.png", "raft-small", weights=weights, updates=1).backend
     assert ran.out.startswith(f"out.flo: 64x48, raft-small default ({backend}), longest motion")
     expected = estimate(
-        "a.png", "b.png", "raft-small", config=RAFTEstimatorConfig(weights=weights, updates=3, padding="kitti")
+        "a.png", "b.png", "raft-small", config=RAFTSettings(weights=weights, updates=3, padding="kitti")
     )
     assert torch.equal(read_flow("out.flo").flow, expected.flow)
 

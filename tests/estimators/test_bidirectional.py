@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.estimators import NetworkEstimator, RAFTEstimatorConfig, RefinedEstimator
-from fullfield.estimators.network_config import NetworkConfig
+from fullfield.estimators import NetworkEstimator, RAFTSettings, RefinedEstimator
+from fullfield.estimators.network_config import NetworkSettings
 from fullfield.models import PreparedFlow
 from fullfield.models.cascade import cascade_sizes
 from fullfield.testing import textured_scene
@@ -16,9 +16,9 @@ from refusals import refuses
 SCENE = textured_scene(72, 100, seed=3)
 PAIR = SCENE.frame1[None], SCENE.frame2[None]
 NETWORKS = {
-    "fullfield-s": NetworkConfig(updates=2),
-    "raft-small": RAFTEstimatorConfig(updates=2, weights="random"),
-    "raft": RAFTEstimatorConfig(updates=1, weights="random"),
+    "fullfield-s": NetworkSettings(updates=2),
+    "raft-small": RAFTSettings(updates=2, weights="random"),
+    "raft": RAFTSettings(updates=1, weights="random"),
 }
 
 

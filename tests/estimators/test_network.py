@@ -20,9 +20,9 @@ from fullfield import InputError, estimate
 from fullfield.estimators import (
     CascadedEstimator,
     Estimator,
-    NetworkConfig,
     NetworkEstimator,
-    RAFTEstimatorConfig,
+    NetworkSettings,
+    RAFTSettings,
     TVL1Estimator,
     as_frame,
     release_memory,
@@ -64,7 +64,7 @@ def weights(model: RAFT, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def make(weights: Path) -> Made:
     def made(backend: str | None = None, **parameters: Any) -> NetworkEstimator:
-        return NetworkEstimator("raft-small", RAFTEstimatorConfig(weights=str(weights), **parameters), backend=backend)
+        return NetworkEstimator("raft-small", RAFTSettings(weights=str(weights), **parameters), backend=backend)
 
     return made
 
@@ -270,10 +270,10 @@ def test_the_included_network_cascades_by_itself(monkeypatch: pytest.MonkeyPatch
     assert errors[0] < 0.7 * errors[1]
     for method, cascades in (("fullfield-s", True), ("sea-raft-s", False), ("raft", False)):
         assert NetworkEstimator(method).parameters["cascade"] is cascades
-    assert NetworkEstimator("fullfield-s", NetworkConfig(updates=0)).parameters["cascade"] is False
-    enlarging = NetworkEstimator("fullfield-s", NetworkConfig(updates=0, coarse_updates=4))
+    assert NetworkEstimator("fullfield-s", NetworkSettings(updates=0)).parameters["cascade"] is False
+    enlarging = NetworkEstimator("fullfield-s", NetworkSettings(updates=0, coarse_updates=4))
     assert enlarging.parameters["cascade"] is True
-    estimator = NetworkEstimator("fullfield-s", NetworkConfig(coarse_updates=2))
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(coarse_updates=2))
     assert (estimator.parameters["updates"], estimator.parameters["coarse_updates"]) == (4, 2)
 
 
@@ -281,8 +281,8 @@ def test_the_included_network_cascades_by_itself(monkeypatch: pytest.MonkeyPatch
 def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> None:
     scene = textured_scene(104, 116, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
-    found = NetworkEstimator("fullfield-s", NetworkConfig(updates=1, double=True)).bidirectional(*frames)
-    own = NetworkEstimator("fullfield-s", NetworkConfig(updates=1)).bidirectional(*frames)
+    found = NetworkEstimator("fullfield-s", NetworkSettings(updates=1, double=True)).bidirectional(*frames)
+    own = NetworkEstimator("fullfield-s", NetworkSettings(updates=1)).bidirectional(*frames)
     network = NetworkEstimator("fullfield-s")._ready(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
 def test_double_takes_what_the_network_is_surer_of() -> None:
     """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
     told: list[tuple[float, str]] = []
-    estimator = NetworkEstimator("fullfield-s", NetworkConfig(double=True, updates=2))
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=2))
     scene = textured_scene(96, 128, seed=1)
     first, second = (frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2))
     frames = (torch.cat((first, first)), torch.cat((second, second.roll((9, 41), (2, 3)))))  # short and long motion
@@ -310,7 +310,7 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
     assert {where for _, where in told} == {f"{width}x{height}", f"{2 * width}x{2 * height}"}
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == pytest.approx(1)
-    plain = NetworkEstimator("fullfield-s", NetworkConfig(updates=2))
+    plain = NetworkEstimator("fullfield-s", NetworkSettings(updates=2))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     own = plain.bidirectional(*frames, initial_flow=start)
     network = plain._ready(torch.device("cpu"))
@@ -333,7 +333,7 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
 @pytest.mark.parametrize("precision", ["fast", "bfloat16"])
 def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
-    config = NetworkConfig(double=True, updates=2)
+    config = NetworkSettings(double=True, updates=2)
     exact, fast = (NetworkEstimator("fullfield-s", config.replace(precision=one)) for one in ("exact", precision))
     fast.prepare("cpu", (48, 64))
     assert {size[1:] for size in fast._fast._by_size} >= {(48, 64), (96, 128)}
@@ -352,7 +352,7 @@ def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sizes(height: int, **config: Any) -> list[str]:
         told: list[str] = []
-        estimator = AutoEstimator(NetworkConfig(updates=1, **config))
+        estimator = AutoEstimator(NetworkSettings(updates=1, **config))
         frames = [frame[..., :height, :] for frame in PAIR]
         estimator(*frames, progress=lambda _, where: told.append(where))
         return [size for size in dict.fromkeys(told) if "x" in size]
@@ -365,14 +365,14 @@ def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = pickle.loads(pickle.dumps(AutoEstimator()))
     assert copied.parameters == AutoEstimator().parameters
     assert AutoEstimator().parameters["double"] == "1.5 times up to 2560 pixels"
-    assert AutoEstimator(NetworkConfig(double=False)).parameters["double"] is False
+    assert AutoEstimator(NetworkSettings(double=False)).parameters["double"] is False
 
 
 def test_the_enlarged_flow_counts_where_the_network_is_surer_of_it() -> None:
     """Frames of odd sizes, both flows from the network itself."""
     frames = [frame[..., :45, :61].expand(-1, 3, -1, -1) for frame in PAIR]
     told: list[float] = []
-    estimator = NetworkEstimator("fullfield-s", NetworkConfig(), enlarge_small=True)
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(), enlarge_small=True)
     flow = estimator(*frames, progress=lambda done, _: told.append(done))
     assert told == sorted(told)
     network = estimator._ready(torch.device("cpu"))
@@ -388,7 +388,7 @@ def test_the_enlarged_flow_counts_where_the_network_is_surer_of_it() -> None:
 
 
 def test_double_takes_bytes_as_numbers() -> None:
-    estimator = NetworkEstimator("fullfield-s", NetworkConfig(double=True, updates=1))
+    estimator = NetworkEstimator("fullfield-s", NetworkSettings(double=True, updates=1))
     bytes_ = [(frame.expand(-1, 3, -1, -1) * 255).round().to(torch.uint8) for frame in PAIR]
     assert torch.allclose(estimator(*bytes_), estimator(*(frame / 255 for frame in bytes_)), atol=1e-4)
 
@@ -563,7 +563,7 @@ def test_exact_is_float32_whatever_pytorch_is_set_to(data_dir: Path, name: str, 
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         right = original.cuda().eval()(first, second)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
-        config = RAFTEstimatorConfig(weights=str(weights), precision="exact")
+        config = RAFTSettings(weights=str(weights), precision="exact")
         flow = NetworkEstimator("raft", config)(first, second)
         assert torch.backends.cudnn.allow_tf32
     errors = [float(epe(found[0].cpu(), true.flow, true.valid)) for found in (right, flow)]
@@ -591,7 +591,7 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         raise DownloadError(f"{url}: cannot be reached")
 
     monkeypatch.setattr("fullfield.models.weights.download", unreachable)
-    estimator = NetworkEstimator("raft-small", RAFTEstimatorConfig(updates=1))
+    estimator = NetworkEstimator("raft-small", RAFTSettings(updates=1))
     target = tmp_path / "weights" / "raft-small.pth"
     with pytest.raises(DownloadError, match=f"raft-small: .*cannot be reached; fetch .* and put it at {target}"):
         estimator(*PAIR)
@@ -614,15 +614,15 @@ def test_mistakes(weights: Path) -> None:
         ({"weights": ""}, "weights: expected a file or the name of an entry"),
         ({"padding": "none"}, "padding: expected one of sintel, kitti"),
     ):
-        refuses(message, RAFTEstimatorConfig, **arguments)
-    assert NetworkConfig(weights=weights).weights == str(weights)  # type: ignore[arg-type]
+        refuses(message, RAFTSettings, **arguments)
+    assert NetworkSettings(weights=weights).weights == str(weights)  # type: ignore[arg-type]
     refuses("method: expected one of fullfield-s, fullfield-m, raft, raft-small, sea-raft-s", NetworkEstimator, "tvl1")
     with pytest.raises(InputError, match="coarse_updates: expected None without a cascade, got 2"):
-        NetworkEstimator("raft", RAFTEstimatorConfig(coarse_updates=2))
-    with pytest.raises(InputError, match="config: expected a NetworkConfig, got RAFTEstimatorConfig"):
-        NetworkEstimator("sea-raft-m", RAFTEstimatorConfig())
-    with pytest.raises(InputError, match="config: expected a RAFTEstimatorConfig"):
-        estimate(SCENE.frame1, SCENE.frame2, "raft", config=NetworkConfig())
+        NetworkEstimator("raft", RAFTSettings(coarse_updates=2))
+    with pytest.raises(InputError, match="config: expected a NetworkSettings, got RAFTSettings"):
+        NetworkEstimator("sea-raft-m", RAFTSettings())
+    with pytest.raises(InputError, match="config: expected a RAFTSettings"):
+        estimate(SCENE.frame1, SCENE.frame2, "raft", config=NetworkSettings())
     with pytest.raises(InputError, match=r"padding: expected a parameter of sea-raft-m \(weights, updates"):
         build("sea-raft", padding="kitti")
     with pytest.raises(InputError, match="preset: expected one of default, fast, got 'paper'"):
@@ -632,9 +632,7 @@ def test_mistakes(weights: Path) -> None:
 def test_padding_reaches_the_network(weights: Path) -> None:
     frames = [frame[:, :45, :61] for frame in (SCENE.frame1, SCENE.frame2)]
     both = [
-        estimate(
-            *frames, "raft-small", config=RAFTEstimatorConfig(weights=str(weights), updates=2, padding=padding)
-        ).flow
+        estimate(*frames, "raft-small", config=RAFTSettings(weights=str(weights), updates=2, padding=padding)).flow
         for padding in ("sintel", "kitti")
     ]
     assert not torch.allclose(*both, atol=1e-3)

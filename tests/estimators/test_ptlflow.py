@@ -14,12 +14,12 @@ import torch
 
 from fullfield import InputError
 from fullfield.estimators import Estimator
-from fullfield.estimators.network_config import PtlflowConfig
+from fullfield.estimators.network_config import PtlflowSettings
 from fullfield.estimators.ptlflow import PtlflowEstimator
 from refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
-RANDOM = PtlflowConfig(weights="random", updates=2)
+RANDOM = PtlflowSettings(weights="random", updates=2)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def test_frames_arrive_as_ptlflow_wants_them(frames: Any, ptlflow: Any) -> None:
 
 
 def test_a_model_without_the_operator_runs_as_it_is(frames: Any) -> None:
-    estimator = PtlflowEstimator("flownets", PtlflowConfig(weights="random"))
+    estimator = PtlflowEstimator("flownets", PtlflowSettings(weights="random"))
     assert estimator(*frames).shape == (1, 2, 130, 141)
     assert estimator.backend == "ptlflow"
     assert estimator.parameters["updates"] is None
     with pytest.raises(InputError, match="has no correlation that is known"):
-        PtlflowEstimator("flownets", PtlflowConfig(weights="random"), backend="cpu")(*frames)
+        PtlflowEstimator("flownets", PtlflowSettings(weights="random"), backend="cpu")(*frames)
     refuses("not one number", PtlflowEstimator("flownets", RANDOM), *frames)
 
 
@@ -100,11 +100,11 @@ def test_a_checkpoint_is_fetched_once(
     url = (tmp_path / "raft_small-served.ckpt").as_uri()
     reference = ptlflow.get_model_reference("raft_small")
     monkeypatch.setattr(reference, "pretrained_checkpoints", {"chairs": "x", "things": url}, raising=False)
-    first = PtlflowEstimator("raft_small", PtlflowConfig(updates=1))
+    first = PtlflowEstimator("raft_small", PtlflowSettings(updates=1))
     flow = first(*frames)
     assert first.parameters["weights"] == "things"
     (tmp_path / "raft_small-served.ckpt").unlink()
-    assert torch.equal(PtlflowEstimator("raft_small", PtlflowConfig(updates=1))(*frames), flow)
+    assert torch.equal(PtlflowEstimator("raft_small", PtlflowSettings(updates=1))(*frames), flow)
 
 
 def test_offline_says_what_to_fetch_and_where_to(
@@ -169,11 +169,11 @@ def test_mistakes(tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch) 
         PtlflowEstimator("raftt")
     refuses("memfof needs 3 frames", PtlflowEstimator, "memfof")
     with pytest.raises(InputError, match=r"no\.ckpt: no such file; ptlflow publishes things for raft_small"):
-        PtlflowEstimator("raft_small", PtlflowConfig(weights="no.ckpt"))(*frames)
+        PtlflowEstimator("raft_small", PtlflowSettings(weights="no.ckpt"))(*frames)
     with pytest.raises(InputError, match=r"cannot be built here: .*QuadTreeAttention is not compiled"):
         PtlflowEstimator("matchflow", RANDOM)(*frames)
     refuses("initial_flow", PtlflowEstimator("raft_small", RANDOM), *frames, initial_flow=torch.zeros(1, 2, 130, 141))
-    refuses("updates", PtlflowConfig, updates=0)
+    refuses("updates", PtlflowSettings, updates=0)
     monkeypatch.setitem(sys.modules, "ptlflow", None)
     refuses("needs the package ptlflow, which cannot be imported", PtlflowEstimator, "raft")
 

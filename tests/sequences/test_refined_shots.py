@@ -14,7 +14,7 @@ from torch import Tensor
 from fullfield import estimate, estimate_sequence
 from fullfield.cli.main import main
 from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator
-from fullfield.estimators.network_config import NetworkConfig
+from fullfield.estimators.network_config import NetworkSettings
 from fullfield.io import read_flow
 from fullfield.sequences import ShotSettings, open_plates
 
@@ -96,7 +96,7 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("direction", ["both", "backward"])
 def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(3)
-    network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
+    network = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
     asked = counted_calls(monkeypatch)
     monkeypatch.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
     settings = ShotSettings(direction, refine=True, confidence=True)
@@ -113,7 +113,7 @@ def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pyte
 
 def test_both_directions_of_a_network_are_one_call_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(5)
-    network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
+    network = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
     asked = counted_calls(monkeypatch)
     with monkeypatch.context() as only:
         only.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
@@ -130,6 +130,6 @@ def test_both_directions_of_a_network_are_one_call_a_pair(monkeypatch: pytest.Mo
             alone = estimate(frames[flows.number - 1], frames[other - 1], network)
             torch.testing.assert_close(flow.flow, alone.flow, atol=1e-3, rtol=0)
     asked.clear()
-    started = NetworkEstimator("fullfield-s", NetworkConfig(updates=0))  # which has no such call
+    started = NetworkEstimator("fullfield-s", NetworkSettings(updates=0))  # which has no such call
     assert all(f.problems == () for f in estimate_sequence(frames[:3], started, direction="both"))
     assert len(asked) == 1

@@ -68,7 +68,7 @@ def _as_stored(frame: Tensor) -> Tensor:
 def run(args: argparse.Namespace) -> int:
     """Generate the scene, estimate, score and draw."""
     watch = report.Stopwatch()
-    chosen = methods.chosen(args)
+    chosen = methods.choose_method(args)
     folder = Path(args.output)
     if folder.exists():
         paths.check_folder(folder, "--output")

@@ -111,9 +111,9 @@ def install_command(extra: str) -> str:
     checkout = Path(url2pathname(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
     if checkout is None or not (checkout / "pyproject.toml").is_file():
         return f"pip install 'fullfield[{extra}]'"
-    here = checkout.resolve() == Path.cwd().resolve()
+    is_current = checkout.resolve() == Path.cwd().resolve()
     editable = "-e " if origin["dir_info"].get("editable") else ""
-    return f"pip install {editable}'{'.' if here else checkout}[{extra}]'"
+    return f"pip install {editable}'{'.' if is_current else checkout}[{extra}]'"
 
 
 def _missing(brings: tuple[str, ...]) -> list[str]:
@@ -158,9 +158,9 @@ def _backends(operator: str, *device: str) -> dict[str, Any]:
     """Return the chosen backend on a device, by default the CPU, and why the others are not."""
     module, function = _ELSEWHERE.get(operator, (operator, "backends"))
     options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(*device)).items())
-    chosen = next((name for name, reason in options if reason is None), None)
-    reasons = {name: reason or f"can run; {chosen} comes first" for name, reason in options if name != chosen}
-    return {"backend": chosen, "others": reasons}
+    selected = next((name for name, reason in options if reason is None), None)
+    reasons = {name: reason or f"can run; {selected} comes first" for name, reason in options if name != selected}
+    return {"backend": selected, "others": reasons}
 
 
 def _gpus() -> list[str]:
@@ -230,8 +230,8 @@ def _colour_management() -> dict[str, object]:
 
     config = os.environ.get("OCIO") or OCIO_CONFIG
     spaces = oiio.ColorConfig(config)
-    complaint = spaces.geterror()
-    return {"config": config, "problem": complaint or None, "colour_spaces": len(spaces.getColorSpaceNames())}
+    error = spaces.geterror()
+    return {"config": config, "problem": error or None, "colour_spaces": len(spaces.getColorSpaceNames())}
 
 
 def _main_job() -> dict[str, object]:
@@ -264,8 +264,8 @@ def _on_ptlflow(found: dict[str, str | None] | None) -> str:
 
 def _print(findings: dict[str, Any]) -> None:
     for topic in ("versions", "system"):
-        facts = findings[topic] or {}
-        print(f"{topic:<14}" + ", ".join(f"{name} {value or 'absent'}" for name, value in facts.items()))
+        properties = findings[topic] or {}
+        print(f"{topic:<14}" + ", ".join(f"{name} {value or 'absent'}" for name, value in properties.items()))
     for device, reason in (findings["devices"] or {}).items():
         print(f"device        {device}: {reason or 'can be used'}")
     for package, problem in findings["packages"].items():

@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")
-    chosen = methods.chosen(args)
+    chosen = methods.choose_method(args)
     with naming(scale="--scale"):
         scale = read_scale(args.scale)
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):

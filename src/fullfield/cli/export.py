@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("export")
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
-    facts = {
+    properties = {
         **report.select(args, "output", "method", "dynamic", "batch", "lookup"),
         "weights": weights,
         "updates": updates,
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     }
     sizes = "any size" if args.dynamic else f"{width}x{height}"
     summary = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
-    report.print_report(args, facts, f"{report.printable(args.output)}: {summary}")
+    report.print_report(args, properties, f"{report.printable(args.output)}: {summary}")
     return 0
 
 

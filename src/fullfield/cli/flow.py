@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     watch = report.Stopwatch()
     _check_frames(args)
     _check_files(args)
-    choice = replace(methods.chosen(args), scale=args.scale)
+    choice = replace(methods.choose_method(args), scale=args.scale)
 
     from fullfield.cli.options import read_frames
 
@@ -194,7 +194,7 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: io.FrameWindo
     return flow
 
 
-def _note_levels(choice: methods.Chosen, frame: Tensor) -> None:
+def _note_levels(choice: methods.MethodChoice, frame: Tensor) -> None:
     """Print a note if the frames are too small for the requested levels."""
     requested, factor = (getattr(choice.config, name, None) for name in ("scales", "scale_factor"))
     if requested is None or factor is None:
@@ -245,7 +245,7 @@ def _write(
 
 def _report(
     args: argparse.Namespace,
-    choice: methods.Chosen,
+    choice: methods.MethodChoice,
     flows: list[estimators.Flow],  # and the one to the frame before
     scene: scenes.Scene,
     outcome: _Outcome,
@@ -270,7 +270,7 @@ def _report(
         "problem": outcome.problem,
         "st_map": args.st_map,
         "picture": picture,
-        **choice.facts(flow),
+        **choice.describe(flow),
         "refined": refined,
         "device": choice.device,
         "previous": args.previous,

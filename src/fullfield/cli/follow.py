@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, follow every reference, report."""
-    choice = methods.chosen(args)
+    choice = methods.choose_method(args)
     outputs = _check_files(args)
 
     from fullfield import sequences
@@ -143,7 +143,7 @@ def _check_files(args: argparse.Namespace) -> dict[int, Output]:
 
 
 def _run_job(
-    args: argparse.Namespace, job: FollowJob, choice: methods.Chosen, progress: ProgressBar
+    args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice, progress: ProgressBar
 ) -> tuple[Outcome, Plan]:
     from fullfield import sequences
 
@@ -175,7 +175,7 @@ def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
 
 
 def _report(
-    args: argparse.Namespace, choice: methods.Chosen, outcome: Outcome, numbers: tuple[int, ...], existing: int
+    args: argparse.Namespace, choice: methods.MethodChoice, outcome: Outcome, numbers: tuple[int, ...], existing: int
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
@@ -190,7 +190,7 @@ def _report(
         "existing": existing,
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select(outcome, "stopped", "cuts"),
-        **choice.facts(),
+        **choice.describe(),
         "seconds": {"total": outcome.wall_s},
     }
     text = f"{report.printable(args.output)}: {len(outcome.written)} frames written, {existing} kept"

@@ -83,7 +83,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the options, estimate until the source ends or the user stops, and report."""
-    chosen = methods.chosen(args)
+    choice = methods.choose_method(args)
     _check(args)
 
     from fullfield.estimators.live import LiveStatistics
@@ -94,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
         source = io.open_video(args.source)
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
-        screen = _Screen.of(args, chosen.device, source, stack)
-        compute = _computation(chosen, (source.height, source.width))  # compiles before frames come
+        screen = _Screen.of(args, choice.device, source, stack)
+        compute = _computation(choice, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, statistics, status, threads)
         if statistics.frames < 2 and not interrupted:
             raise InputError(f"{args.source}: expected two frames or more, got {statistics.frames}")
-    _report(args, chosen, source, compute.backend, screen, statistics, interrupted)
+    _report(args, choice, source, compute.backend, screen, statistics, interrupted)
     return 0
 
 
@@ -113,34 +113,34 @@ def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
 # ---- computing
 
 
-def _computation(chosen: methods.Chosen, size: tuple[int, int]) -> _PerPair | _Persistent:
+def _computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _PerPair | _Persistent:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
-    make = getattr(chosen.estimator, "persistent_solver", None)
-    solver = make and make(size, check.device(chosen.device, "--device"))
+    make = getattr(choice.estimator, "persistent_solver", None)
+    solver = make and make(size, check.device(choice.device, "--device"))
     if solver is not None:
-        return _Persistent(solver, size, chosen.device)
-    chosen.prepare(size, lambda _fraction, _text: None, quiet=True)
-    return _PerPair(chosen)
+        return _Persistent(solver, size, choice.device)
+    choice.prepare(size, lambda _fraction, _text: None, quiet=True)
+    return _PerPair(choice)
 
 
 class _PerPair:
     """Estimator whose frames are uploaded for every pair; the flow is complete when a call returns."""
 
-    def __init__(self, chosen: methods.Chosen) -> None:
-        self._chosen = chosen
-        self._is_grey = get_method(chosen.method).luminance_only
+    def __init__(self, choice: methods.MethodChoice) -> None:
+        self._choice = choice
+        self._is_grey = get_method(choice.method).luminance_only
 
     @property
     def backend(self) -> str:
-        return str(self._chosen.estimator.backend)
+        return str(self._choice.estimator.backend)
 
     def __call__(self, pair: FramePair) -> Tensor:
         first, second = (self._values(captured.frame) for captured in pair)
-        return _finished(self._chosen.estimator(first, second)[0])
+        return _finished(self._choice.estimator(first, second)[0])
 
     def _values(self, frame: Any) -> Tensor:
         pixels: Tensor = frame.luma() if self._is_grey else frame.rgb()
-        return pixels[None].to(self._chosen.device).float().div_(255)
+        return pixels[None].to(self._choice.device).float().div_(255)
 
 
 class _Persistent:
@@ -353,7 +353,7 @@ def _waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
 
 def _report(
     args: argparse.Namespace,
-    chosen: methods.Chosen,
+    choice: methods.MethodChoice,
     source: VideoSource,
     backend: str,
     screen: _Screen,
@@ -370,7 +370,7 @@ def _report(
             "max_motion": screen.colors.max_motion,
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-    what = f"{source.width}x{source.height}{rate}, {chosen.title}, on {chosen.device} (backend {backend})"
+    what = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
     text = f"{report.printable(args.source)}: {what}: {summary(statistics)}"
     if args.viz is not None and picture is not None:
         words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
@@ -384,8 +384,8 @@ def _report(
         **counts,
         "interrupted": interrupted,
         "picture": picture,
-        **report.select(chosen, "method", "preset", "device"),
-        "parameters": dict(chosen.estimator.parameters),
+        **report.select(choice, "method", "preset", "device"),
+        "parameters": dict(choice.estimator.parameters),
         "backend": backend,
     }
     report.print_report(args, facts, text, memory=True)

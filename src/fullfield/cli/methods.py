@@ -28,7 +28,7 @@ DEVICE_HELP = "auto (the first GPU with kernels, else the CPU), cpu, cuda, cuda:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MethodChoice:
     """Method with its checked settings. Keeps its estimator."""
 
     method: str
@@ -56,11 +56,11 @@ class Chosen:
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} {self.preset}" + (", random weights" if random else "")
 
-    def facts(self, made: Any = None) -> dict[str, Any]:
-        """Return the method and its settings for a report, as the flow ``made`` has them, else the estimator."""
-        made = made or self.estimator
-        found = {"method": made.method, "parameters": dict(made.parameters), "backend": made.backend}
-        return {**found, "requested_method": self.method, "preset": self.preset}
+    def describe(self, source: Any = None) -> dict[str, Any]:
+        """Return the method and its settings for a report, as the flow ``source`` has them, else the estimator."""
+        source = self.estimator if source is None else source
+        used = {"method": source.method, "parameters": dict(source.parameters), "backend": source.backend}
+        return {**used, "requested_method": self.method, "preset": self.preset}
 
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
         """Check the device, download missing weights, and load or compile the kernels for frames of this size."""
@@ -90,8 +90,8 @@ def fetching(progress: Callable[[float, str], None], what: str) -> Callable[[int
     """Return a callback that reports downloaded and total bytes to ``progress``."""
 
     def report(have: int, total: int | None) -> None:
-        whole = "" if total is None else f" of {total / 1e6:.1f}"
-        progress(have / total if total else 0.0, f"downloading {what}, {have / 1e6:.1f}{whole} MB")
+        full = "" if total is None else f" of {total / 1e6:.1f}"
+        progress(have / total if total else 0.0, f"downloading {what}, {have / 1e6:.1f}{full} MB")
 
     return report
 
@@ -136,20 +136,20 @@ class Parameter:
 
 def parameters(method: str) -> Mapping[str, Parameter]:
     """Return the parameters of ``method`` by option."""
-    return _parameters_of(get_method(method).load())
+    return _list_parameters(get_method(method).load())
 
 
 @cache  # the parsers call it a thousand times
-def _parameters_of(config: Any) -> Mapping[str, Parameter]:
+def _list_parameters(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
-    found = {}
+    result = {}
     for field in dataclasses.fields(config):
-        annotation, described = annotations[field.name], {"help": "", "choices": None, **field.metadata}
-        if described["choices"] is None and typing.get_origin(annotation) is typing.Literal:
-            described["choices"] = typing.get_args(annotation)
-        parameter = Parameter(field.name, annotation, **described)
-        found[parameter.option] = parameter
-    return types.MappingProxyType(found)
+        annotation, metadata = annotations[field.name], {"help": "", "choices": None, **field.metadata}
+        if metadata["choices"] is None and typing.get_origin(annotation) is typing.Literal:
+            metadata["choices"] = typing.get_args(annotation)
+        parameter = Parameter(field.name, annotation, **metadata)
+        result[parameter.option] = parameter
+    return types.MappingProxyType(result)
 
 
 def add_method_options(
@@ -206,7 +206,7 @@ def use_threads(count: int | None) -> None:
         torch.set_num_threads(count)
 
 
-def chosen(args: argparse.Namespace) -> Chosen:
+def choose_method(args: argparse.Namespace) -> MethodChoice:
     """Return the method and its settings; InputError names the option that does not fit."""
     method = get_method(args.method)
     presets = method.presets()
@@ -216,7 +216,7 @@ def chosen(args: argparse.Namespace) -> Chosen:
     with naming(**words(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
         origin = None if method.network is None else find_origin(method.network, config.weights)
-    return Chosen(args.method, args.preset, config, args.backend, _resolved_device(args.device), origin)
+    return MethodChoice(args.method, args.preset, config, args.backend, _resolved_device(args.device), origin)
 
 
 def _resolved_device(name: str) -> str:
@@ -252,12 +252,12 @@ def add_parameter_options(parser: argparse.ArgumentParser) -> None:
 def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
     """Add one option, with its meaning for each method that has it."""
     parameter = next(iter(meanings.values()))
-    alike: dict[str, list[str]] = {}
+    names_by_help: dict[str, list[str]] = {}
     for name, meaning in meanings.items():
-        alike.setdefault(meaning.help, []).append(name)
-    texts = [f"{help}{_values(tuple(names), parameter)}" for help, names in alike.items()]
-    if len(alike) > 1:
-        texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, alike.values(), strict=True)]
+        names_by_help.setdefault(meaning.help, []).append(name)
+    texts = [f"{help}{_values(tuple(names), parameter)}" for help, names in names_by_help.items()]
+    if len(names_by_help) > 1:
+        texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, names_by_help.values(), strict=True)]
     how: dict[str, Any] = {"metavar": "|".join(dict.fromkeys(meaning.placeholder for meaning in meanings.values()))}
     if parameter.is_switch:
         how = {"action": argparse.BooleanOptionalAction}
@@ -287,8 +287,8 @@ def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
         if option not in own:
             owners = ", ".join(_owners(option))
             raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
-        found = value(args, option)
-        chosen[own[option].field] = found if isinstance(found, bool) else own[option].read(found)
+        result = value(args, option)
+        chosen[own[option].field] = result if isinstance(result, bool) else own[option].read(result)
     return chosen
 
 
@@ -317,14 +317,14 @@ def _show(value: object) -> str:
     return "auto" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parts(annotation: object) -> tuple[object, tuple[object, ...]]:
+def _split_annotation(annotation: object) -> tuple[object, tuple[object, ...]]:
     """Split ``Union`` (also ``A | B``), ``tuple`` or ``Literal`` from its arguments; a plain type gives None."""
     origin = typing.get_origin(annotation)
     return typing.Union if origin is types.UnionType else origin, typing.get_args(annotation)
 
 
 def _metavar(annotation: object) -> str:
-    origin, inner = _parts(annotation)
+    origin, inner = _split_annotation(annotation)
     if origin is typing.Union:
         return "|".join(map(_metavar, inner))
     if origin is tuple:
@@ -337,16 +337,16 @@ def _metavar(annotation: object) -> str:
 
 def _read(annotation: object, text: str) -> object:
     """Parse ``text`` as ``annotation``; ValueError if it does not fit."""
-    origin, inner = _parts(annotation)
+    origin, inner = _split_annotation(annotation)
     if origin is typing.Union:
         for member in sorted(inner, key=lambda member: member is not type(None)):
             with contextlib.suppress(ValueError):
                 return _read(member, text)
         raise ValueError(text)
     if origin is tuple:
-        parts = text.split(",")
-        kinds = [inner[0]] * len(parts) if inner[-1] is Ellipsis else inner
-        return tuple(_read(kind, part.strip()) for kind, part in zip(kinds, parts, strict=True))
+        items = text.split(",")
+        kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else inner
+        return tuple(_read(kind, part.strip()) for kind, part in zip(kinds, items, strict=True))
     if origin is typing.Literal:
         return next((choice for choice in inner if str(choice) == text), text)
     words: dict[object, dict[str, object]] = {type(None): {"auto": None}, bool: {"true": True, "false": False}}

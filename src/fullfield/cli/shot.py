@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if args.others:
         names = 1 + len(args.others)
         raise InputError(f"PLATES: expected one pattern, got {names} names; quote a glob, as in 'plate.*.exr'")
-    choice = replace(methods.chosen(args), scale=args.scale)
+    choice = replace(methods.choose_method(args), scale=args.scale)
     frame_files, output = _check_files(args)
 
     from fullfield.sequences.plates import open_frame_files
@@ -328,7 +328,7 @@ def _frame_report(args: argparse.Namespace, progress: ProgressBar, count: int) -
 
 def _report(
     args: argparse.Namespace,
-    choice: methods.Chosen,
+    choice: methods.MethodChoice,
     job: sequences.ShotJob,
     devices: Sequence[str],
     plan: Plan,
@@ -357,7 +357,7 @@ def _report(
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select(outcome, "stopped", "cuts", "duplicates"),
         **report.select(job.settings, "direction", "step"),
-        **choice.facts(),
+        **choice.describe(),
         "refined": refined,
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare the method, estimate the flow of two pictures of noise with all options, and report."""
-    choice = methods.chosen(args)
+    choice = methods.choose_method(args)
     watch = report.Stopwatch()
 
     import torch
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         watch.lap("estimate")
     folder = folder_named(".")
     properties = {
-        **choice.facts(flow),
+        **choice.describe(flow),
         "device": choice.device,
         "cache": None if folder is None else str(folder.resolve()),
         "seconds": watch.seconds(),

@@ -41,13 +41,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    here = {entry.name: cached_weights(entry) for entry in WEIGHTS.values()}
+    paths = {entry.name: cached_weights(entry) for entry in WEIGHTS.values()}
     if args.json:
         entries = [
             {
                 **{field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)},
                 "metrics": dict(entry.metrics),
-                "path": None if here[entry.name] is None else str(here[entry.name]),
+                "path": None if paths[entry.name] is None else str(paths[entry.name]),
             }
             for entry in WEIGHTS.values()
         ]
@@ -56,8 +56,8 @@ def _list(args: argparse.Namespace) -> int:
     rows = []
     for entry in WEIGHTS.values():
         default = "*" if entry.name in DEFAULTS.values() else " "
-        place = "here" if here[entry.name] is not None else "" if entry.url is not None else "by hand"
-        rows.append((f"{default} {entry.name}", place, ", ".join(entry.models), entry.training))
+        location = "here" if paths[entry.name] is not None else "" if entry.url is not None else "by hand"
+        rows.append((f"{default} {entry.name}", location, ", ".join(entry.models), entry.training))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1, 2)]
     for row in rows:
         print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, (*widths, 0), strict=True)))
@@ -70,16 +70,16 @@ def _list(args: argparse.Namespace) -> int:
 
 def _fetch(args: argparse.Namespace) -> int:
     entries = [_entry(name) for name in args.names]
-    found = {}
+    paths = {}
     with ProgressBar("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
-            part = progress.span(index / len(entries), (index + 1) / len(entries))
-            path = fetch_weights(entry, fetching(part, entry.name))
-            found[entry.name] = str(path)
+            entry_progress = progress.span(index / len(entries), (index + 1) / len(entries))
+            path = fetch_weights(entry, fetching(entry_progress, entry.name))
+            paths[entry.name] = str(path)
             if not args.json:
                 print(report.printable(path))
     if args.json:
-        report.print_json({"paths": found})
+        report.print_json({"paths": paths})
     return 0
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from fullfield.estimators.flow import Flow as Flow
     from fullfield.estimators.frames import as_frame as as_frame
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
-    from fullfield.estimators.network_config import NetworkConfig as NetworkConfig
-    from fullfield.estimators.network_config import PtlflowConfig as PtlflowConfig
-    from fullfield.estimators.network_config import RAFTEstimatorConfig as RAFTEstimatorConfig
+    from fullfield.estimators.network_config import NetworkSettings as NetworkSettings
+    from fullfield.estimators.network_config import PtlflowSettings as PtlflowSettings
+    from fullfield.estimators.network_config import RAFTSettings as RAFTSettings
     from fullfield.estimators.opencv import OpenCVFlow as OpenCVFlow
     from fullfield.estimators.protocol import Estimator as Estimator
     from fullfield.estimators.ptlflow import PtlflowEstimator as PtlflowEstimator
@@ -33,7 +33,7 @@ __all__, __getattr__, __dir__ = lazy(
         "flow": "Flow",
         "frames": "as_frame",
         "network": "NetworkEstimator",
-        "network_config": "NetworkConfig PtlflowConfig RAFTEstimatorConfig",
+        "network_config": "NetworkSettings PtlflowSettings RAFTSettings",
         "opencv": "OpenCVFlow",
         "protocol": "Estimator",
         "ptlflow": "PtlflowEstimator",

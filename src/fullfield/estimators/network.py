@@ -16,7 +16,7 @@ from fullfield._switch import Switch
 from fullfield.estimators._still import find_still_areas
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
-from fullfield.estimators.network_config import NetworkConfig
+from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, canonical, get_method
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fullfield.models.network import FlowNetwork
     from fullfield.models.prepared import PreparedFlow, PreparedSizes
-    from fullfield.models.shape import NetworkShape
+    from fullfield.models.shape import NetworkArchitecture
 
 logger = logging.getLogger("fullfield")
 
@@ -67,7 +67,7 @@ class PairSize(NamedTuple):
         return self.height * self.width
 
 
-def _lookup_request(shape: NetworkShape, size: PairSize) -> Request:
+def _lookup_request(shape: NetworkArchitecture, size: PairSize) -> Request:
     """Return what a network in float32 requests of the correlation lookup for frames of this size."""
     rows, columns = padding_for(size.height, size.width).cells(size.height, size.width)
     return Request(
@@ -99,19 +99,19 @@ class NetworkEstimator(LoadingEstimator):
 
     Args:
         method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
-        config: a :class:`RAFTEstimatorConfig` for RAFT, a :class:`NetworkConfig` for SEA-RAFT; by default the method's
+        config: a :class:`RAFTSettings` for RAFT, a :class:`NetworkSettings` for SEA-RAFT; by default the method's
             own weights and number of updates, in half precision on a GPU; ``"fullfield-s"`` cascades.
         backend: backend of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`.
         enlarge_small: True estimates frames of at most 500,000 pixels also at one and a half times their size, where
             ``config.double`` is None.
     """
 
-    config: NetworkConfig
+    config: NetworkSettings
 
     def __init__(
         self,
         method: str = "raft",
-        config: NetworkConfig | None = None,
+        config: NetworkSettings | None = None,
         *,
         backend: str | None = None,
         enlarge_small: bool = False,
@@ -454,7 +454,7 @@ class AutoEstimator(RefinedEstimator):
         backend: backend of the correlation lookup.
     """
 
-    def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
+    def __init__(self, config: NetworkSettings | None = None, *, backend: str | None = None) -> None:
         self._is_fast = config is not None and config.precision not in ("auto", "exact")
         refinement = RefinementConfig() if self._is_fast else THREE_PASSES
         network = NetworkEstimator(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fullfield._check import choice, number, require
 from fullfield._config import Config, parameter
 from fullfield.models.raft.config import PADDINGS
-from fullfield.models.shape import NetworkShape
+from fullfield.models.shape import NetworkArchitecture
 from fullfield.models.weights import RANDOM as RANDOM
 
 PREFIX = "ptlflow:"
@@ -18,7 +18,7 @@ PRECISIONS = ("auto", "exact", "fast", "bfloat16")
 
 
 @dataclass(frozen=True)
-class NetworkConfig(Config):
+class NetworkSettings(Config):
     """Configuration of SEA-RAFT or any network of the family: weights, updates, cascade and precision.
 
     The method chooses fields that are None.
@@ -74,13 +74,13 @@ class NetworkConfig(Config):
         require(is_valid, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool | None), "double", "True, False or None", self.double)
 
-    def shaped(self, shape: NetworkShape) -> NetworkShape:
+    def shaped(self, shape: NetworkArchitecture) -> NetworkArchitecture:
         """Return the network's shape with the settings that belong to it."""
         return shape
 
 
 @dataclass(frozen=True)
-class RAFTEstimatorConfig(NetworkConfig):
+class RAFTSettings(NetworkSettings):
     """Configuration of RAFT."""
 
     padding: str = parameter(
@@ -94,13 +94,13 @@ class RAFTEstimatorConfig(NetworkConfig):
         choice(self.padding, "padding", PADDINGS)
         require(not self.double, "double", "False for RAFT, which does not estimate its uncertainty", "True")
 
-    def shaped(self, shape: NetworkShape) -> NetworkShape:
+    def shaped(self, shape: NetworkArchitecture) -> NetworkArchitecture:
         """Return the network's shape with the padding."""
         return shape.replace(padding=self.padding)
 
 
 @dataclass(frozen=True)
-class PtlflowConfig(Config):
+class PtlflowSettings(Config):
     """Configuration of a model of ptlflow: weights, updates and whether it is patched."""
 
     weights: str | None = parameter(
@@ -125,18 +125,18 @@ class PtlflowConfig(Config):
 
 
 @dataclass(frozen=True)
-class OwnConfig(Config):
+class OwnSettings(Config):
     """Configuration of a class of the user's, which has no parameters here."""
 
 
-RAFT_PRESETS: Mapping[str, RAFTEstimatorConfig] = {
-    "default": RAFTEstimatorConfig(),
-    "fast": RAFTEstimatorConfig(precision="fast"),
+RAFT_PRESETS: Mapping[str, RAFTSettings] = {
+    "default": RAFTSettings(),
+    "fast": RAFTSettings(precision="fast"),
 }
-PRESETS: Mapping[str, NetworkConfig] = {
-    "default": NetworkConfig(),
-    "fast": NetworkConfig(precision="fast"),
-    "accurate": NetworkConfig(double=True, precision="exact"),
+PRESETS: Mapping[str, NetworkSettings] = {
+    "default": NetworkSettings(),
+    "fast": NetworkSettings(precision="fast"),
+    "accurate": NetworkSettings(double=True, precision="exact"),
 }
-OWN_PRESETS: Mapping[str, OwnConfig] = {"default": OwnConfig()}
-PTLFLOW_PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}
+OWN_PRESETS: Mapping[str, OwnSettings] = {"default": OwnSettings()}
+PTLFLOW_PRESETS: Mapping[str, PtlflowSettings] = {"default": PtlflowSettings()}

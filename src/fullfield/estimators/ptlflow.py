@@ -15,7 +15,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.devices import check_fork
 from fullfield.estimators.frames import check_pair
-from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
+from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
 from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download
 from fullfield.models.state import fit, read_state
@@ -55,15 +55,15 @@ class PtlflowEstimator(LoadingEstimator):
         InputError: if ptlflow is not installed or cannot be imported, or has no such model for two frames.
     """
 
-    config: PtlflowConfig
+    config: PtlflowSettings
 
-    def __init__(self, name: str, config: PtlflowConfig | None = None, *, backend: str | None = None) -> None:
+    def __init__(self, name: str, config: PtlflowSettings | None = None, *, backend: str | None = None) -> None:
         from fullfield.integrations.ptlflow import FRAME_COUNTS
 
         own_name = name.removeprefix(PREFIX)
         self.method = PREFIX + own_name
-        self.config = PtlflowConfig() if config is None else config
-        _check.require(isinstance(self.config, PtlflowConfig), "config", "a PtlflowConfig", self.config)
+        self.config = PtlflowSettings() if config is None else config
+        _check.require(isinstance(self.config, PtlflowSettings), "config", "a PtlflowSettings", self.config)
         names = import_ptlflow().get_model_names()
         if own_name not in names:
             hint = _check.nearest(self.method, [PREFIX + model_name for model_name in names])

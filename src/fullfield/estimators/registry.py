@@ -104,7 +104,7 @@ class OwnMethod(Method):
 _CONFIGS = "fullfield.estimators.network_config"
 
 
-def _network(title: str, name: str, config: str = "NetworkConfig", presets: str = "PRESETS", **more: Any) -> Method:
+def _network(title: str, name: str, config: str = "NetworkSettings", presets: str = "PRESETS", **more: Any) -> Method:
     """Return the entry of a network whose weights are published under ``name``."""
     estimator = "fullfield.estimators.network:NetworkEstimator"
     return Method(title, _CONFIGS, config, presets, estimator, is_family=True, network=name, **more)
@@ -121,7 +121,7 @@ METHODS = {
     "auto": Method(
         "auto",
         _CONFIGS,
-        "NetworkConfig",
+        "NetworkSettings",
         # The network that it refines.
         network="fullfield-s",
         estimator="fullfield.estimators.network:AutoEstimator",
@@ -129,15 +129,15 @@ METHODS = {
     ),
     "fullfield-s": _network("fullfield-s", "fullfield-s", cascades=True),
     "fullfield-m": _network("fullfield-m", "fullfield-m", cascades=True),
-    "raft": _network("RAFT", "raft", "RAFTEstimatorConfig", "RAFT_PRESETS"),
-    "raft-small": _network("RAFT-small", "raft-small", "RAFTEstimatorConfig", "RAFT_PRESETS"),
+    "raft": _network("RAFT", "raft", "RAFTSettings", "RAFT_PRESETS"),
+    "raft-small": _network("RAFT-small", "raft-small", "RAFTSettings", "RAFT_PRESETS"),
     "sea-raft-s": _network("SEA-RAFT (S)", "sea-raft-s"),
     "sea-raft-m": _network("SEA-RAFT (M)", "sea-raft-m"),
     "sea-raft-l": _network("SEA-RAFT (L)", "sea-raft-l"),
     PTLFLOW: Method(
         "ptlflow's models",
         _CONFIGS,
-        "PtlflowConfig",
+        "PtlflowSettings",
         "PTLFLOW_PRESETS",
         "fullfield.estimators.ptlflow:PtlflowEstimator",
         is_family=True,
@@ -168,7 +168,7 @@ def canonical(method: str) -> str:
 def get_method(name: str) -> Method:
     """Return the entry of a canonical name."""
     if _is_own_class(name):
-        return OwnMethod(name, _CONFIGS, "OwnConfig", "OWN_PRESETS")
+        return OwnMethod(name, _CONFIGS, "OwnSettings", "OWN_PRESETS")
     return METHODS[PTLFLOW if name.startswith(PREFIX) else name]
 
 

@@ -16,7 +16,7 @@ from fullfield.models import framing
 from fullfield.models.state import fit, from_torchvision, read_state, recognise, without_aliases
 
 if TYPE_CHECKING:
-    from fullfield.models.shape import NetworkShape
+    from fullfield.models.shape import NetworkArchitecture
 
 
 class Encoded(NamedTuple):
@@ -55,7 +55,7 @@ class FlowNetwork(nn.Module):
     family: ClassVar[str]
     norm_prefix: ClassVar[str]
     cpu_format: ClassVar[torch.memory_format] = torch.contiguous_format
-    config: NetworkShape
+    config: NetworkArchitecture
     correlation: str | None
     fnet: Any
     cnet: Any

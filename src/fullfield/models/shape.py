@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fullfield._config import Config
 
 
-class NetworkShape(Config):
+class NetworkArchitecture(Config):
     """Shape of a network, and the classes that implement it.
 
     Attributes:

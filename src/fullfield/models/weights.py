@@ -18,7 +18,7 @@ from fullfield._kernels.cache_folder import candidates, usable
 from fullfield.models.downloads import DownloadError, DownloadProgress, download, extract
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
-from fullfield.models.shape import NetworkShape
+from fullfield.models.shape import NetworkArchitecture
 
 if TYPE_CHECKING:
     from fullfield.models.raft.model import RAFT
@@ -236,7 +236,7 @@ _SHAPES = (
     SEARAFTConfig.fullfield_s(), SEARAFTConfig.fullfield_m(), RAFTConfig.large(), RAFTConfig.small(),
     SEARAFTConfig.small(), SEARAFTConfig.medium(), SEARAFTConfig.large(),
 )  # fmt: skip
-NETWORKS: Mapping[str, NetworkShape] = MappingProxyType({shape.name: shape for shape in _SHAPES})
+NETWORKS: Mapping[str, NetworkArchitecture] = MappingProxyType({shape.name: shape for shape in _SHAPES})
 """Shape of every network, by the model's name. A new network adds one entry, and one to :data:`DEFAULTS` as soon as it
 has published weights."""
 
@@ -396,7 +396,7 @@ def find_origin(model: str, source: str | os.PathLike[str] | WeightsEntry | None
 
 
 def load_weights(
-    model: str | NetworkShape | RAFT | SEARAFT,
+    model: str | NetworkArchitecture | RAFT | SEARAFT,
     source: str | os.PathLike[str] | WeightsEntry | Origin | None = None,
     progress: DownloadProgress | None = None,
     *,
@@ -416,7 +416,7 @@ def load_weights(
         InputError: if the model, the name or the file does not fit.
         OSError: if the file cannot be read or downloaded.
     """
-    is_new = isinstance(model, (str, NetworkShape))
+    is_new = isinstance(model, (str, NetworkArchitecture))
     chosen: RAFT | SEARAFT = build_model(model, correlation, seed=_SEED) if is_new else model  # type: ignore[arg-type,assignment]
     origin = source if isinstance(source, Origin) else find_origin(chosen.config.name, source)
     if origin.is_random:
@@ -429,7 +429,7 @@ def load_weights(
 
 
 def build_model(
-    shape: str | NetworkShape, correlation: str | None = None, *, seed: int | None = None
+    shape: str | NetworkArchitecture, correlation: str | None = None, *, seed: int | None = None
 ) -> RAFT | SEARAFT:
     """Return a model of that shape, or of the name in :data:`NETWORKS`, with random weights, in evaluation mode.
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fullfield._check import choice, number, require
-from fullfield.models.shape import NetworkShape
+from fullfield.models.shape import NetworkArchitecture
 
 # How frames are padded to multiples of eight: evenly, or (KITTI) rows only below.
 PADDINGS = ("sintel", "kitti")
 
 
 @dataclass(frozen=True)
-class RAFTConfig(NetworkShape):
+class RAFTConfig(NetworkArchitecture):
     """Shape of RAFT; the defaults are the large model. See :meth:`large` and :meth:`small`.
 
     Sizes are channels. ``updates`` is the number of flow updates unless a call sets it.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fullfield._check import InputError, choice, number, require
-from fullfield.models.shape import NetworkShape
+from fullfield.models.shape import NetworkArchitecture
 
 # Residual blocks in the three stages of the encoders.
 BACKBONES = {"resnet18": (2, 2, 2), "resnet34": (3, 4, 6)}
@@ -24,7 +24,7 @@ _OFFICIAL = {
 
 
 @dataclass(frozen=True)
-class SEARAFTConfig(NetworkShape):
+class SEARAFTConfig(NetworkArchitecture):
     """Shape of SEA-RAFT; the defaults are M.
 
     See :meth:`small`, :meth:`medium` and :meth:`large` for the published ones, :meth:`fullfield_s` for the included
