@@ -52,7 +52,7 @@ def test_a_network_by_name(cli: Any, weights: str) -> None:
     ran = cli(*PAIR, "--method", "raft-small", "--weights", weights, "--updates", "3", "--padding", "kitti")
     assert ran.code == 0, ran.err
     backend = estimate("a.png", "b.png", "raft-small", weights=weights, updates=1).backend
-    assert ran.out.startswith(f"out.flo: 64x48, raft-small default ({backend}), longest motion")
+    assert ran.out.startswith(f"out.flo: 64x48, raft-small default, on cpu (backend {backend}), longest motion")
     expected = estimate(
         "a.png", "b.png", "raft-small", config=RAFTSettings(weights=weights, updates=3, padding="kitti")
     )
@@ -88,7 +88,7 @@ def test_json(cli: Any, weights: str) -> None:
 def test_random_weights_are_marked(cli: Any) -> None:
     ran = cli(*PAIR, "--method", "sea-raft", "--weights", "random", "--updates", "1")
     assert ran.code == 0, ran.err
-    assert "64x48, sea-raft-m default, random weights (" in ran.out
+    assert "64x48, sea-raft-m default, random weights, on cpu (" in ran.out
     report = cli(*PAIR, "--method", "raft-small", "--weights", "random", "--updates", "1", "--json").json
     assert report["parameters"]["weights"] == "random"
     assert report["parameters"]["weights_sha256"] is None
@@ -118,7 +118,7 @@ def test_models_of_ptlflow(cli: Any, refused: Callable[..., str]) -> None:
     chosen = ("--method", "ptlflow:raft_small", "--weights", "random", "--updates", "1")
     ran = cli(*PAIR, *chosen)
     assert ran.code == 0, ran.err
-    assert "64x48, ptlflow:raft_small default, random weights (" in ran.out
+    assert "64x48, ptlflow:raft_small default, random weights, on cpu (" in ran.out
     large = textured_scene(128, 136)  # the original fails on smaller ones
     for name, frame in (("c.png", large.frame1), ("d.png", large.frame2)):
         write_image(name, frame)
