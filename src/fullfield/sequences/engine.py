@@ -22,7 +22,6 @@ from fullfield.io.files import reason
 from fullfield.io.vectors import VALID
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops._splatting import moved_forward
-from fullfield.ops.devices import resolve_device
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
 from fullfield.sequences.plates import Plate, Plates, common_box, pin_plate, place_in_box
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
@@ -67,7 +66,7 @@ class Engine:
         self._plates, self._numbers, self._estimator, self._settings = plates, sorted(numbers), estimator, settings
         self._read_stored_flow, self._request_frames = read_stored_flow, request_frames
         self._rounds_to_half = rounds_to_half
-        self._device = resolve_device(settings.device)
+        self._device = settings.torch_device
         plates.pinned = self._device.type == "cuda"
         self._refiner = choose_refiner(estimator, self._device, refine=settings.refine)
         if self._refiner is not None:

@@ -15,7 +15,6 @@ from fullfield.estimators.estimation import build
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
-from fullfield.ops.devices import resolve_device
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan
 from fullfield.sequences.plates import Plates, open_frame_files
@@ -59,7 +58,7 @@ class ShotJob:
         estimator = build(self.method, config=self.config, backend=self.backend)
         if self.settings.scale != "1":
             estimator = AtScale(estimator, self.settings.scale)
-        prepare_estimator(estimator, resolve_device(self.settings.device))
+        prepare_estimator(estimator, self.settings.torch_device)
         return estimator
 
     def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[ShotJob, Plan]:

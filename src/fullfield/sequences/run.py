@@ -19,7 +19,6 @@ from fullfield.estimators.protocol import Estimator
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import lay_out_on_device
-from fullfield.ops.devices import resolve_device
 from fullfield.sequences.engine import Engine, RequestFrames
 from fullfield.sequences.job import ShotJob
 from fullfield.sequences.outputs import to_cpu
@@ -120,7 +119,7 @@ class VectorWriter:
         self._job, self._output, self._plates, self._outcome = job, job.output, plates, outcome
         self._stages, self._existing = stages, existing
         self._journal = job.output.journal()
-        device = resolve_device(job.settings.device)
+        device = job.settings.torch_device
         self._threads = WriterThreads(outcome, stages, device, report)
         self._buffers = _LineBuffers(pinned=device.type == "cuda")
         self._digests: dict[int, str] = {}

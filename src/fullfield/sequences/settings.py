@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from fullfield import _check
+from fullfield.ops.devices import resolve_device
 
 if TYPE_CHECKING:
     from fullfield.sequences.plates import Plates
@@ -42,6 +45,11 @@ class ShotSettings:
     def __post_init__(self) -> None:
         _check.choice(self.direction, "direction", DIRECTIONS)
         _check.number(self.step, "step", integer=True, low=1)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Device that computes; InputError if this machine has no such device."""
+        return resolve_device(self.device)
 
     @property
     def offsets(self) -> dict[str, int]:
