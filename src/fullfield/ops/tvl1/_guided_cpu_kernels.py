@@ -199,15 +199,16 @@ def filter_rows(
             cu = u
             cv = v
             soft = np.float32(0.64)
-            for _ in range(STEPS):
+            for step in range(STEPS):
                 e2 = splat(soft * soft)
                 su = zero
                 sv = zero
                 sw = splat(np.float32(1e-12))
-                q = 0
                 for yy in range(first, last + 1):
                     j = (yy + 1) * pitch + LEFT + x - RADIUS
-                    for dx in range(j, j + SPAN):
+                    square = (yy - y + RADIUS + STEPS - 1 - step) % 2
+                    q = ((yy - first) * SPAN + square) * 16
+                    for dx in range(j + square, j + SPAN, 2):
                         a = load(s, dx)
                         b = load(s, dx + size)
                         du = a - cu
@@ -216,7 +217,7 @@ def filter_rows(
                         su = su + w * a
                         sv = sv + w * b
                         sw = sw + w
-                        q += 16
+                        q += 32
                 cu = su / sw
                 cv = sv / sw
                 soft = soft * np.float32(0.5)

@@ -256,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) guided_iterate(
 constexpr int SPAN = 2 * RADIUS + 1, ACROSS = 32, DOWN = 16;                  // side of a window; columns and rows of a block
 constexpr int NEAR_X = ACROSS + 2 * RADIUS + 1, NEAR_Y = DOWN + 2 * RADIUS + 1;  // one more row and column, for differences
 static_assert(SPAN <= 16, "eight lanes share a window's columns, two each");
+static_assert(STEPS % 2 == 0, "steps come in pairs, one for each colour of the chessboard");
 
 static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, int y, float u, float v) {
     if (!p.last) {
@@ -273,6 +274,31 @@ static __device__ __forceinline__ void settle_at(const GuidedParams &p, int x, i
     in.result[at] = u;
     in.result[at + size] = v;
     if (!(is_finite(u) && is_finite(v))) atomicOr(p.flags, 4);
+}
+
+// Run one step of Weiszfeld's over the neighbours on squares of one colour of a chessboard: a lane reads one column in every row.
+template <int SQUARE>
+static __device__ __forceinline__ void median_step(const float2 *corner, const float (&weight)[SPAN][2], float soft, float &u, float &v) {
+    float total = 0.f, sum_u = 0.f, sum_v = 0.f;
+#pragma unroll
+    for (int j = 0; j < SPAN; j++) {
+        const int i = (j + SQUARE) % 2;
+        const float2 other = corner[j * NEAR_X + i];
+        const float du = other.x - u, dv = other.y - v;
+        const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
+        total += w;
+        sum_u += w * other.x;
+        sum_v += w * other.y;
+    }
+#pragma unroll
+    for (int mask = 1; mask < 16; mask *= mask == 2 ? 4 : 2) {  // the lanes that share a pixel: see `part`
+        total += __shfl_xor_sync(ALL, total, mask);
+        sum_u += __shfl_xor_sync(ALL, sum_u, mask);
+        sum_v += __shfl_xor_sync(ALL, sum_v, mask);
+    }
+    total += 1e-12f;
+    u = sum_u / total;
+    v = sum_v / total;
 }
 
 // A block first lists the pixels of its tile that are near a jump. Eight lanes take one pixel, each two columns of its
@@ -341,10 +367,11 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
         colours[n] = colour;
     }
     __syncthreads();
-    const int part = lane % 8;
+    // Eight lanes in a row read every second of eight columns for two pixels beside each other: so no two use one bank.
+    const int part = lane % 4 + (lane & 8) / 2, slot = (lane & 4) / 4 + (lane & 16) / 8;
     for (int begin = warp * 4; begin < count; begin += 32) {
-        const int number = begin + lane / 8, pixel = list[min(number, count - 1)];
-        const int row = pixel / ACROSS, column = pixel % ACROSS, corner = row * NEAR_X + column + part;
+        const int number = begin + slot, pixel = list[min(number, count - 1)];
+        const int row = pixel / ACROSS, column = pixel % ACROSS, corner = row * NEAR_X + column + 2 * part;
         const float4 own = colours[(row + RADIUS) * NEAR_X + column + RADIUS];
         const float2 before = flows[(row + RADIUS) * NEAR_X + column + RADIUS];
         float weight[SPAN][2];
@@ -352,37 +379,18 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
         for (int j = 0; j < SPAN; j++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int dx = part + 8 * i - RADIUS;
-                const float4 other = colours[corner + j * NEAR_X + 8 * i];
+                const int dx = 2 * part + i - RADIUS;
+                const float4 other = colours[corner + j * NEAR_X + i];
                 const float r = other.x - own.x, g = other.y - own.y, b = other.z - own.z;
                 const float alike = fmaxf(1.f - p.colour_scale * (r * r + g * g + b * b), 0.f);
                 const float near = fmaxf(1.f - p.per_reach * (dx * dx + (j - RADIUS) * (j - RADIUS)), 0.f);
                 weight[j][i] = dx <= RADIUS ? near * alike * alike * other.w : 0.f;
             }
         float u = before.x, v = before.y, soft = 0.64f * 0.64f;
-        for (int step = 0; step < STEPS; step++) {
-            float total = 0.f, sum_u = 0.f, sum_v = 0.f;
-#pragma unroll
-            for (int j = 0; j < SPAN; j++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const float2 other = flows[corner + j * NEAR_X + 8 * i];
-                    const float du = other.x - u, dv = other.y - v;
-                    const float w = weight[j][i] * reciprocal_root(du * du + (dv * dv + soft));
-                    total += w;
-                    sum_u += w * other.x;
-                    sum_v += w * other.y;
-                }
-#pragma unroll
-            for (int mask = 1; mask < 8; mask *= 2) {
-                total += __shfl_xor_sync(ALL, total, mask);
-                sum_u += __shfl_xor_sync(ALL, sum_u, mask);
-                sum_v += __shfl_xor_sync(ALL, sum_v, mask);
-            }
-            total += 1e-12f;
-            u = sum_u / total;
-            v = sum_v / total;
-            soft *= 0.25f;
+        for (int step = 0; step < STEPS; step += 2) {  // the last one reads the pixel itself, too
+            median_step<1>(flows + corner, weight, soft, u, v);
+            median_step<0>(flows + corner, weight, 0.25f * soft, u, v);
+            soft *= 0.0625f;
         }
         if (part == 0 && number < count) settle_at(p, x0 + column, y0 + row, u, v);
     }
