@@ -150,7 +150,7 @@ def test_migrating_page_runs(here: Path) -> None:
     from fullfield.integrations.handle import is_patched
     from fullfield.nn import CorrelationPyramid
 
-    patch, raft, local, voxels, cv2, ours = blocks("migrating.md", "python")
+    patch, raft, local, voxels, cv2, ours, drop_in = blocks("migrating.md", "python")
     assert is_patched(run(patch, names(here))["model"])
     given = run(raft, names(here))
     same = CorrelationPyramid(given["fmap1"], given["fmap2"], levels=4, radius=4)(given["coords"])
@@ -168,6 +168,8 @@ def test_migrating_page_runs(here: Path) -> None:
     grey = [(255 * frame.mean(0)).to(torch.uint8).numpy() for frame in (scene.frame1, scene.frame2)]
     given = run(ours, {**names(here), "frame1": scene.frame1, "frame2": scene.frame2})
     assert given["ours"].shape == (48, 64, 2)
+    calc = run(drop_in, {"grey1": grey[0], "grey2": grey[1]})["ours"]
+    assert np.abs(np.median(calc - given["ours"], (0, 1))).max() < 0.2
     pytest.importorskip("cv2")
     theirs = run(cv2, {"grey1": grey[0], "grey2": grey[1]})["theirs"]
     assert np.abs(np.median(theirs - given["ours"], (0, 1))).max() < 0.2  # the same axes, units and order
