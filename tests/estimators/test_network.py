@@ -689,3 +689,12 @@ def test_lookup_request_describes_the_network_s_features(model: RAFT | SEARAFT) 
     assert (request.levels, request.radius) == (model.config.levels, model.config.radius)
     assert request.sizes2[1] == (request.size1[0] // 2, request.size1[1] // 2)
     assert request.device == frame.device
+
+
+def test_the_log_names_the_type_that_fast_networks_compute_in(
+    make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    with caplog.at_level("DEBUG", "fullfield"):
+        make(updates=1, precision="fast")(*PAIR)
+    assert "raft-small on cpu: precision fast, float32" in caplog.text

@@ -22,7 +22,7 @@ import fullfield
 from fullfield import InputError
 from fullfield._kernels import Missing
 from fullfield.integrations import Handle
-from fullfield.integrations.forms import backend_for, build_lookup, parse_signature, try_lookup
+from fullfield.integrations.forms import backend_for, build_lookup, parse_signature, require_kernel, try_lookup
 from fullfield.integrations.handle import is_patched
 from fullfield.nn import RAFTCorrBlock
 from refusals import refuses
@@ -325,7 +325,15 @@ def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
 def test_the_kernel_must_be_there_on_a_gpu_and_nothing_else_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_for(torch.device("cuda"), None) == "cuda"
     assert backend_for(torch.device("cuda"), "dense") == "dense"
-    refuses("cpu or cuda", backend_for, torch.device("mps"), None)
+    for other in ("mps", "xpu"):
+        assert backend_for(torch.device(other), None) is None
+        with pytest.warns(UserWarning, match=f"lookups run in plain PyTorch, as the kernel runs .* are on {other}"):
+            require_kernel(torch.device(other), None)
+    with monkeypatch.context() as rocm:
+        rocm.setattr(torch.version, "hip", "6.4")
+        assert backend_for(torch.device("cuda"), None) is None
+        with pytest.warns(UserWarning, match=r"are on an AMD GPU \(ROCm\)"):
+            require_kernel(torch.device("cuda"), None)
     from fullfield.ops.correlation import cpu
 
     monkeypatch.setattr(cpu, "explain_refusal", lambda: Missing("numba is not installed"))

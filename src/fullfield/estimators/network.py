@@ -361,8 +361,9 @@ class NetworkEstimator(LoadingEstimator):
         if self._fast is None:
             from fullfield.models.prepared import PreparedSizes
 
-            logger.debug("%s on %s: precision %s", self.method, size.device, self._precision)
             self._fast = PreparedSizes(network, self._precision)
+            dtype = str(self._fast.dtype).removeprefix("torch.")
+            logger.debug("%s on %s: precision %s, %s", self.method, size.device, self._precision, dtype)
         self._fast.sizes = max(sizes, _MIN_SIZES) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
         return self._fast.prepared(size.height, size.width, size.batch)
 

@@ -99,7 +99,10 @@ class PtlflowEstimator(LoadingEstimator):
             return self._requested or "automatic"
         if self._handle is None:
             return ORIGINAL
-        return self._requested or next(self._model.parameters()).device.type
+        from fullfield.integrations.forms import backend_for
+
+        device = next(self._model.parameters()).device
+        return backend_for(device, self._requested) or ("cpu" if device.type == "cpu" else "reference")
 
     def prepare(
         self,

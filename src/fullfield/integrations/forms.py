@@ -27,6 +27,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.integrations.handle import Recogniser
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
+from fullfield.ops._launching import explain_non_nvidia
 from fullfield.ops.correlation import backends, correlation_lookup
 
 _TOLERANCE = 1e-4  # of the largest value; float32
@@ -212,17 +213,22 @@ def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backend_for(device: torch.device, backend: str | None) -> str | None:
-    """Return the requested backend, or without one the device's kernel, which never gives way to a slower one."""
-    if backend is not None or device.type == "cpu":
+    """Return the requested backend, or without one an NVIDIA GPU's kernel, which never gives way to a slower one.
+
+    None: the operator chooses, plain PyTorch on devices without kernels.
+    """
+    if backend is not None or explain_non_nvidia(device) is not None:
         return backend
-    if device.type == "cuda":
-        return "cuda"
-    raise InputError(f"model: expected it on cpu or cuda, where there are kernels (or a backend), got {device}")
+    return "cuda"
 
 
 def require_kernel(device: torch.device, backend: str | None) -> None:
-    """Raise InputError unless the device's kernel, or the requested backend, can run."""
-    name = backend_for(device, backend) or "cpu"
+    """Raise InputError unless the device's kernel, or the requested backend, can run; warn where there is no kernel."""
+    name = backend_for(device, backend) or ("cpu" if device.type == "cpu" else None)
+    if name is None:
+        reason = explain_non_nvidia(device)
+        warnings.warn(f"model: its lookups run in plain PyTorch, as the kernel {reason}", stacklevel=4)
+        return
     reason = dict(backends(device=device))[name]
     if reason is not None:
         raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")

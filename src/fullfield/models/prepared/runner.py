@@ -319,6 +319,11 @@ class PreparedSizes:
         self._by_size: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the activations."""
+        return self._kit.form.dtype
+
     def prepared(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
         """Return the network for one size."""
         key = (batch, height, width)
