@@ -322,7 +322,7 @@ class PreparedSizes:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the activations."""
-        return self._kit.form.dtype
+        return self._kit.converter.dtype
 
     def prepared(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
         """Return the network for one size."""
