@@ -33,7 +33,6 @@ NAMES = {
     "module, half": "our module, eager",
 }
 SIZES = ([55, 128], [56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048])
-FULL = [3432, 8192]
 EASY, FAST = "flow_easy_512x224", "flow_medium_512x224"
 
 

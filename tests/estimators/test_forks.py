@@ -9,9 +9,12 @@ import pytest
 
 SCRIPT = """
 import os
+import warnings
 import torch
 from fullfield import InputError, estimate
 
+os.environ["FULLFIELD_QUIET"] = "1"  # a cold cache of kernels is announced
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12's, of forks of a process with threads
 torch.set_num_threads(2)
 frames = torch.rand(2, 3, 24, 32)
 

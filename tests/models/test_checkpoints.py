@@ -315,7 +315,7 @@ def _quantised() -> Tensor:
 
 def _deep() -> dict[str, Any]:
     held: dict[str, Any] = {"a": torch.ones(1)}
-    for _ in range(3000):
+    for _ in range(100_000):
         held = {"wrapper": held}
     return held
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from fullfield.io import FrameWindow, read_frame, read_vectors, write_flow, writ
 from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
 from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
+from fullfield.sequences.pictures import InputReader
+from fullfield.sequences.results import StageTimes
 from fullfield.testing import textured_scene
 from refusals import refuses
 
@@ -396,6 +399,29 @@ def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLin
     assert warp_shot("p.%d.png", "mv.%04d.exr", "a.%d.png", WarpSettings(reference=2)).written == []
     refuses("reference: expected 0 to 5", warp_shot, "p.1.png", "mv.%04d.exr", "c.%d.png", WarpSettings(reference=9))
     refuses("factor: expected 0.001", retime_shot, "p.%d.png", "mv.%04d.exr", "c.%d.png", 1e9)
+
+
+def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahead(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b")]
+    for path in paths:
+        path.write_text("first")
+    texts: list[str] = []
+    is_read_ahead = threading.Event()
+
+    def read(path: Path) -> str:
+        texts.append(path.read_text())
+        if path == paths[1]:
+            is_read_ahead.set()
+        return texts[-1]
+
+    with InputReader(read, str, paths, StageTimes(), threads=1) as reader:
+        assert reader.get(paths[0]) == "first"
+        assert is_read_ahead.wait(60)
+        replacement = tmp_path / "new"
+        replacement.write_text("second")
+        replacement.replace(paths[1])
+        assert reader.get(paths[1]) == "second"
+    assert texts == ["first", "first", "second"]
 
 
 def test_retime_reads_each_file_once_and_notices_a_replaced_plate(

@@ -78,7 +78,7 @@ class InputReader:
         if key not in self._stamped:
             with self._stages.measure("wait for files"):
                 self._stamped[key] = self._reads.take(key)
-        elif self._stamped[key][0] != read_stamp(self._path(key)):
+        if self._stamped[key][0] != read_stamp(self._path(key)):
             self._stamped[key] = self._read_stamped(key)
         item = self._stamped[key][1]
         if isinstance(item, Exception):
