@@ -24,7 +24,15 @@ from torch import Tensor
 from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
 from fullfield.datasets import open_dataset
-from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate, estimate_batch
+from fullfield.estimators import (
+    NetworkEstimator,
+    OpenCVFlow,
+    RefinedEstimator,
+    TVL1Estimator,
+    as_frame,
+    estimate,
+    estimate_batch,
+)
 from fullfield.integrations import forms
 from fullfield.io import write_flow, write_image
 from fullfield.metrics import registration as poses
@@ -41,7 +49,7 @@ from fullfield.registration import (
     register,
     register_by_ransac,
 )
-from fullfield.sequences import ShotSettings, estimate_sequence, warp_image
+from fullfield.sequences import ShotSettings, estimate_sequence, follow_frames, warp_image
 from fullfield.testing import room_scan, textured_scene
 from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
@@ -148,8 +156,8 @@ def _() -> Any:
 @case("nn.SEARAFTCorrBlock")
 def _() -> Any:
     block = ours.SEARAFTCorrBlock(features(), features(1), SimpleNamespace(corr_levels=3, corr_radius=3))
-    wider = torch.full((1, 1, 20, 24), 1.5, dtype=F32, device=DEVICE)
-    return block(around()), block(around(), wider)
+    ones = torch.ones(1, 1, 20, 24, dtype=F32, device=DEVICE)
+    return block(around()), block(around(), ones)
 
 
 @case("nn.TorchvisionCorrBlock")
@@ -630,6 +638,23 @@ def _() -> list[Tensor]:
             found += [] if part is None else [part.flow]
         found += [*flows.occlusion.values(), *flows.confidence.values()]
     return found
+
+
+@case("sequences.follow_frames")
+def _() -> list[Tensor]:
+    frames = [values(3, 40, 48, seed=seed) for seed in range(3)]
+    estimator = TVL1Estimator(tvl1.TVL1Config(scales=2, warps=1, iterations=3))
+    found = []
+    for frame in follow_frames(frames, 2, estimator, device=DEVICE):
+        found += [motion for motion in (frame.forward, frame.backward) if motion is not None]
+        found += [*frame.occlusion.values(), *frame.confidence.values()]
+    return found
+
+
+@case("estimators.OpenCVFlow")
+def _() -> Any:
+    first, second = (frame.permute(1, 2, 0).cpu().numpy() for frame in frames(3, 24, 32))
+    return OpenCVFlow("tvl1", config=tvl1.TVL1Config(warps=1, iterations=2), device=DEVICE).calc(first, second)
 
 
 TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {

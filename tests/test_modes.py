@@ -17,17 +17,18 @@ from test_api_surface import SURFACE
 
 _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
-# What computes nothing in PyTorch: records, data sets, readers and writers, registries; training of the user's network.
+# What computes nothing in PyTorch: records, data sets, readers and writers, registries, what runs a job of files;
+# training of the user's network.
 _DO_NOT = {
-    "AcceptedRegistration", "Alignment", "Augmentation", "backends", "Blender", "DescriptorTraining",
-    "Downsampled", "Estimator", "evaluate_scans", "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining",
-    "format_frames", "FrameFlows", "Handle", "InputError", "Latency", "Neighbors",
+    "AcceptedRegistration", "Alignment", "Augmentation", "backends", "DescriptorTraining", "Downsampled", "Estimator",
+    "evaluate_scans", "EvaluationSettings", "fetch_weights", "find_frames", "FlowBatch", "FlowRun", "FlowTraining",
+    "FollowedFrame", "FollowJob", "format_frames", "FrameFlows", "FreeDirection", "Handle", "InputError", "Neighbors",
     "open_plates", "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates",
-    "plot_history", "PointGeometry", "Problem", "read_pose", "read_scale", "RecordedStep", "refinement_backends",
-    "RefusedRegistration", "Registrar", "Registration", "render_shot", "Replacement", "rigid", "Run",
-    "run_on_devices", "run_shot", "find_frames", "ScanRun", "SceneStyle", "score", "score_scans",
-    "retime_shot", "warp_shot", "WarpSettings", "StoredFlow", "EvaluationSettings", "ShotJob", "ShotSettings", "Shot",
-    "Trained", "TrainedFlow", "Triplets", "WeightsEntry", "write_submission",
+    "plot_history", "PointGeometry", "Problem", "read_pose", "RecordedStep", "refinement_backends",
+    "RefusedRegistration", "Registrar", "Registration", "release_memory", "Replacement", "retime_shot", "rigid",
+    "Run", "run_follow", "run_on_devices", "run_shot", "ScanRun", "SceneStyle", "score", "score_scans", "ShotJob",
+    "ShotSettings", "StoredFlow", "Trained", "TrainedFlow", "Triplets", "warp_shot", "WarpSettings", "WeightsEntry",
+    "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package
