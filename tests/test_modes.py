@@ -21,14 +21,13 @@ _CASES = _HERE / "modes_cases.py"
 # training of the user's network.
 _DO_NOT = {
     "AcceptedRegistration", "Alignment", "Augmentation", "backends", "DescriptorTraining", "Downsampled", "Estimator",
-    "evaluate_scans", "EvaluationSettings", "fetch_weights", "find_frames", "FlowBatch", "FlowRun", "FlowTraining",
-    "FollowedFrame", "FollowJob", "format_frames", "FrameFlows", "FreeDirection", "Handle", "InputError", "Neighbors",
-    "open_plates", "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates",
-    "plot_history", "PointGeometry", "Problem", "read_pose", "RecordedStep", "refinement_backends",
-    "RefusedRegistration", "Registrar", "Registration", "release_memory", "Replacement", "retime_shot", "rigid",
-    "Run", "run_follow", "run_on_devices", "run_shot", "ScanRun", "SceneStyle", "score", "score_scans", "ShotJob",
-    "ShotSettings", "StoredFlow", "Trained", "TrainedFlow", "Triplets", "warp_shot", "WarpSettings", "WeightsEntry",
-    "write_submission",
+    "evaluate_scans", "fetch_weights", "find_frames", "FlowBatch", "FlowRun", "FlowTraining", "FollowedFrame",
+    "FollowJob", "format_frames", "FrameFlows", "FreeDirection", "Handle", "InputError", "Neighbors", "open_plates",
+    "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates", "plot_history",
+    "PointGeometry", "Problem", "read_pose", "RecordedStep", "refinement_backends", "RefusedRegistration",
+    "Registrar", "Registration", "release_memory", "Replacement", "retime_shot", "rigid", "Run", "run_follow",
+    "run_on_devices", "run_shot", "ScanRun", "SceneStyle", "score", "score_scans", "ShotJob", "StoredFlow", "Trained",
+    "TrainedFlow", "Triplets", "warp_shot", "WeightsEntry", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package
@@ -71,7 +70,7 @@ def test_public_functions_have_case(told: Told) -> None:
         for name in names
         if module not in _ROOMS
         and callable(value := getattr(import_module(module), name))
-        and not (inspect.isclass(value) and name.endswith("Config"))
+        and not (inspect.isclass(value) and name.endswith(("Config", "Settings")))
         and name not in named | _DO_NOT | _ON_A_GPU
     ]
     assert missing == []

@@ -188,7 +188,7 @@ class _Follower:
 
     def cut_off(self, result: FrameResult) -> None:
         """Fill the result of a frame behind a cut."""
-        flow = torch.zeros(2, *self._size, device=self._device)
+        flow = torch.zeros(2, *self._size, dtype=torch.float32, device=self._device)
         for direction in _DIRECTIONS:
             result.tensors[direction] = flow
             result.tensors[f"occlusion.{direction}"] = torch.ones_like(flow[0])
@@ -220,7 +220,7 @@ def _matcher(estimator: Estimator) -> PairMatcher:
 
 def _identity(number: int, plate: Plate, device: torch.device) -> FrameResult:
     """Return the result of the reference itself."""
-    flow = torch.zeros(2, *plate.frame.shape[-2:], device=device)
+    flow = torch.zeros(2, *plate.frame.shape[-2:], dtype=torch.float32, device=device)
     result = FrameResult(number, plate=plate, window=plate.window)
     for direction in _DIRECTIONS:
         result.tensors[direction] = flow
