@@ -18,7 +18,8 @@ import fullfield.io
 from fullfield._check import InputError
 from fullfield.estimators import estimate
 from fullfield.estimators.estimation import estimate_tensors
-from fullfield.io import FLOW_WRITE_SUFFIXES, FrameWindow, flow_window, read_flow, read_frame, write_flow, write_image
+from fullfield.io import FrameWindow, flow_window, read_flow, read_frame, write_flow, write_image
+from fullfield.io.names import FLOW_WRITE_SUFFIXES
 from fullfield.io.oiio import Header, write_picture
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import TVL1Config

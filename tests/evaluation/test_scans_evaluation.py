@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from fullfield import InputError
 from fullfield.cli import evaluate_scans as evaluate_scans_verb
-from fullfield.datasets import Criteria, KITTIOdometry, ScanDataset, ScanRecord, open_scans
+from fullfield.datasets import KITTIOdometry, open_scans
+from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord
 from fullfield.evaluation import EvaluationSettings, Registrar, ScanRun, evaluate_scans, score_scans
 from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, predict_scans
 from fullfield.evaluation.sharing import ProcessRank

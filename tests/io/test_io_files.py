@@ -16,16 +16,8 @@ from io_files import complaint, samples
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import (
-    FLOW_WRITE_SUFFIXES,
-    IMAGE_WRITE_SUFFIXES,
-    atomic_path,
-    read_flow,
-    read_frame,
-    write_flow,
-    write_image,
-    write_st_map,
-)
+from fullfield.io import IMAGE_WRITE_SUFFIXES, atomic_path, read_flow, read_frame, write_flow, write_image, write_st_map
+from fullfield.io.names import FLOW_WRITE_SUFFIXES
 
 WRITERS = [*(f"flow{s}" for s in FLOW_WRITE_SUFFIXES), *(f"image{s}" for s in IMAGE_WRITE_SUFFIXES), "map.exr"]
 

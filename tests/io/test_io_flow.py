@@ -21,7 +21,6 @@ from fullfield import InputError
 from fullfield.io import (
     EXR_COMPRESSIONS,
     FLOW_SUFFIXES,
-    FLOW_WRITE_SUFFIXES,
     FlowData,
     FlowRangeError,
     FrameWindow,
@@ -32,6 +31,7 @@ from fullfield.io import (
     write_st_map,
     write_vectors,
 )
+from fullfield.io.names import FLOW_WRITE_SUFFIXES
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import surfaces
 from fullfield.testing import room_scan
-from fullfield.training import Pair, cut_pair, synthetic_scene
-from fullfield.training.pairs import PARTNER, _density, _seen, same_places
+from fullfield.training import cut_pair, synthetic_scene
+from fullfield.training.pairs import PARTNER, Pair, _density, _seen, same_places
 
 Floats = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 
 if TYPE_CHECKING:
-    from fullfield.datasets import Criteria, ScanDataset
+    from fullfield.datasets.scans import Criteria, ScanDataset
     from fullfield.evaluation import ScanRun
     from fullfield.evaluation.sharing import ProcessRank
 

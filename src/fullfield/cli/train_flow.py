@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from fullfield.models import RAFT, SEARAFT
-    from fullfield.training.flow import FlowValidation, PairSource
+    from fullfield.training.flow import FlowValidation
+    from fullfield.training.flow.batch import PairSource
     from fullfield.training.flow.layered import PictureAtlas
     from fullfield.training.flow.pictures import PicturePack
 

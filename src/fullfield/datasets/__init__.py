@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from fullfield import _check
-from fullfield.datasets.base import FlowDataset, FlowSample, Record, Truth
+from fullfield.datasets.base import FlowDataset, FlowSample
 from fullfield.datasets.benchmarks import (
     HD1K,
     KITTI2012,
@@ -26,7 +26,7 @@ from fullfield.datasets.benchmarks import (
     Spring,
 )
 from fullfield.datasets.own import Charge8K, Pairs, Rendered, SyntheticPairs
-from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanPairs, ScanRecord, ScanSample
+from fullfield.datasets.scans import KITTIOdometry, ScanDataset, ScanPairs, ScanSample
 from fullfield.datasets.three_d_match import ThreeDMatch
 
 DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = MappingProxyType(
@@ -106,7 +106,6 @@ __all__ = [
     "KITTI2015",
     "SCANS",
     "Charge8K",
-    "Criteria",
     "FlowDataset",
     "FlowSample",
     "FlyingChairs",
@@ -115,17 +114,13 @@ __all__ = [
     "KubricNK",
     "Middlebury",
     "Pairs",
-    "Record",
     "Rendered",
-    "ScanDataset",
     "ScanPairs",
-    "ScanRecord",
     "ScanSample",
     "Sintel",
     "Spring",
     "SyntheticPairs",
     "ThreeDMatch",
-    "Truth",
     "open_dataset",
     "open_scans",
 ]

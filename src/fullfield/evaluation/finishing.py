@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.datasets import FlowDataset, Truth
+from fullfield.datasets import FlowDataset
+from fullfield.datasets.base import Truth
 from fullfield.evaluation.loading import read_ahead
 from fullfield.evaluation.run import Run, fingerprint_files
 from fullfield.metrics import FlowMetrics

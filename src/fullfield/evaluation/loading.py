@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead, reader_count
-from fullfield.datasets import FlowDataset, Truth
+from fullfield.datasets import FlowDataset
+from fullfield.datasets.base import Truth
 
 _MAX_BYTES = 4 << 30
 _MIN_ITEMS = 3  # a pair: frames and truth

@@ -20,16 +20,11 @@ if TYPE_CHECKING:
     from fullfield.io.image import write_image as write_image
     from fullfield.io.names import EXR_COMPRESSIONS as EXR_COMPRESSIONS
     from fullfield.io.names import FLOW_SUFFIXES as FLOW_SUFFIXES
-    from fullfield.io.names import FLOW_WRITE_SUFFIXES as FLOW_WRITE_SUFFIXES
     from fullfield.io.names import FRAME_SUFFIXES as FRAME_SUFFIXES
     from fullfield.io.names import IMAGE_WRITE_SUFFIXES as IMAGE_WRITE_SUFFIXES
-    from fullfield.io.names import POINT_SUFFIXES as POINT_SUFFIXES
-    from fullfield.io.names import POINT_WRITE_SUFFIXES as POINT_WRITE_SUFFIXES
     from fullfield.io.names import TRANSFERS as TRANSFERS
-    from fullfield.io.names import VIDEO_WRITE_SUFFIXES as VIDEO_WRITE_SUFFIXES
     from fullfield.io.oiio import read_metadata as read_metadata
     from fullfield.io.point_formats import PointCloud as PointCloud
-    from fullfield.io.pointcloud import as_point_cloud as as_point_cloud
     from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
     from fullfield.io.pointcloud import transformed as transformed
     from fullfield.io.pointcloud import write_point_cloud as write_point_cloud
@@ -37,7 +32,6 @@ if TYPE_CHECKING:
     from fullfield.io.vectors import VectorReading as VectorReading
     from fullfield.io.vectors import read_vectors as read_vectors
     from fullfield.io.vectors import write_vectors as write_vectors
-    from fullfield.io.video import VideoFrame as VideoFrame
     from fullfield.io.video import VideoSource as VideoSource
     from fullfield.io.video import VideoWriter as VideoWriter
     from fullfield.io.video import open_video as open_video
@@ -49,14 +43,13 @@ __all__, __getattr__, __dir__ = lazy(
         "files": "atomic_path",
         "flow": "FlowData FlowRangeError flow_window read_flow write_flow write_st_map",
         "image": "frame_window read_frame write_image",
-        "names": "EXR_COMPRESSIONS FLOW_SUFFIXES FLOW_WRITE_SUFFIXES FRAME_SUFFIXES IMAGE_WRITE_SUFFIXES "
-        "POINT_SUFFIXES POINT_WRITE_SUFFIXES TRANSFERS VIDEO_WRITE_SUFFIXES",
+        "names": "EXR_COMPRESSIONS FLOW_SUFFIXES FRAME_SUFFIXES IMAGE_WRITE_SUFFIXES TRANSFERS",
         "oiio": "read_metadata",
         "point_formats": "PointCloud",
-        "pointcloud": "as_point_cloud read_point_cloud transformed write_point_cloud",
+        "pointcloud": "read_point_cloud transformed write_point_cloud",
         "resizing": "resize_flow",
         "vectors": "VectorReading read_vectors write_vectors",
-        "video": "VideoFrame VideoSource VideoWriter open_video",
+        "video": "VideoSource VideoWriter open_video",
         "windows": "FrameWindow",
     },
 )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from fullfield.training.descriptor import contrastive_loss as contrastive_loss
     from fullfield.training.descriptor import matching_ratio as matching_ratio
     from fullfield.training.descriptor import train_descriptor as train_descriptor
-    from fullfield.training.pairs import Pair as Pair
     from fullfield.training.pairs import cut_pair as cut_pair
     from fullfield.training.pairs import synthetic_scene as synthetic_scene
 
@@ -22,6 +21,6 @@ __all__, __getattr__, __dir__ = lazy(
     {
         "config": "DescriptorTraining",
         "descriptor": "Trained contrastive_loss matching_ratio train_descriptor",
-        "pairs": "Pair cut_pair synthetic_scene",
+        "pairs": "cut_pair synthetic_scene",
     },
 )

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from fullfield.training.flow.batch import DatasetPairs as DatasetPairs
     from fullfield.training.flow.batch import FlowBatch as FlowBatch
     from fullfield.training.flow.batch import Mixture as Mixture
-    from fullfield.training.flow.batch import PairSource as PairSource
     from fullfield.training.flow.batch import collate_flow as collate_flow
     from fullfield.training.flow.batch import cut_window as cut_window
     from fullfield.training.flow.config import FlowTraining as FlowTraining
     from fullfield.training.flow.config import SceneStyle as SceneStyle
-    from fullfield.training.flow.curves import plot_history as plot_history
     from fullfield.training.flow.loop import FlowRun as FlowRun
     from fullfield.training.flow.loop import TrainedFlow as TrainedFlow
     from fullfield.training.flow.loop import train_flow as train_flow
@@ -36,9 +34,8 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation Augmented augment",
-        "batch": "DatasetPairs FlowBatch Mixture PairSource collate_flow cut_window",
+        "batch": "DatasetPairs FlowBatch Mixture collate_flow cut_window",
         "config": "FlowTraining SceneStyle",
-        "curves": "plot_history",
         "loop": "FlowRun TrainedFlow train_flow",
         "loss": "loss_mask laplace_mixture_loss mean_error sequence_loss",
         "pairs": "PairGenerator",
