@@ -280,7 +280,8 @@ PAGES = {
     "benchmarks/notes/fullfield_s.md": ((MARK_CONFIDENCE, confidence), (MARK_OCCLUSION, occlusion)),
     "benchmarks/notes/rendered.md": ((MARK_SHOTS, rendered_shots), (MARK_RENDERED, rendered)),
     "benchmarks/notes/networks.md": ((MARK_LARGE, large_frames), (MARK_OFFICIAL, official)),
-    "docs/registration.md": ((MARK_POSES, poses), (MARK_PLAIN, plain_ransac), (MARK_DESCRIBING, describing)),
+    "docs/registration.md": ((MARK_POSES, poses),),
+    "benchmarks/notes/descriptor.md": ((MARK_PLAIN, plain_ransac), (MARK_DESCRIBING, describing)),
     "src/fullfield/ops/tvl1/README.md": ((MARK_REFINED, refined), (MARK_REMAINING, remaining)),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

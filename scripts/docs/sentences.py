@@ -238,7 +238,7 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "src/fullfield/ops/point_conv/README.md": ((MARK_POINTS, points),),
     "benchmarks/notes/tvl1_romera.md": ((MARK_SCHEDULES, schedules), (MARK_HALF, half_precision)),
     "benchmarks/notes/patched.md": ((MARK_PATCHED, patched),),
-    "docs/registration.md": ((MARK_POSES, poses),),
+    "benchmarks/notes/descriptor.md": ((MARK_POSES, poses),),
     "docs/fullfield-s.md": ((MARK_NETWORK, network),),
     "benchmarks/notes/fullfield_s.md": ((MARK_TRAINING, training), (MARK_CPU, on_cpu)),
 }

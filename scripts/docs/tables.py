@@ -508,7 +508,7 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "benchmarks/notes/packing.md": ((MARK_PACKING, packing_table),),
     "benchmarks/notes/networks.md": ((MARK_CASCADE, cascade_table), (MARK_MODELS, models_table)),
     "benchmarks/notes/points_layers.md": ((MARK_POINTS, points_table),),
-    "docs/registration.md": ((MARK_DESCRIPTORS, descriptors_table),),
+    "benchmarks/notes/descriptor.md": ((MARK_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((MARK_TVL1_RATES, tvl1_rates),),
     "benchmarks/notes/tvl1_romera.md": ((MARK_TVL1_GPU, tvl1_gpu_table), (MARK_TVL1_PAGE, tvl1_gpu_page)),
 }

@@ -220,7 +220,7 @@ class LearnedDescriptor:
 
     @classmethod
     def shipped(cls, device: str | torch.device = "cpu") -> LearnedDescriptor:
-        """Load the descriptor in the package; docs/registration.md describes its training.
+        """Load the descriptor in the package; benchmarks/notes/descriptor.md describes its training.
 
         Raises:
             InputError: if the installed file is not the one that was published.
