@@ -166,10 +166,10 @@ def of_norms(arch: str) -> Limits:
 
 
 def of_networks(arch: str) -> Limits:
-    del arch
+    in_half = 512 if arch == "sm_87" else 0
     for dtype in DTYPES:
         yield fused.passes_source(dtype), "", 64, 0
-        yield fused.depthwise_source(dtype, 384), "depthwise", 64, 4096 if dtype == torch.float32 else 512
+        yield fused.depthwise_source(dtype, 384), "depthwise", 64, 4096 if dtype == torch.float32 else in_half
         yield fused.depthwise_source(dtype, 384), "depthwise_norm", 64, 4096 if dtype == torch.float32 else 256
         for factor, channels_last in ((8, True), (8, False), (3, True)):
             yield fused.convex_source(dtype, factor, channels_last), "convex", 168, 0
