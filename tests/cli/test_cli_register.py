@@ -164,3 +164,14 @@ def test_apply_moves_a_cloud_by_a_pose_that_was_written(cli: Any, scans: Path) -
         ran = cli("register", *arguments)
         assert ran.code == 2
         assert message in ran.err
+
+
+def test_register_columns_decides_how_a_bin_is_read(cli: Any, scene: Path) -> None:
+    numbers = np.random.default_rng(1).integers(0, 9, 4000).astype("<f4")  # rows of 4 and of 5 both make sense
+    numbers.tofile(scene / "a.bin")
+    refused = cli("register", "a.bin", "a.bin")
+    assert refused.code == 2
+    assert "a.bin: expected rows of 4 float32 (KITTI) or 5 (nuScenes)" in refused.err
+    assert "--columns" in refused.err
+    assert "expected rows of" not in cli("register", "a.bin", "a.bin", "--columns", "5").err
+    assert "--columns: expected" in cli("register", "a.bin", "a.bin", "--columns", "2").err

@@ -47,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "clouds", nargs="+", metavar="CLOUD", help=f"SRC and DST, or several: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)"
     )
+    parser.add_argument("--columns", type=argtypes.count, help="float32 numbers of a point in .bin files [by content]")
     parser.add_argument("--apply", metavar="POSE", help="move the only cloud by this pose: text or .npy, 4x4 or 3x4")
     search = parser.add_argument_group("search")
     search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
     with ProgressBar("register", quiet=args.quiet) as progress:
         progress(0.0, "reading")
-        clouds = [io.read_point_cloud(path) for path in args.clouds]
+        clouds = [_read_cloud(path, args.columns) for path in args.clouds]
         for path, cloud in zip(args.clouds, clouds, strict=True):
             if not np.isfinite(cloud.points).all(1).any():
                 raise InputError(f"{path}: expected finite points, got {len(cloud)} points, none of them finite")
@@ -155,13 +156,19 @@ def _check_count(args: argparse.Namespace) -> None:
             raise InputError(f"--{option}: {words}")
 
 
+def _read_cloud(path: str, columns: int | None) -> io.PointCloud:
+    """Read a cloud; the number of columns is for files of numbers without a header."""
+    with report.naming(columns="--columns"):
+        return io.read_point_cloud(path, columns=columns if path.lower().endswith(".bin") else None)
+
+
 def _apply(args: argparse.Namespace) -> int:
     """Move one cloud by a known pose."""
     from fullfield.io.pointcloud import check_lossless
     from fullfield.registration import read_pose
 
     pose = read_pose(args.apply)
-    cloud = io.read_point_cloud(args.clouds[0])
+    cloud = _read_cloud(args.clouds[0], args.columns)
     check_lossless(args.output, cloud)
     io.write_point_cloud(args.output, io.transformed(cloud, pose))
     values = {"source": args.clouds[0], "output": args.output, "points": len(cloud), "transform": pose.tolist()}

@@ -242,7 +242,7 @@ def _guess_columns(path: Path, values: NDArray[np.float32]) -> int:
     listed = " or ".join(map(str, plausible or possible)) or "none of 4, 5 and 6"
     raise InputError(
         f"{path}: expected rows of 4 float32 (KITTI) or 5 (nuScenes), and its {len(values)} numbers fit {listed}; "
-        "name the number with columns=, or convert it to .ply or .npy"
+        "name the number with columns= (register --columns), or convert it to .ply or .npy"
     )
 
 
