@@ -23,11 +23,11 @@ _DO_NOT = {
     "AcceptedRegistration", "Alignment", "Augmentation", "backends", "DescriptorTraining", "Downsampled", "Estimator",
     "evaluate_scans", "fetch_weights", "find_frames", "FlowBatch", "FlowRun", "FlowTraining", "FollowedFrame",
     "FollowJob", "format_frames", "FrameFlows", "FreeDirection", "Handle", "InputError", "Neighbors", "open_plates",
-    "Outcome", "Output", "Pair", "PairSource", "parse_frames", "patch", "Plate", "Plates", "plot_history",
-    "PointGeometry", "Problem", "read_pose", "RecordedStep", "refinement_backends", "RefusedRegistration",
-    "Registrar", "Registration", "release_memory", "Replacement", "retime_shot", "rigid", "Run", "run_follow",
-    "run_on_devices", "run_shot", "ScanRun", "SceneStyle", "score", "score_scans", "ShotJob", "StoredFlow", "Trained",
-    "TrainedFlow", "Triplets", "warp_shot", "WeightsEntry", "write_submission",
+    "Outcome", "Output", "parse_frames", "patch", "Plate", "Plates", "PointGeometry", "Problem", "read_pose",
+    "RecordedStep", "refinement_backends", "RefusedRegistration", "Registrar", "Registration", "release_memory",
+    "Replacement", "retime_shot", "rigid", "Run", "run_follow", "run_on_devices", "run_shot", "ScanRun", "SceneStyle",
+    "score", "score_scans", "ShotJob", "StoredFlow", "Trained", "TrainedFlow", "Triplets", "warp_shot",
+    "WeightsEntry", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package
