@@ -79,6 +79,8 @@ def test_follow_of_several_references_names_their_files() -> None:
         (["--reference", "1001", "-o", "ref.%04d.flo"], "ref.%04d.flo"),
         (["--reference", "1001", "-o", "ref.%04d.exr", "--points", "absent.csv"], "--points"),
         (["--reference", "1001", "-o", "plate.%04d.png"], "plate.%04d.png"),
+        (["--reference", "1001", "-o", "a.%04d.exr", "--st-map", "a.%04d.exr"], "--st-map a.%04d.exr: is also written"),
+        (["--reference", "1001", "-o", "ref.%04d.exr", "--window", "data"], "--window data"),
     ],
 )
 def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,3 +146,36 @@ def test_warp_moves_a_picture_of_the_reference_along_followed_files(
     words = ["retime", "plate.%04d.png", "--flow", "ref.%04d.exr", "--factor", "2", "-o", "slow.%04d.png"]
     assert main(words) == 2
     assert "got motion from frame 1002" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_of_several_references_is_refused_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow("--reference", "1001", "1050", "-o", "ref{reference}.%04d.exr") == 2
+    assert "got 1050" in capsys.readouterr().err
+    assert not list(Path().glob("ref*"))
+    Path("points.csv").write_text("name,x,y\na,1,1\na,2,2\n")
+    words = ["--reference", "1001", "-o", "ref.%04d.exr", "--points", "points.csv", "--tracks", "tracks.csv"]
+    assert follow(*words) == 2
+    assert "expected names that differ, got a twice" in capsys.readouterr().err
+    assert not list(Path().glob("ref*"))
+
+
+def test_follow_reads_a_video(shot: SyntheticShot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    from fullfield.io import VideoWriter
+
+    monkeypatch.chdir(tmp_path)
+    writer = VideoWriter("clip.mp4", 64, 48, 25)
+    for index in range(4):
+        writer.write((255 * shot.frame(index)).to(torch.uint8), index / 25)
+    writer.close()
+    assert main(["follow", "clip.mp4", "--reference", "2", "-o", "ref.%04d.exr", *QUICK]) == 0
+    assert sorted(path.name for path in Path().glob("ref.*.exr")) == [f"ref.{number:04d}.exr" for number in range(1, 5)]
+
+
+@pytest.mark.usefixtures("plates")
+def test_view_refuses_followed_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow("--reference", "1001", "-o", "ref.%04d.exr", "--frames", "1001-1002") == 0
+    capsys.readouterr()
+    assert main(["view", "ref.%04d.exr", "-o", "page.html"]) == 2
+    assert "got motion from frame 1001" in capsys.readouterr().err

@@ -7,6 +7,9 @@ Follow each pixel of a reference frame through a shot. Each file has the motion 
 from __future__ import annotations
 
 import argparse
+import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from fullfield.cli.options import READING_WORDS, add_reading_options, reading_ar
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.sequences.names import choose_frames, find_frames, format_frames
+from fullfield.sequences.names import FrameFiles, Pattern, choose_frames, find_frames, format_frames
 
 if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
@@ -58,7 +61,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also write ST maps, with which an STMap node moves the reference onto each frame",
     )
     output.add_argument("--half", action="store_true", help="half floats instead of floats")
-    output.add_argument("--compression", choices=_LOSSLESS, help="lossless compression of the files [zip]")
+    output.add_argument(
+        "--compression", choices=_LOSSLESS, help="lossless compression of the files [zip, or none if zip saves little]"
+    )
     output.add_argument(
         "--points", metavar="FILE", help="points of the reference: a CSV with the columns x and y, in pixels"
     )
@@ -82,14 +87,16 @@ def run(args: argparse.Namespace) -> int:
 
     methods.use_threads(args.threads)
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "reference": "--reference"}
-    outcome, written, existing = sequences.Outcome(), list[str](), 0
+    start_s, written, existing = time.perf_counter(), 0, 0
+    outcome = sequences.Outcome()
     with naming(**words), ProgressBar("follow", quiet=args.quiet) as progress:
+        reading = reading_arguments(args)
+        if reading.get("window") == "data":
+            raise InputError("--window data: following works on the display window; leave it out")
         frame_files = find_frames(args.plates)
-        numbers = tuple(choose_frames(frame_files, args.frames))
-        progress(0.0, "preparing")
-        choice.prepare(None, lambda *_: None, quiet=args.quiet)
-        for reference, output in outputs.items():
-            job = sequences.FollowJob(
+        numbers = _list_numbers(frame_files, args.frames, reading)
+        jobs = [
+            sequences.FollowJob(
                 frame_files,
                 numbers,
                 reference,
@@ -97,20 +104,63 @@ def run(args: argparse.Namespace) -> int:
                 choice.method,
                 choice.config,
                 choice.backend,
-                reading_arguments(args),
+                reading,
                 choice.device,
                 args.threads,
             )
+            for reference, output in outputs.items()
+        ]
+        _check_jobs(args, jobs)
+        progress(0.0, "preparing")
+        choice.prepare(None, lambda *_: None, quiet=args.quiet)
+        for job in jobs:
             part, plan = _run_job(args, job, choice, progress)
             outcome.add(part)
-            existing += len(numbers) - len(plan.missing)
-            written.append(format_frames(part.written))
+            written, existing = written + len(part.written), existing + len(numbers) - len(plan.missing)
+            if part.stopped is not None:
+                break
             if args.tracks is not None:
                 _write_tracks(args, job)
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
-    _report(args, choice, outcome, numbers, existing)
+    _report(args, choice, outcome, numbers, written, existing, time.perf_counter() - start_s)
     return 0 if outcome.is_good else 2
+
+
+def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str, Any]) -> tuple[int, ...]:
+    """Return the frames that get a file; for a video without a range all that it has."""
+    from fullfield.sequences.plates import open_frame_files
+
+    if frame_files.video is None or frames is not None:
+        return tuple(choose_frames(frame_files, frames))
+    plates = open_frame_files(frame_files, None, **reading)
+    try:
+        return tuple(plates.numbers)
+    finally:
+        plates.close()
+
+
+def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
+    """Raise InputError for a reference that is absent, outputs that name plates or each other, and unusable points."""
+    from fullfield.sequences.tracks import read_points
+
+    if args.points is not None:
+        read_points(args.points)
+        paths.check_distinct([("--tracks", args.tracks)], [args.points])
+    for job in jobs:
+        plates = job.open_plates()
+        try:
+            read = {os.path.realpath(plates.path(number)) for number in plates.numbers}
+        finally:
+            plates.close()
+        for option, pattern in (("--output", job.output.pattern), ("--st-map", job.output.st_map)):
+            if pattern is None:
+                continue
+            names = {os.path.realpath(Pattern.parse(pattern).path(number)) for number in job.numbers}
+            if names & read:
+                raise InputError(f"{option} {pattern}: names the plates; choose another name")
+            if option == "--st-map" and os.path.realpath(job.output.path(job.numbers[0])) in names:
+                raise InputError(f"--st-map {pattern}: is also written by --output; choose another file")
 
 
 def _check_files(args: argparse.Namespace) -> dict[int, Output]:
@@ -148,9 +198,6 @@ def _run_job(
     from fullfield import sequences
 
     plates = job.open_plates()
-    taken = {str(Path(plates.path(n)).resolve()) for n in plates.numbers}
-    if any(str(Path(job.output.path(number)).resolve()) in taken for number in job.numbers):
-        raise InputError(f"--output {job.output.pattern}: names the plates; choose another name")
     job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
     if not args.quiet:
         report.note_plan(job.numbers, plan)
@@ -175,7 +222,13 @@ def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
 
 
 def _report(
-    args: argparse.Namespace, choice: methods.MethodChoice, outcome: Outcome, numbers: tuple[int, ...], existing: int
+    args: argparse.Namespace,
+    choice: methods.MethodChoice,
+    outcome: Outcome,
+    numbers: tuple[int, ...],
+    written: int,
+    existing: int,
+    seconds: float,
 ) -> None:
     if not args.quiet:
         for a, b in outcome.cuts:
@@ -186,12 +239,13 @@ def _report(
         "output": args.output,
         "references": sorted(set(args.reference)),
         "frames": format_frames(numbers),
-        "written": len(outcome.written),
+        "written": written,
         "existing": existing,
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select(outcome, "stopped", "cuts"),
         **choice.describe(),
-        "seconds": {"total": outcome.wall_s},
+        "device": choice.device,
+        "seconds": {"total": seconds},
     }
-    text = f"{report.printable(args.output)}: {len(outcome.written)} frames written, {existing} kept"
-    report.print_report(args, content, f"{text}, {choice.title}, {outcome.wall_s:.1f} s", memory=True)
+    text = f"{report.printable(args.output)}: {written} frames written, {existing} kept"
+    report.print_report(args, content, f"{text}, {choice.title} on {choice.device}, {seconds:.1f} s", memory=True)

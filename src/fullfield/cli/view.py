@@ -62,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
 
     stored = sequences.Output(str(found.pattern))
     settings = stored.read_settings()
+    if "reference" in settings:
+        raise InputError(
+            f"{args.flow}: expected flow to the neighbouring frame, got motion from frame {settings['reference']}; "
+            "draw single files with fullfield viz"
+        )
     plates, why = _plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {why}; name them with --plates")

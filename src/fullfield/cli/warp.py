@@ -49,8 +49,11 @@ def run(args: argparse.Namespace) -> int:
     with pictures.naming_options(args):
         settings = WarpSettings(args.reference, args.direction or "forward", args.hide_occluded, args.mask)
         flow = StoredFlow(args.flow, args.flow_scale, vector_reading(args, layer=args.layer))
+        if flow.reference is not None and args.direction is not None:
+            raise InputError("--direction: not used with files of fullfield follow; leave it out")
         job = plan_warp(args.image, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "warp", job)
     if outcome.shot_ends and not args.quiet:
-        report.note(f"no picture for {format_frames(outcome.shot_ends)}: the shot ends there")
+        reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
+        report.note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
     return pictures.report_shot(args, outcome, existing, reference=args.reference)

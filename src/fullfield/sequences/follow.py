@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, digest
 from fullfield._read_ahead import ReadAhead
+from fullfield.estimators.devices import check_fork
 from fullfield.estimators.estimation import build, load_estimator
 from fullfield.estimators.frames import Frame
 from fullfield.estimators.protocol import Estimator, get_bidirectional, prepare_estimator
@@ -24,6 +24,7 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.vectors import ENDS_NOTE, read_note, read_vectors
+from fullfield.ops.devices import resolve_device
 from fullfield.sequences.changes import GreyPicture, is_cut, reduce_frame
 from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan, to_cpu
@@ -48,7 +49,7 @@ class FollowedFrame(NamedTuple):
         str, Tensor
     ]  # by direction, [H, W], 0 ... 1: probability that the pixel is hidden in the other frame
     confidence: dict[str, Tensor]  # by direction, [H, W], 0 ... 1: probability of an error under a pixel
-    is_cut_off: bool  # True behind a cut, where nothing is followed: motion and confidence are 0, occlusion is 1
+    is_cut_off: bool  # True behind a cut: motion leads out of the frame, confidence is 0, occlusion is 1
     problems: tuple[Problem, ...]  # why the motion is None
 
 
@@ -76,13 +77,13 @@ class FollowJob:
     config: Any = None
     backend: str | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cpu"
+    device: str = "auto"
     threads: int | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def open_plates(self) -> Plates:
         """Open the plates between the reference and the frames of the job; InputError where the reference is absent."""
-        first, last = min(*self.numbers, self.reference), max(*self.numbers, self.reference)
+        first, last = min((*self.numbers, self.reference)), max((*self.numbers, self.reference))
         numbers = [number for number in self.frame_files.files or range(first, last + 1) if first <= number <= last]
         plates = open_frame_files(self.frame_files, numbers, **self.reading)
         if not plates.has(self.reference):
@@ -95,7 +96,7 @@ class FollowJob:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         estimator = build(self.method, config=self.config, backend=self.backend)
-        prepare_estimator(estimator, _check.device(self.device))
+        prepare_estimator(estimator, resolve_device(self.device))
         return estimator
 
     def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[FollowJob, Plan]:
@@ -127,7 +128,8 @@ class FollowJob:
             for current in range(self.reference, number + step, step):
                 if current not in digests and plates.has(current):
                     before = digests.get(_previous(digests, current, step), "")
-                    digests[current] = digest([before, checksums.get(plates.file(current))])
+                    files = plates.file(current), plates.mask_file(current)
+                    digests[current] = digest([before, *(checksums.get(file) for file in files)])
             return {"plates": digests.get(number)}
 
         return describe
@@ -156,7 +158,8 @@ class _Follower:
         plate = plates.read(reference)
         self._picture = reduce_frame(plate.frame)
         self._size = plate.frame.shape[-2:]
-        self._tracker = Tracker(self._to_device(plate), matcher, None if refiner is None else refiner.refined)
+        refine = None if refiner is None else refiner.refined
+        self._tracker = Tracker(self._to_device(plate), matcher, refine, valid=self._mask_to_device(plate))
         self.is_cut_off = False
 
     def add(self, number: int, plate: Plate, *, is_half: bool) -> FrameResult:
@@ -175,7 +178,8 @@ class _Follower:
         if self.is_cut_off:
             self.cut_off(result)
         else:
-            result.tensors = self._tracker.add(self._to_device(plate), is_half=is_half)
+            frame, valid = self._to_device(plate), self._mask_to_device(plate)
+            result.tensors = self._tracker.add(frame, valid=valid, is_half=is_half)
         return result
 
     def restore(self, number: int, plate: Plate, layers: Mapping[str, Tensor]) -> None:
@@ -187,8 +191,9 @@ class _Follower:
         self._tracker.restore(self._to_device(plate), {name: t.to(self._device) for name, t in layers.items()})
 
     def cut_off(self, result: FrameResult) -> None:
-        """Fill the result of a frame behind a cut."""
-        flow = torch.zeros(2, *self._size, dtype=torch.float32, device=self._device)
+        """Fill the result of a frame behind a cut with motion that leads out of the frame."""
+        outside = 2.0 * max(self._size)
+        flow = torch.full((2, *self._size), outside, dtype=torch.float32, device=self._device)
         for direction in _DIRECTIONS:
             result.tensors[direction] = flow
             result.tensors[f"occlusion.{direction}"] = torch.ones_like(flow[0])
@@ -196,7 +201,11 @@ class _Follower:
         result.shot_ends = list(_DIRECTIONS)
 
     def _to_device(self, plate: Plate) -> Tensor:
-        return plate.frame[None].to(self._device)
+        """Return the frame [1, 3, H, W] on the device."""
+        return plate.frame[None].to(self._device).expand(-1, 3, -1, -1)
+
+    def _mask_to_device(self, plate: Plate) -> Tensor | None:
+        return None if plate.valid is None else plate.valid.to(self._device)
 
 
 def _matcher(estimator: Estimator) -> PairMatcher:
@@ -288,7 +297,7 @@ def follow_frames(
     reference: int,
     method: str | Estimator = DEFAULT_METHOD,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = "auto",
     **parameters: Any,
 ) -> Iterator[FollowedFrame]:
     """Yield the motion from a reference frame to every other frame of a shot, and back.
@@ -313,7 +322,11 @@ def follow_frames(
     try:
         if not plates.has(reference):
             raise InputError(f"reference: expected a frame of the shot, got {reference}")
-        for result in _follow(plates, reference, plates.numbers, estimator, _check.device(device)):
+        if plates.by_data:
+            raise InputError("frames: expected the display windows of the plates, got window='data'")
+        target = resolve_device(device)
+        check_fork(target)
+        for result in _follow(plates, reference, plates.numbers, estimator, target):
             layers = result.tensors
             yield FollowedFrame(
                 result.number,
@@ -349,7 +362,7 @@ def run_follow(
         report: receives the number of every finished frame, from any thread.
     """
     start_s = time.perf_counter()
-    outcome, stages, device = Outcome(), StageTimes(), _check.device(job.device)
+    outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
     journal, describe, checksums = job.output.journal(), job.input_digests(plates), Checksums()
 
     def read_stored(number: int) -> dict[str, Tensor]:
@@ -362,6 +375,8 @@ def run_follow(
         if identity is not None and plates.stamp(result.number) != identity.stamp:
             raise InputError(f"{plates.path(result.number)}: was replaced during the run")
         record = {**job.provenance, "inputs": inputs, "start": None}
+        for path, version in checksums.take_new():
+            journal.add_input(path, version)
         with stages.measure("write"):
             job.output.write(result, layers, _DIRECTIONS[::-1], journal, record)
         return True

@@ -75,6 +75,7 @@ class Tracker:
         match: estimator of a pair in both directions.
         refine: refinement of the final flow against the reference; None leaves it out.
         distances: distances in frames over which flow is chained.
+        valid: bool [H, W], where the reference is known; None: everywhere.
     """
 
     def __init__(
@@ -83,20 +84,23 @@ class Tracker:
         match: PairMatcher,
         refine: Refine | None,
         distances: Iterable[int] = DISTANCES,
+        *,
+        valid: Tensor | None = None,
     ) -> None:
-        self._reference, self._match, self._refine = reference, match, refine
+        self._reference, self._match, self._refine, self._valid = reference, match, refine, valid
         self._distances = sorted(distances)
         flow = reference.new_zeros(2, *reference.shape[-2:])
         still = Field(flow, torch.zeros_like(flow[0]), torch.zeros_like(flow[0]))
         self._states = [_State(reference, Match(still, still))]
 
-    def add(self, frame: Tensor, *, is_half: bool = False) -> dict[str, Tensor]:
+    def add(self, frame: Tensor, *, valid: Tensor | None = None, is_half: bool = False) -> dict[str, Tensor]:
         """Return the motion between the reference and the next frame [1, C, H, W], by the names of stored layers.
 
         ``forward`` [2, H, W] leads from the reference to the frame, on the reference's pixels; ``backward`` from the
         frame to the reference. ``occlusion.forward`` [H, W] is the probability that a pixel of the reference is hidden
         in the frame, ``confidence.forward`` that its error is under a pixel; those of ``backward`` belong to pixels of
-        the frame. With ``is_half`` the values are rounded to half precision.
+        the frame. Pixels that are not ``valid``, and those that lead to such pixels, are hidden, with no confidence.
+        With ``is_half`` the values are rounded to half precision.
         """
         match = self._find_best_chain(frame)
         # The first match starts where the chain leads; the second finds what the chain has lost.
@@ -109,7 +113,11 @@ class Tracker:
                 match.forward._replace(flow=self._refine(self._reference, frame, forward, backward)[0]),
                 match.backward._replace(flow=self._refine(frame, self._reference, backward, forward)[0]),
             )
-        layers = _to_layers(_check_cycle(match))
+        match = _check_cycle(match)
+        match = Match(
+            _hide_unknown(match.forward, self._valid, valid), _hide_unknown(match.backward, valid, self._valid)
+        )
+        layers = _to_layers(match)
         if is_half:
             layers = {name: plane.half().float() for name, plane in layers.items()}
         self.restore(frame, layers)
@@ -232,3 +240,13 @@ def _check_cycle(match: Match) -> Match:
         hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
         fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
     return Match(*fields)
+
+
+def _hide_unknown(field: Field, own: Tensor | None, other: Tensor | None) -> Field:
+    """Hide pixels that are unknown in their own frame, and those that lead to unknown pixels of the other one."""
+    unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own is None else ~own
+    if other is not None:
+        unknown = unknown | (warp(other[None, None].float(), field.flow[None])[0][0, 0] < 0.5)
+    return field._replace(
+        error=torch.where(unknown, _MAX_ERROR_PX, field.error), occlusion=torch.where(unknown, 1.0, field.occlusion)
+    )

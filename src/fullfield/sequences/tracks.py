@@ -41,6 +41,8 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
         with Path(path).open(newline="", encoding="utf-8") as file:
             for index, row in enumerate(csv.DictReader(file), 1):
                 name = row.get("name") or f"point{index}"
+                if name in points:
+                    raise InputError(f"{path}: expected names that differ, got {name} twice")
                 try:
                     points[name] = (float(row["x"]), float(row["y"]))
                 except (KeyError, TypeError, ValueError):
