@@ -262,15 +262,15 @@ def test_true_overlap_refines_pose() -> None:
     truth[:3, 3] += far
     off = truth.copy()
     off[:3, 3] += (0.2, -0.15, 0.1)
-    refined = true_overlap(first, target, off, reach=0.1, refine=True)
+    refined = true_overlap(first, target, off, max_distance=0.1, refine=True)
     assert np.abs(refined.pose - truth).max() < 0.02
-    assert refined.share > 0.9
+    assert refined.fraction > 0.9
     assert np.isin(refined.points.round(6), first.round(6)).all()
-    kept = true_overlap(first, target, off, reach=0.1)
+    kept = true_overlap(first, target, off, max_distance=0.1)
     assert np.allclose(kept.pose, off, atol=1e-9)
-    assert kept.share < refined.share
-    nothing = true_overlap(first, target + 1000, truth, reach=0.1, refine=True)
-    assert (len(nothing.points), nothing.share) == (0, 0.0)
+    assert kept.fraction < refined.fraction
+    nothing = true_overlap(first, target + 1000, truth, max_distance=0.1, refine=True)
+    assert (len(nothing.points), nothing.fraction) == (0, 0.0)
 
 
 def shared_tree(root: Path, data_dir: Path) -> Path:

@@ -21,7 +21,7 @@ from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, cuda, learned, register
 from fullfield.registration.descriptors import surfaces
-from fullfield.registration.learned import MOST_BYTES, batched, levels_on_device, network_input, network_levels
+from fullfield.registration.learned import MAX_BYTES, batched, levels_on_device, network_input, network_levels
 from fullfield.registration.learned_network import (
     CELLS,
     INPUTS,
@@ -31,7 +31,7 @@ from fullfield.registration.learned_network import (
     DescriptorNetwork,
     surroundings,
 )
-from fullfield.registration.scan import kept, prepare
+from fullfield.registration.scan import prepare, select_per_cell
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, weigh
 from fullfield.testing import room_scan
 from refusals import refuses
@@ -124,7 +124,9 @@ def check_cells(points: torch.Tensor, normals: torch.Tensor, offsets: torch.Tens
 
 def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return points, normals and offsets of two clouds; some points are three times there, some have any normal."""
-    points, normals, *_ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    points, normals, *_ = network_input(
+        room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0)
+    )
     points, normals = points[:count], normals[:count]
     some = torch.randn(min(400, count), 3, generator=torch.Generator().manual_seed(0))
     points = torch.cat([points, points[:3], 5 * some])
@@ -151,12 +153,12 @@ def test_gpus_cells_are_those_of_the_definition(room: Floats, emulated: Emulator
 
 
 def test_gpus_give_the_inputs_of_processors(room: Floats, emulate: Callable[..., Emulator]) -> None:
-    fine = room[kept(room, 0.5)]
+    fine = room[select_per_cell(room, 0.5)]
     fine = fine[np.linalg.norm(fine - fine[100], axis=1) < 15]
-    rows = kept(fine, 1.0)
+    rows = select_per_cell(fine, 1.0)
     wanted = network_levels(fine, rows, 2, around=True)
     model = DescriptorNetwork(SMALL)
-    known = [model.known(one.features, one.around) for one in wanted.inputs]
+    known = [model.compute_properties(one.features, one.around) for one in wanted.inputs]
     machine = emulate(cuda, neighbors, triplets, serve=True, flags=(*FLAGS, "-Dsqrt=__builtin_sqrt"))
     machine.schedule = 1
     found = levels_on_device(torch.from_numpy(fine), torch.from_numpy(rows), 2)
@@ -167,7 +169,7 @@ def test_gpus_give_the_inputs_of_processors(room: Floats, emulate: Callable[...,
         assert apart.median() < 1e-5
         assert (apart > 1e-3).double().mean() < 1e-2  # a value on the edge of two bins
         assert (one.around.cells - other.around.cells).abs().sum() < 1e-3 * other.around.cells.sum()
-        apart = (model.known(one.features, one.around) - there).abs().amax(1)
+        apart = (model.compute_properties(one.features, one.around) - there).abs().amax(1)
         assert apart.median() < 1e-5
         assert (apart > 1e-2).double().mean() < 1e-2
         assert one.around.geometry.backward is None
@@ -203,12 +205,12 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
 
 
 def test_what_is_known_is_means_and_shares(room: Floats) -> None:
-    given = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    given = network_input(room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0))
     points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
     offsets = torch.tensor([0, 120, 300])
     around = surroundings(points, normals, offsets)
-    found = model.known(features, around)
+    found = model.compute_properties(features, around)
     assert found.shape == (300, WIDTH)
     cloud = (torch.arange(300) >= 120).long()
     apart = torch.cdist(points.double(), points.double())
@@ -225,8 +227,8 @@ def test_what_is_known_is_means_and_shares(room: Floats) -> None:
 
 
 def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats) -> None:
-    fine = room[kept(room, 0.5)]
-    rows = kept(fine, 1.0)
+    fine = room[select_per_cell(room, 0.5)]
+    rows = select_per_cell(fine, 1.0)
     model = DescriptorNetwork(DescriptorConfig())
     with torch.no_grad():
         model.head.weight.mul_(20.0)  # as if it had been trained
@@ -246,8 +248,8 @@ def test_more_resolutions_begin_without_influence(room: Floats) -> None:
     assert shipped.config.scales == 2
     wider = DescriptorNetwork(shipped.config.replace(scales=3))
     wider.load_state_dict(wider.state_dict() | shipped.model.state_dict())
-    fine = room[kept(room, 0.5)]
-    rows = kept(fine, 1.0)
+    fine = room[select_per_cell(room, 0.5)]
+    rows = select_per_cell(fine, 1.0)
     described = LearnedDescriptor(wider)
     first = described(fine, rows)
     assert np.array_equal(first, shipped(fine, rows))
@@ -273,8 +275,8 @@ def test_more_resolutions_begin_without_influence(room: Floats) -> None:
 def test_clouds_of_a_batch_are_described_as_alone(room: Floats) -> None:
     levels = []
     for cloud in (room, room[::3] @ turn().T, room[:2]):  # the last has fewer points than are interpolated between
-        fine = cloud[kept(cloud, 0.5)]
-        levels.append(network_levels(fine, kept(fine, 1.0), 3))
+        fine = cloud[select_per_cell(cloud, 0.5)]
+        levels.append(network_levels(fine, select_per_cell(fine, 1.0), 3))
     torch.manual_seed(0)
     model = DescriptorNetwork(DescriptorConfig(channels=8, layers=1, scales=3))
     with torch.no_grad():
@@ -298,17 +300,17 @@ def test_weights_go_round(tmp_path: Path, room: Floats) -> None:
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
     assert second.config == SMALL
-    described = prepare(room, first.described).features
+    described = prepare(room, first.describe).features
     assert described.shape == (len(prepare(room).points), WIDTH)
     assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
-    assert np.array_equal(described, prepare(room, second.described).features)
+    assert np.array_equal(described, prepare(room, second.describe).features)
     second.save(tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
 
 def test_the_usual_network_fits_into_ten_megabytes(tmp_path: Path) -> None:
     untrained(DescriptorConfig()).save(tmp_path / "w.safetensors")
-    assert 1_000_000 < (tmp_path / "w.safetensors").stat().st_size <= MOST_BYTES == 10_000_000
+    assert 1_000_000 < (tmp_path / "w.safetensors").stat().st_size <= MAX_BYTES == 10_000_000
     with pytest.raises(InputError, match="channels: expected weights of at most 10000000 bytes"):
         untrained(DescriptorConfig(channels=256)).save(tmp_path / "large.safetensors")
     assert not (tmp_path / "large.safetensors").exists()
@@ -330,7 +332,7 @@ def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
 
 def test_the_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("small_gicp")
-    assert learned.SHIPPED.stat().st_size <= MOST_BYTES
+    assert learned.SHIPPED.stat().st_size <= MAX_BYTES
     first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     judged: list[Limits] = []
@@ -420,8 +422,8 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_shipped_descriptor_on_a_gpu(room: Floats) -> None:
-    fine = room[kept(room, 0.5)]
-    rows = kept(fine, 1.0)
+    fine = room[select_per_cell(room, 0.5)]
+    rows = select_per_cell(fine, 1.0)
     here, there = (LearnedDescriptor.shipped(device)(fine, rows) for device in ("cpu", "cuda"))
     apart = np.linalg.norm(here - there, axis=1)
     assert np.median(apart) < 1e-3

@@ -174,7 +174,7 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
     good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, FPFH_LIMITS)
     assert good.score == pytest.approx(6.75)
     assert good.accepted
-    assert good.complaint is None
+    assert good.reason is None
     assert 0.5 < estimate_confidence(good, 0.05) < estimate_confidence(good, 0.0) < 1.0
     assert estimate_confidence(good._replace(inliers=9000), 0.0) == 0.99  # certain it never is
     assert estimate_confidence(good, 0.3) < 0.1
@@ -190,4 +190,4 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
         good._replace(upright=0.3),
     ):
         assert not refused.accepted
-        assert refused.complaint is not None
+        assert refused.reason is not None

@@ -176,12 +176,12 @@ def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) ->
     assert np.isnan(apart[::7]).all()
     assert np.nanmedian(apart) < 0.1
     least = float(np.nanquantile(apart, 0.9))
-    near = alignment_errors(holes, target, found.transform, most=least)
+    near = alignment_errors(holes, target, found.transform, max_distance=least)
     assert np.isnan(near[::7]).all()
     assert np.array_equal(near[apart <= least], apart[apart <= least])
     assert np.isinf(near[apart > least]).all()
-    assert np.isinf(alignment_errors(source, target + 100, most=1.0)).all()
-    refuses("most: expected a number > 0", alignment_errors, source, target, most=0.0)
+    assert np.isinf(alignment_errors(source, target + 100, max_distance=1.0)).all()
+    refuses("max_distance: expected a number > 0", alignment_errors, source, target, max_distance=0.0)
 
 
 def test_poses_that_are_one_and_poses_that_are_none() -> None:

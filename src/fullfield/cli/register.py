@@ -252,7 +252,7 @@ def _draw(
     panels = []
     for at, (name, transform, fit) in enumerate(stages):
         progress(at / 2, f"drawing {name}")
-        errors = alignment_errors(source, target, transform, most=top)
+        errors = alignment_errors(source, target, transform, max_distance=top)
         moved = io.transformed(source, transform).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
         rmse = f", RMSE {fit.rmse:.4g}" if fit.fitness else ""

@@ -313,11 +313,11 @@ def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSamp
     from fullfield.registration.refinement import true_overlap
 
     clouds = sample.source, sample.target
-    overlap = true_overlap(*clouds, sample.truth.numpy(), reach=dataset.reach, refine=dataset.coarse)
+    overlap = true_overlap(*clouds, sample.truth.numpy(), max_distance=dataset.reach, refine=dataset.coarse)
     content = {
         "pose": overlap.pose.tolist(),
         "moment": second_moment(torch.from_numpy(overlap.points)).tolist(),
-        "overlap": overlap.share,
+        "overlap": overlap.fraction,
     }
     run.store_truth(sample.name, _key(dataset, index), content)
 

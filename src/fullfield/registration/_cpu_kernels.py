@@ -33,7 +33,7 @@ _reordering = jit_in(CACHE, fastmath={"reassoc", "contract", "nsz"})  # sums bec
 
 
 @_jit
-def _room(offsets, first, last):
+def _count_row_capacity(offsets, first, last):
     """Return the most neighbours of a point, in whole vectors."""
     widest = 0
     for i in range(first, last):
@@ -42,10 +42,10 @@ def _room(offsets, first, last):
 
 
 @_jit
-def _listed(indices, begin, count, i, row):
+def _listed(indices, start, count, i, row):
     """Copy a point's neighbours into ``row``, padded to whole vectors with the point itself."""
     for n in range(count):
-        row[n] = indices[begin + n]
+        row[n] = indices[start + n]
     while count % LANES:
         row[count] = i
         count += 1
@@ -95,14 +95,14 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
 
     ``surface`` is as for :func:`_seen`. A row of ``histograms`` has :data:`ROW` numbers.
     """
-    room = _room(offsets, first, last)
-    row, bins, counted = (
-        np.empty(room, np.int32),
-        np.empty(3 * room, np.int32),
+    capacity = _count_row_capacity(offsets, first, last)
+    row, bins, bin_counts = (
+        np.empty(capacity, np.int32),
+        np.empty(3 * capacity, np.int32),
         np.empty(3 * BINS + 1, np.int32),
     )  # the last: no angles
     zero, half = splat(np.float32(0.0)), splat(np.float32(0.5))
-    one, two, least = splat(np.float32(1.0)), splat(np.float32(2.0)), splat(np.float32(1e-6))
+    one, two, tiny = splat(np.float32(1.0)), splat(np.float32(2.0)), splat(np.float32(1e-6))
     second, third = splat(np.float32(BINS)), splat(np.float32(2 * BINS))
     for i in range(first, last):
         count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
@@ -111,7 +111,7 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
             _, d, normal = _seen(surface, i, row, n)
             v = d[1] * u[2] - d[2] * u[1], d[2] * u[0] - d[0] * u[2], d[0] * u[1] - d[1] * u[0]
             across = sqrt(_dot(v, v))
-            angles, scale = one - above(least, across), one / maximum(across, least)
+            angles, scale = one - above(tiny, across), one / maximum(across, tiny)
             along, phi = _dot(u, normal), _dot(u, d)
             aside = (_dot(d, normal) - phi * along) * scale
             side = one - two * above(zero, along)  # the neighbour's normal on the side of the point's own
@@ -124,19 +124,19 @@ def pair_histograms(surface, offsets, indices, histograms, first, last):
             store_int32(bins, 3 * n, _where(angles, _bin(alpha), 3 * BINS))
             store_int32(bins, 3 * n + LANES, _where(angles, _bin(phi * mirrored) + second, 3 * BINS))
             store_int32(bins, 3 * n + 2 * LANES, _where(angles, theta + third, 3 * BINS))
-        counted[:] = 0
+        bin_counts[:] = 0
         for n in range(np.uintp(3 * count)):
-            counted[np.uintp(bins[n])] += 1
-        pairs = np.float32(max(count - counted[3 * BINS] // 3, 1))
+            bin_counts[np.uintp(bins[n])] += 1
+        pairs = np.float32(max(count - bin_counts[3 * BINS] // 3, 1))
         for k in range(3 * BINS):
-            histograms[i, k] = np.float32(counted[k]) / pairs
+            histograms[i, k] = np.float32(bin_counts[k]) / pairs
 
 
 @_jit
 def weighted_histograms(surface, offsets, indices, histograms, out, first, last):
     """Average the neighbours' histograms, weighted by 1 / distance²; each of the three is scaled to the sum 1."""
-    room, rows = _room(offsets, first, last), histograms.reshape(-1)
-    row, weights, total = np.empty(room, np.int32), np.empty(room, np.float32), np.empty(ROW, np.float32)
+    capacity, rows = _count_row_capacity(offsets, first, last), histograms.reshape(-1)
+    row, weights, total = np.empty(capacity, np.int32), np.empty(capacity, np.float32), np.empty(ROW, np.float32)
     zero = splat(np.float32(0.0))
     for i in range(first, last):
         count = _listed(indices, offsets[i], offsets[i + 1] - offsets[i], i, row)
@@ -152,11 +152,11 @@ def weighted_histograms(surface, offsets, indices, histograms, out, first, last)
         store(total, 0, a)
         store(total, LANES, b)
         store(total, 2 * LANES, c)
-        for part in range(3):
+        for histogram in range(3):
             summed = np.float32(0.0)
-            for k in range(part * BINS, (part + 1) * BINS):
+            for k in range(histogram * BINS, (histogram + 1) * BINS):
                 summed += total[k]
-            for k in range(part * BINS, (part + 1) * BINS):
+            for k in range(histogram * BINS, (histogram + 1) * BINS):
                 out[i, k] = total[k] / summed if summed > 0 else np.float32(0.0)
 
 
@@ -198,19 +198,19 @@ def _axes(m, a, v):
         _rotate(a, v, 0, 1)
         _rotate(a, v, 0, 2)
         _rotate(a, v, 1, 2)
-    least = 0
+    smallest = 0
     for k in range(3):
         a[k, k] = max(a[k, k], 0.0)
-        least = k if a[k, k] < a[least, least] else least
-    return least
+        smallest = k if a[k, k] < a[smallest, smallest] else smallest
+    return smallest
 
 
 @_reordering
-def _moments(places, count, limit, close, wide):
-    """Sum coordinates, their products and the points, of ``close`` ones (squares up to ``limit``) and of all."""
-    xs, ys, zs = places[0], places[1], places[2]
+def _moments(offsets, count, limit, close_sums, full_sums):
+    """Sum coordinates, their products and the points, of close ones (squares up to ``limit``) and of all."""
+    xs, ys, zs = offsets[0], offsets[1], offsets[2]
     a = b = c = aa = ab = ac = bb = bc = cc = 0.0
-    x = y = z = xx = xy = xz = yy = yz = zz = near = 0.0
+    x = y = z = xx = xy = xz = yy = yz = zz = close_count = 0.0
     for n in range(np.uintp(count)):
         dx, dy, dz = xs[n], ys[n], zs[n]
         ax, ay, az = dx * dx, dy * dy, dz * dz
@@ -219,13 +219,13 @@ def _moments(places, count, limit, close, wide):
         bb, bc, cc = bb + ay, bc + dy * dz, cc + az
         one = 1.0 if ax + ay + az <= limit else 0.0
         px, py, pz = dx * one, dy * one, dz * one
-        x, y, z, near = x + px, y + py, z + pz, near + one
+        x, y, z, close_count = x + px, y + py, z + pz, close_count + one
         xx, xy, xz = xx + px * dx, xy + px * dy, xz + px * dz
         yy, yz, zz = yy + py * dy, yz + py * dz, zz + pz * dz
-    wide[0], wide[1], wide[2], wide[9] = a, b, c, count
-    wide[3], wide[4], wide[5], wide[6], wide[7], wide[8] = aa, ab, ac, bb, bc, cc
-    close[0], close[1], close[2], close[9] = x, y, z, near
-    close[3], close[4], close[5], close[6], close[7], close[8] = xx, xy, xz, yy, yz, zz
+    full_sums[0], full_sums[1], full_sums[2], full_sums[9] = a, b, c, count
+    full_sums[3], full_sums[4], full_sums[5], full_sums[6], full_sums[7], full_sums[8] = aa, ab, ac, bb, bc, cc
+    close_sums[0], close_sums[1], close_sums[2], close_sums[9] = x, y, z, close_count
+    close_sums[3], close_sums[4], close_sums[5], close_sums[6], close_sums[7], close_sums[8] = xx, xy, xz, yy, yz, zz
 
 
 @_jit
@@ -234,29 +234,33 @@ def local_surfaces(points, queries, offsets, indices, radius, normals, shapes, f
 
     See descriptors.surfaces; ``radius`` limits the neighbours of the shape.
     """
-    a, v, close, wide = np.empty((3, 3)), np.empty((3, 3)), np.empty(10), np.empty(10)
-    places, limit = np.empty((3, _room(offsets, first, last))), radius * radius
+    a, v, close_sums, full_sums = np.empty((3, 3)), np.empty((3, 3)), np.empty(10), np.empty(10)
+    displacements, limit = np.empty((3, _count_row_capacity(offsets, first, last))), radius * radius
     for i in range(first, last):
-        begin, count = np.uintp(offsets[i]), offsets[i + 1] - offsets[i]
+        start, count = np.uintp(offsets[i]), offsets[i + 1] - offsets[i]
         x, y, z = queries[i, 0], queries[i, 1], queries[i, 2]
         for n in range(np.uintp(count)):
-            j = np.uintp(indices[begin + n])
-            places[0, n], places[1, n], places[2, n] = points[j, 0] - x, points[j, 1] - y, points[j, 2] - z
-        _moments(places, count, limit, close, wide)
-        least = _axes(wide, a, v)
+            j = np.uintp(indices[start + n])
+            displacements[0, n], displacements[1, n], displacements[2, n] = (
+                points[j, 0] - x,
+                points[j, 1] - y,
+                points[j, 2] - z,
+            )
+        _moments(displacements, count, limit, close_sums, full_sums)
+        smallest = _axes(full_sums, a, v)
         for k in range(3):
-            normals[i, k] = v[k, least]
+            normals[i, k] = v[k, smallest]
         if len(shapes) == 0:
             continue
-        least = _axes(close, a, v)
-        low, high = a[least, least], max(a[0, 0], a[1, 1], a[2, 2])
+        smallest = _axes(close_sums, a, v)
+        low, high = a[smallest, smallest], max(a[0, 0], a[1, 1], a[2, 2])
         total, height = a[0, 0] + a[1, 1] + a[2, 2], 0.0
         for k in range(3):
-            height += close[k] * v[k, least]
-        middle, far = np.sqrt(max(total - low - high, 0.0)), max(np.sqrt(high), 1e-6)
+            height += close_sums[k] * v[k, smallest]
+        middle, largest = np.sqrt(max(total - low - high, 0.0)), max(np.sqrt(high), 1e-6)
         shapes[i, 0] = 3.0 * low / max(total, 1e-12)
-        shapes[i, 1] = (middle - np.sqrt(low)) / far
-        shapes[i, 2] = (np.sqrt(high) - middle) / far
+        shapes[i, 1] = (middle - np.sqrt(low)) / largest
+        shapes[i, 2] = (np.sqrt(high) - middle) / largest
         shapes[i, 3] = abs(height) / radius
 
 
@@ -267,53 +271,60 @@ def sorted_cells(surface, offsets, indices, edges, bits, counts, entries, first,
     ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other. An entry is
     ``cell << bits | neighbour``.
     """
-    room = _room(offsets, first, last)
-    row, own, place = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(counts.shape[1], np.int64)
+    capacity = _count_row_capacity(offsets, first, last)
+    row, own, positions = (
+        np.empty(capacity, np.int32),
+        np.empty(capacity, np.int32),
+        np.empty(counts.shape[1], np.int64),
+    )
     zero, one, two = splat(np.float32(0.0)), splat(np.float32(1.0)), splat(np.float32(2.0))
     three, five = splat(np.float32(3.0)), splat(np.float32(5.0))
-    near, far, low, high = splat(edges[0]), splat(edges[1]), splat(edges[2]), splat(edges[3])
+    inner_ring, outer_ring, low, high = splat(edges[0]), splat(edges[1]), splat(edges[2]), splat(edges[3])
     flat, bent = splat(edges[4]), splat(edges[5])
     for i in range(first, last):
-        begin, count = offsets[i], offsets[i + 1] - offsets[i]
-        padded, u = _listed(indices, begin, count, i, row), _own_normal(surface, i)
+        row_start, count = offsets[i], offsets[i + 1] - offsets[i]
+        padded, u = _listed(indices, row_start, count, i, row), _own_normal(surface, i)
         for n in range(0, padded, LANES):
             distance, d, normal = _seen(surface, i, row, n)
-            height, ahead, alike = _dot(u, d), _dot(normal, d), _dot(u, normal)
+            height, ahead, cosine = _dot(u, d), _dot(normal, d), _dot(u, normal)
             side = one - two * above(zero, height)
-            height, alike = height * side, alike * side
-            side = one - two * above(zero, alike)
-            alike, ahead = alike * side, ahead * side
-            slightly, strongly = above(flat, alike), above(bent, alike)
-            away = maximum(one - above(height, ahead), strongly)
-            bend = away * (two + slightly + strongly) + (one - away) * (one - slightly)
-            bend = minimum(bend, one + three * above(one, alike))
-            ring, elevation = above(distance, near) + above(distance, far), above(height, low) + above(height, high)
+            height, cosine = height * side, cosine * side
+            side = one - two * above(zero, cosine)
+            cosine, ahead = cosine * side, ahead * side
+            slightly, strongly = above(flat, cosine), above(bent, cosine)
+            diverging = maximum(one - above(height, ahead), strongly)
+            bend = diverging * (two + slightly + strongly) + (one - diverging) * (one - slightly)
+            bend = minimum(bend, one + three * above(one, cosine))
+            ring, elevation = (
+                above(distance, inner_ring) + above(distance, outer_ring),
+                above(height, low) + above(height, high),
+            )
             store_int32(own, n, (ring * three + elevation) * five + bend)
-        place[:] = 0
+        positions[:] = 0
         for n in range(np.uintp(count)):
-            place[np.uintp(own[n])] += row[n] != i
-        start = begin - i  # a row less, its own entry, for each point before
+            positions[np.uintp(own[n])] += row[n] != i
+        start = row_start - i  # a row less, its own entry, for each point before
         for cell in range(counts.shape[1]):
-            counts[i, cell] = place[cell]
-            start, place[cell] = start + place[cell], start
+            counts[i, cell] = positions[cell]
+            start, positions[cell] = start + positions[cell], start
         for n in range(np.uintp(count)):
             cell = np.uintp(own[n])
             if row[n] != i:
-                entries[np.uintp(place[cell])] = np.uint32(cell << np.uintp(bits) | np.uintp(row[n]))
-                place[cell] += 1
+                entries[np.uintp(positions[cell])] = np.uint32(cell << np.uintp(bits) | np.uintp(row[n]))
+                positions[cell] += 1
 
 
 @_jit
-def known_properties(features, counts, rows, entries, bits, rings, known, first, last):
+def known_properties(features, counts, rows, entries, bits, rings, properties, first, last):
     """Fill each point's unlearned properties: features, their means over ``rings``, square roots of the cells' shares.
 
     ``features`` has rows of :data:`ROW` numbers; the rest as :func:`sorted_cells` fills it.
     """
-    width, cells = (known.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
+    width, cells = (properties.shape[1] - counts.shape[1]) // (rings + 1), counts.shape[1]
     values, total, zero = features.reshape(-1), np.empty(ROW, np.float32), splat(np.float32(0.0))
     index, at = np.uint32((1 << bits) - 1), np.uintp(rows[first])
     for i in range(first, last):
-        known[i, :width] = features[i, :width]
+        properties[i, :width] = features[i, :width]
         for ring in range(rings):
             count = np.float32(0.0)
             for cell in range(ring * cells // rings, (ring + 1) * cells // rings):
@@ -331,10 +342,10 @@ def known_properties(features, counts, rows, entries, bits, rings, known, first,
             store(total, LANES, b)
             store(total, 2 * LANES, c)
             for k in range(width):
-                known[i, (ring + 1) * width + k] = total[k] / max(count, np.float32(1.0))
-        share = np.float32(max(rows[i + 1] - rows[i], 1))
+                properties[i, (ring + 1) * width + k] = total[k] / max(count, np.float32(1.0))
+        total_count = np.float32(max(rows[i + 1] - rows[i], 1))
         for cell in range(cells):
-            known[i, (rings + 1) * width + cell] = np.sqrt(counts[i, cell] / share)
+            properties[i, (rings + 1) * width + cell] = np.sqrt(counts[i, cell] / total_count)
 
 
 _i = types.intp
@@ -343,14 +354,14 @@ _single = types.float32[:, ::1]
 _long = types.int64[::1]
 _int = types.int32[::1]
 _flat = types.float32[::1]
-_found = (_flat, _long, _int)
+_neighborhood = (_flat, _long, _int)
 ENTRY_POINTS = {
     "known_properties": (known_properties, (_single, _single, _long, types.uint32[::1], _i, _i, _single, _i, _i)),
     "local_surfaces": (
         local_surfaces,
         (_points, _points, _long, _int, types.float64, _points, _points, _i, _i),
     ),
-    "pair_histograms": (pair_histograms, (*_found, _single, _i, _i)),
-    "sorted_cells": (sorted_cells, (*_found, _flat, _i, _single, types.uint32[::1], _i, _i)),
-    "weighted_histograms": (weighted_histograms, (*_found, _single, _single, _i, _i)),
+    "pair_histograms": (pair_histograms, (*_neighborhood, _single, _i, _i)),
+    "sorted_cells": (sorted_cells, (*_neighborhood, _flat, _i, _single, types.uint32[::1], _i, _i)),
+    "weighted_histograms": (weighted_histograms, (*_neighborhood, _single, _single, _i, _i)),
 }

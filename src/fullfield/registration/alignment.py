@@ -10,31 +10,31 @@ from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud, rigid
 from fullfield.registration.descriptors import Floats, around, nearest
 from fullfield.registration.ransac import apply
-from fullfield.registration.scan import finite_points, middle_of, shift_origins, thin
+from fullfield.registration.scan import find_middle, finite_points, shift_origins, thin
 from fullfield.registration.verdict import contact
 
 
-def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: float | None = None) -> Floats:
+def alignment_errors(source: Any, target: Any, transform: Any = None, *, max_distance: float | None = None) -> Floats:
     """Return the distances [N] from the points of ``source``, moved by ``transform``, to the nearest of ``target``.
 
-    They are in the clouds' units, NaN for points that are not finite, and infinite beyond ``most``, which saves the
-    long search where the clouds are far apart. ``source`` and ``target`` as in :func:`register`.
+    They are in the clouds' units, NaN for points that are not finite, and infinite beyond ``max_distance``, which saves
+    the long search where the clouds are far apart. ``source`` and ``target`` as in :func:`register`.
     """
-    if most is not None:
-        _check.number(most, "most", above=0.0)
+    if max_distance is not None:
+        _check.number(max_distance, "max_distance", above=0.0)
     points = as_point_cloud(source, "source").points
     goal = finite_points(target, "target", 1)
     pose = np.eye(4) if transform is None else rigid(transform, "transform")
-    middle = middle_of(goal)
+    middle = find_middle(goal)
     is_finite = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
-    moved = apply(pose, points[is_finite]) - middle
+    transformed = apply(pose, points[is_finite]) - middle
     goal = goal - middle
-    is_near = np.ones(len(moved), bool) if most is None else around(goal, moved, most)
-    distances = np.full(len(moved), np.inf)
-    if is_near.any():
-        distances[is_near] = nearest(goal, moved[is_near])[0][:, 0]
-    errors[is_finite] = np.where(distances <= (most or np.inf), distances, np.inf)
+    is_within = np.ones(len(transformed), bool) if max_distance is None else around(goal, transformed, max_distance)
+    distances = np.full(len(transformed), np.inf)
+    if is_within.any():
+        distances[is_within] = nearest(goal, transformed[is_within])[0][:, 0]
+    errors[is_finite] = np.where(distances <= (max_distance or np.inf), distances, np.inf)
     return errors
 
 
@@ -52,7 +52,7 @@ def alignment(source: Any, target: Any, transform: Any = None, *, voxel: float) 
     """
     _check.number(voxel, "voxel", above=0.0)
     clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
-    middles = [middle_of(points) for points in clouds]
+    middles = [find_middle(points) for points in clouds]
     pose = shift_origins(np.eye(4) if transform is None else rigid(transform, "transform"), *middles)
     pose[:3, 3] /= voxel
     thinned = [(points - middle) / voxel for points, middle in zip(clouds, middles, strict=True)]

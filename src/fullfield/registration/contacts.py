@@ -55,10 +55,10 @@ class Agreement(NamedTuple):
 
 def compare(transform: Floats, source: Scan, target: Scan) -> Agreement:
     """Compare the surfaces of both clouds where they are near each other."""
-    moved, turned = apply(transform, source.points), source.normals @ transform[:3, :3].T
-    moved_source = source._replace(points=moved, normals=turned)
-    sides = _compare_side(moved_source, target), _compare_side(target, moved_source)
-    return Agreement(*(np.concatenate(parts) for parts in zip(*sides, strict=True)))
+    transformed, turned = apply(transform, source.points), source.normals @ transform[:3, :3].T
+    transformed_source = source._replace(points=transformed, normals=turned)
+    sides = _compare_side(transformed_source, target), _compare_side(target, transformed_source)
+    return Agreement(*(np.concatenate(flags) for flags in zip(*sides, strict=True)))
 
 
 def _compare_side(scan: Scan, other: Scan) -> tuple[Flags, Flags, Floats]:
@@ -95,19 +95,19 @@ class PlaneStep(NamedTuple):
 
 
 def plane_step(
-    planes: Planes, points: Floats, normals: Floats, reach: float, strains: Floats, min_cosine: float = 0.8
+    planes: Planes, points: Floats, normals: Floats, max_distance: float, strains: Floats, min_cosine: float = 0.8
 ) -> PlaneStep | None:
-    """Return the change that brings ``points`` [N, 3] closest to the planes within ``reach``; None with too few.
+    """Return the change that brings ``points`` [N, 3] closest to the planes within ``max_distance``; None with too few.
 
     ``strains`` [S, 3, 3] are the symmetric changes of shape that are allowed.
     """
     distance, partner = nearest_in(planes.tree, points)
     goal_normals = planes.normals[partner]
-    near = (distance <= reach) & (np.abs((normals * goal_normals).sum(1)) >= min_cosine)
-    if near.sum() < _MIN_CONTACTS:
+    is_contact = (distance <= max_distance) & (np.abs((normals * goal_normals).sum(1)) >= min_cosine)
+    if is_contact.sum() < _MIN_CONTACTS:
         return None
-    p, n = points[near], goal_normals[near]
-    residual = ((planes.points[partner[near]] - p) * n).sum(1)
+    p, n = points[is_contact], goal_normals[is_contact]
+    residual = ((planes.points[partner[is_contact]] - p) * n).sum(1)
     center = p.mean(0)
     radius = float(np.sqrt(((p - center) ** 2).sum(1).mean()))
     arm = (p - center) / radius
@@ -119,13 +119,13 @@ def plane_step(
     return PlaneStep(center, radius, change, np.linalg.inv(matrix) * variance)
 
 
-def plane_residuals(planes: Planes, points: Floats, normals: Floats, reach: float) -> Floats:
-    """Return the heights [N] of ``points`` over the planes; NaN where there is none within ``reach``."""
+def plane_residuals(planes: Planes, points: Floats, normals: Floats, max_distance: float) -> Floats:
+    """Return the heights [N] of ``points`` over the planes; NaN where there is none within ``max_distance``."""
     distance, partner = nearest_in(planes.tree, points)
     goal_normals = planes.normals[partner]
     heights = ((points - planes.points[partner]) * goal_normals).sum(1)
-    near = (distance <= reach) & (np.abs((normals * goal_normals).sum(1)) >= 0.8)
-    return np.where(near, heights, np.nan)
+    is_contact = (distance <= max_distance) & (np.abs((normals * goal_normals).sum(1)) >= 0.8)
+    return np.where(is_contact, heights, np.nan)
 
 
 def fit_planes(
@@ -133,8 +133,8 @@ def fit_planes(
 ) -> Floats:
     """Refine a rigid pose of ``points`` [N, 3] by one step for each reach."""
     none = np.zeros((0, 3, 3))
-    for reach in reaches:
-        step = plane_step(planes, apply(transform, points), normals @ transform[:3, :3].T, reach, none, 0.7)
+    for max_distance in reaches:
+        step = plane_step(planes, apply(transform, points), normals @ transform[:3, :3].T, max_distance, none, 0.7)
         if step is None:
             break
         turn = step.change[:3] / step.radius

@@ -43,32 +43,32 @@ class Describer:
         kernels = _launching.kernels(LIBRARIES, source(self._inputs, self._kernel), like.get_device())
         kernels.launch(name, -(-params.count // _WARPS), 32 * _WARPS, params)
 
-    def shapes(self, fine: Tensor, queries: Tensor, found: Neighbors, radius: float, upright: Tensor) -> Tensor:
+    def shapes(self, fine: Tensor, queries: Tensor, neighbors: Neighbors, radius: float, upright: Tensor) -> Tensor:
         """Return features [N, inputs] whose first four are the shapes of the points around each query.
 
-        ``found`` has the points that a normal is computed from, ``radius`` limits those of the shape; normals are
+        ``neighbors`` has the points that a normal is computed from, ``radius`` limits those of the shape; normals are
         written into ``upright`` [N, 3]. Points are float64.
         """
         features = fine.new_empty(len(queries), self._inputs, dtype=torch.float32)
         p = _Params()
-        p.fine, p.queries, p.rows, p.indices = map(address, (fine, queries, *found))
+        p.fine, p.queries, p.rows, p.indices = map(address, (fine, queries, *neighbors))
         p.upright, p.features = upright.data_ptr(), features.data_ptr()
         p.count, p.near, p.reach = len(queries), radius**2, radius
         self._launch("local_shapes", fine, p)
         return features
 
     def pairs(
-        self, points: Tensor, normals: Tensor, found: Neighbors, bits: int, features: Tensor | None = None
+        self, points: Tensor, normals: Tensor, neighbors: Neighbors, bits: int, features: Tensor | None = None
     ) -> tuple[Tensor, Triplets]:
         """Return how many neighbours each cell has [N, cells], and the triplets; also write FPFH into ``features``."""
         count, dtype = len(points), torch.float32
         cells = points.new_empty(count, self._cells, dtype=dtype)
-        entries = points.new_empty(len(found.indices) - count, dtype=torch.int32)
+        entries = points.new_empty(len(neighbors.indices) - count, dtype=torch.int32)
         own = None if features is None else points.new_empty(count, 3 * BINS, dtype=dtype)
         if points.device not in self._on:
             self._on[points.device] = torch.tensor(self._edges, dtype=dtype).to(points.device)
         p = _Params()
-        p.points, p.normals, p.rows, p.indices = map(address, (points, normals, *found))
+        p.points, p.normals, p.rows, p.indices = map(address, (points, normals, *neighbors))
         p.edges, p.own, p.cells, p.entries, p.features = map(
             address, (self._on[points.device], own, cells, entries, features)
         )
@@ -76,15 +76,15 @@ class Describer:
         self._launch("look_at_pairs", points, p)
         if features is not None:
             self._launch("weigh_histograms", points, p)
-        rows = found.offsets - torch.arange(count + 1, device=points.device)
+        rows = neighbors.offsets - torch.arange(count + 1, device=points.device)
         return cells, Triplets(rows, entries, points.new_empty(0, dtype=torch.uint8))
 
-    def known(self, features: Tensor, cells: Tensor, triplets: Triplets, bits: int) -> Tensor:
+    def compute_properties(self, features: Tensor, cells: Tensor, triplets: Triplets, bits: int) -> Tensor:
         """Return features, their means over the rings, and the roots of the cells' shares, one after the other."""
         count, rings = len(features), self._kernel[0]
-        known = features.new_empty(count, (1 + rings) * self._inputs + self._cells)
+        properties = features.new_empty(count, (1 + rings) * self._inputs + self._cells)
         p = _Params()
         p.features, p.counts, p.rows, p.words = map(address, (features, cells, triplets.rows, triplets.entries))
-        p.known, p.count, p.bits = known.data_ptr(), count, bits
+        p.known, p.count, p.bits = properties.data_ptr(), count, bits
         self._launch("known_properties", features, p)
-        return known
+        return properties

@@ -24,8 +24,8 @@ _AFFINE_GAIN, _SIMILAR_GAIN = 0.42, 0.35  # share of the residuals' squares that
 _MIN_GROWTH, _MIN_GROWN_GAIN = 1.2, 0.15  # or of touching points that it must bring together, explaining less
 _REFITS = (8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 2.0, 2.0)  # distances beyond which a match counts little
 _MIN_GAIN, _MIN_GAINED = 1.35, 20  # matches that a change of shape brings together, over those of the pose; and more
-_MIN_SHARE = 0.1  # of all matches
-_AS_MANY = 0.9  # share of an affine map's matches with which a similarity is the simpler explanation
+_MIN_FRACTION = 0.1  # of all matches
+_MIN_SIMILAR_RATIO = 0.9  # share of an affine map's matches with which a similarity is the simpler explanation
 UNITS = {1000.0: "millimetres against metres", 100.0: "centimetres against metres", 10.0: "millimetres against "
          "centimetres", 25.4: "millimetres against inches", 39.37: "inches against metres", 3.28: "feet against metres",
          12.0: "inches against feet", 304.8: "millimetres against feet"}  # fmt: skip
@@ -42,7 +42,7 @@ class Deformation(NamedTuple):
     """Size and shape of the source against the target's."""
 
     scale: float  # 1 where the sizes agree, 2 where the source is twice as large
-    complaint: str | None  # how the clouds differ; None where they do not
+    explanation: str | None  # how the clouds differ; None where they do not
 
 
 def describe_scale(scale: float, *, exact: bool = True) -> str:
@@ -73,20 +73,20 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
         _fit_surfaces(planes, points, normals, transform, strains) for strains in (_STRAINS[:0], _ISOTROPIC, _STRAINS)
     )
     scale = float(np.cbrt(np.linalg.det(similar.linear)))
-    strains = (_stretch_of(affine.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
+    strains = (_extract_stretch(affine.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
     errors, directions = np.linalg.eigh(affine.covariance)
     determined = directions[:, errors <= _MAX_STRAIN_ERROR**2]
     strains = determined @ (determined.T @ (strains * (1, 1, 1, 2, 2, 2)))
     values, axes = np.linalg.eigh(np.einsum("s,sij->ij", strains, _STRAINS))
     largest = int(np.abs(values).argmax())
     min_scale = max(_MIN_SCALE, _SCALE_ERRORS * float(np.sqrt(similar.covariance[0, 0])))
-    complaint = None
+    explanation = None
     strain = abs(float(values[largest]))
     if strain > _MAX_BEND or (strain > _MIN_STRAIN and _explains(affine, rigid, _AFFINE_GAIN)):
-        complaint = _describe_strain(-float(values[largest]), axes[:, largest])
+        explanation = _describe_strain(-float(values[largest]), axes[:, largest])
     elif abs(np.log(scale)) > min_scale and _explains(similar, rigid, _SIMILAR_GAIN):
-        complaint = describe_scale(1 / scale)
-    return Deformation(1 / scale, complaint)
+        explanation = describe_scale(1 / scale)
+    return Deformation(1 / scale, explanation)
 
 
 class _SurfaceFit(NamedTuple):
@@ -99,8 +99,10 @@ class _SurfaceFit(NamedTuple):
 
 def _explains(deformed: _SurfaceFit, rigid: _SurfaceFit, min_gain: float) -> bool:
     """Return whether a change of shape explains what a rigid pose leaves."""
-    near = np.isfinite(rigid.residuals) & np.isfinite(deformed.residuals)
-    before, after = (float((np.minimum(np.abs(fit.residuals[near]), 1.0) ** 2).mean()) for fit in (rigid, deformed))
+    is_touching = np.isfinite(rigid.residuals) & np.isfinite(deformed.residuals)
+    before, after = (
+        float((np.minimum(np.abs(fit.residuals[is_touching]), 1.0) ** 2).mean()) for fit in (rigid, deformed)
+    )
     gain = 1 - after / max(before, 1e-12)
     growth = np.isfinite(deformed.residuals).sum() / max(np.isfinite(rigid.residuals).sum(), 1)
     return bool(gain >= min_gain or (growth >= _MIN_GROWTH and gain >= _MIN_GROWN_GAIN))
@@ -109,8 +111,8 @@ def _explains(deformed: _SurfaceFit, rigid: _SurfaceFit, min_gain: float) -> boo
 def _fit_surfaces(planes: Planes, points: Floats, normals: Floats, transform: Floats, strains: Floats) -> _SurfaceFit:
     linear, shift = transform[:3, :3], transform[:3, 3]
     covariance = np.eye(len(strains))
-    for reach in _REACHES:
-        step = plane_step(planes, points @ linear.T + shift, normals, reach, strains)
+    for max_distance in _REACHES:
+        step = plane_step(planes, points @ linear.T + shift, normals, max_distance, strains)
         if step is None:
             return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), np.full(len(points), np.nan))
         change = rotation_about(step.change[:3] / step.radius)
@@ -120,33 +122,34 @@ def _fit_surfaces(planes: Planes, points: Floats, normals: Floats, transform: Fl
     return _SurfaceFit(linear, covariance, plane_residuals(planes, points @ linear.T + shift, normals, _REACHES[-1]))
 
 
-def _stretch_of(linear: Floats) -> Floats:
+def _extract_stretch(linear: Floats) -> Floats:
     """Return the symmetric factor [3, 3] of a linear map that follows its rotation."""
     axes, sizes, _ = np.linalg.svd(linear)
     stretch: Floats = (axes * sizes) @ axes.T
     return stretch
 
 
-def explain_matches(transform: Floats, source: Floats, target: Floats, reach: float) -> str | None:
+def explain_matches(transform: Floats, source: Floats, target: Floats, max_distance: float) -> str | None:
     """Return the change of shape that brings far more matches [M, 3] together than the pose; None without one."""
     rigid, similar, affine = (_refit(transform, source, target, freedom) for freedom in ("pose", "scale", "shape"))
     counts = [
-        int((np.linalg.norm(apply(fit, source) - target, axis=1) <= reach).sum()) for fit in (rigid, similar, affine)
+        int((np.linalg.norm(apply(fit, source) - target, axis=1) <= max_distance).sum())
+        for fit in (rigid, similar, affine)
     ]
-    if counts[2] < max(_MIN_GAIN * counts[0], counts[0] + _MIN_GAINED, _MIN_SHARE * len(source)):
+    if counts[2] < max(_MIN_GAIN * counts[0], counts[0] + _MIN_GAINED, _MIN_FRACTION * len(source)):
         return None
-    if counts[1] >= _AS_MANY * counts[2]:
+    if counts[1] >= _MIN_SIMILAR_RATIO * counts[2]:
         return describe_scale(1 / float(np.cbrt(np.linalg.det(similar[:3, :3]))))
-    values, axes = np.linalg.eigh(_stretch_of(affine[:3, :3]))
+    values, axes = np.linalg.eigh(_extract_stretch(affine[:3, :3]))
     largest = int(np.abs(np.log(values)).argmax())
     return _describe_strain(1 / float(values[largest]) - 1, axes[:, largest])
 
 
 def _refit(transform: Floats, source: Floats, target: Floats, freedom: str) -> Floats:
     """Fit a "pose", a similarity ("scale") or an affine map ("shape") [4, 4] to matches, closer ones counting more."""
-    for reach in _REFITS:
+    for tolerance in _REFITS:
         squared = ((apply(transform, source) - target) ** 2).sum(1)
-        weights = 1 / (1 + squared / reach**2) ** 2
+        weights = 1 / (1 + squared / tolerance**2) ** 2
         weights /= weights.sum()
         from_middle, to_middle = weights @ source, weights @ target
         points, goals = source - from_middle, target - to_middle

@@ -23,13 +23,13 @@ Ints = NDArray[np.int64]
 
 BINS = 11
 _GRAIN = 16  # points of a part, at the least
-_FINENESS, _MOST_CELLS = 4, 10_000_000  # of around: cells within its reach, and in all
+_FINENESS, _MAX_CELLS = 4, 10_000_000  # of around: cells within its reach, and in all
 
 
 def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, Ints]:
     """Return distances and indices [M, k] of the nearest points; there must be at least ``k``."""
-    found = knn_search(_tensor(points), k, _tensor(queries))
-    indices = found.indices.numpy().astype(np.int64).reshape(len(queries), k)
+    neighbors = knn_search(_tensor(points), k, _tensor(queries))
+    indices = neighbors.indices.numpy().astype(np.int64).reshape(len(queries), k)
     return np.linalg.norm(points[indices] - queries[:, None], axis=2), indices
 
 
@@ -38,43 +38,43 @@ def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floa
 
     For a radius with few points, queries that are far from all of them cost next to nothing.
     """
-    found = radius_search(_tensor(points), radius, _tensor(queries))
-    rows, indices = found.offsets.numpy(), found.indices.numpy()
+    neighbors = radius_search(_tensor(points), radius, _tensor(queries))
+    rows, indices = neighbors.offsets.numpy(), neighbors.indices.numpy()
     counts = np.diff(rows)
     some, query = counts > 0, np.repeat(np.arange(len(queries)), counts)
-    apart, closest = np.full(len(queries), np.inf), np.full(len(queries), -1)
+    closest_distances, closest = np.full(len(queries), np.inf), np.full(len(queries), -1)
     if some.any():
         distances = np.linalg.norm(points[indices] - queries[query], axis=1)
-        apart[some] = np.minimum.reduceat(distances, rows[:-1][some])
-        at = np.flatnonzero(distances == apart[query])[::-1]
+        closest_distances[some] = np.minimum.reduceat(distances, rows[:-1][some])
+        at = np.flatnonzero(distances == closest_distances[query])[::-1]
         closest[query[at]] = indices[at]  # the first of equals is written last
-    return apart, closest
+    return closest_distances, closest
 
 
-def around(points: Floats, queries: Floats, reach: float) -> NDArray[np.bool_]:
-    """Return [M], true for each query within ``reach`` of a point.
+def around(points: Floats, queries: Floats, radius: float) -> NDArray[np.bool_]:
+    """Return [M], true for each query within ``radius`` of a point.
 
-    Whole cells are compared, so a few queries slightly beyond ``reach`` are true as well.
+    Whole cells are compared, so a few queries slightly beyond ``radius`` are true as well.
     """
     low, high = points.min(0), points.max(0)
-    cell = reach / _FINENESS
-    while np.prod((high - low) / cell + 2 * _FINENESS + 1) > _MOST_CELLS:
+    cell = radius / _FINENESS
+    while np.prod((high - low) / cell + 2 * _FINENESS + 1) > _MAX_CELLS:
         cell *= 2.0
     shape = ((high - low) / cell).astype(np.int64) + 2 * _FINENESS + 1
     filled = np.zeros(shape, bool)
     filled[tuple(((points - low) / cell).astype(np.int64).T + _FINENESS)] = True
     for axis in range(3):
-        once = filled.copy()
+        occupied = filled.copy()
         for step in range(1, _FINENESS + 1):
             ahead, behind = [slice(None)] * 3, [slice(None)] * 3
             ahead[axis], behind[axis] = slice(step, None), slice(None, -step)
-            filled[tuple(ahead)] |= once[tuple(behind)]
-            filled[tuple(behind)] |= once[tuple(ahead)]
+            filled[tuple(ahead)] |= occupied[tuple(behind)]
+            filled[tuple(behind)] |= occupied[tuple(ahead)]
     at = np.floor((queries - low) / cell + _FINENESS)
     inside = ((at >= 0) & (at < shape)).all(1)
-    found = np.zeros(len(queries), bool)
-    found[inside] = filled[tuple(at[inside].astype(np.int64).T)]
-    return found
+    is_filled = np.zeros(len(queries), bool)
+    is_filled[inside] = filled[tuple(at[inside].astype(np.int64).T)]
+    return is_filled
 
 
 def _tensor(points: Floats) -> torch.Tensor:
@@ -96,12 +96,12 @@ def surfaces(points: Floats, queries: Floats, radius: float, near: float | None)
     (differences of deviations over the largest), and the query's height over the plane through them, over ``near``.
     """
     kernel = kernels().local_surfaces
-    places, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
-    found = radius_search(_tensor(places), radius, _tensor(centres), sort=False)
-    pairs = found.offsets.numpy(), found.indices.numpy()
+    cloud, centres = np.ascontiguousarray(points), np.ascontiguousarray(queries)
+    neighbors = radius_search(_tensor(cloud), radius, _tensor(centres), sort=False)
+    pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     normals, shapes = np.empty((len(centres), 3)), np.empty((0 if near is None else len(centres), 4))
     limit = float(radius if near is None else near)
-    parallel(len(centres), lambda a, b: kernel(places, centres, *pairs, limit, normals, shapes, a, b))
+    parallel(len(centres), lambda a, b: kernel(cloud, centres, *pairs, limit, normals, shapes, a, b))
     return normals, shapes
 
 
@@ -113,14 +113,14 @@ def parallel(count: int, task: Any) -> None:
     run_chunks(count, _GRAIN, torch.get_num_threads(), task)
 
 
-def histograms(points: Floats, normals: Floats, radius: float, found: Neighbors | None = None) -> Floats:
+def histograms(points: Floats, normals: Floats, radius: float, neighbors: Neighbors | None = None) -> Floats:
     """Return [N, 33]: 11 bins each of alpha, phi and theta, averaged over the points within ``radius``.
 
-    Each 11 sum to 1, or to 0 where there is no neighbour. ``found`` has the points within ``radius``, if known.
+    Each 11 sum to 1, or to 0 where there is no neighbour. ``neighbors`` has the points within ``radius``, if known.
     """
     compiled = kernels()
-    found = radius_search(_tensor(points), radius, sort=False) if found is None else found
-    pairs = found.offsets.numpy(), found.indices.numpy()
+    neighbors = radius_search(_tensor(points), radius, sort=False) if neighbors is None else neighbors
+    pairs = neighbors.offsets.numpy(), neighbors.indices.numpy()
     surface = surface_rows(points, normals)
     own, averaged = (np.zeros((len(points), width), np.float32) for width in (compiled.ROW, 3 * BINS))
     parallel(len(points), lambda a, b: compiled.pair_histograms(surface, *pairs, own, a, b))
@@ -144,19 +144,19 @@ def mutual_matches(first: Floats, second: Floats) -> Ints:
     if not len(first) or not len(second):
         return np.empty((0, 2), np.int64)
     a, b = (torch.from_numpy(np.ascontiguousarray(rows, np.float32)) for rows in (first, second))
-    own, other = (part.square().sum(1, keepdim=True) / 2 for part in (a, b))
+    own, other = (block.square().sum(1, keepdim=True) / 2 for block in (a, b))
     # One product gives |a - b|² / 2, a block of rows at a time.
     left, right = torch.cat([a, own, torch.ones_like(own)], 1), torch.cat([-b, torch.ones_like(other), other], 1)
-    least, chosen = list[torch.Tensor](), list[torch.Tensor]()
+    minima, minimizers = list[torch.Tensor](), list[torch.Tensor]()
     back = torch.full((len(b),), torch.inf, dtype=torch.float32)
-    for part in torch.split(left, _BLOCK):
-        apart = part @ right.T
-        for into, found in zip((least, chosen), apart.min(1), strict=True):
-            into.append(found)
-        back = torch.minimum(back, apart.amin(0))
-    forth = torch.cat(chosen)
-    rows = torch.nonzero(torch.cat(least) == back[forth])[:, 0].numpy()
+    for block in torch.split(left, _BLOCK):
+        half_squares = block @ right.T
+        for into, values in zip((minima, minimizers), half_squares.min(1), strict=True):
+            into.append(values)
+        back = torch.minimum(back, half_squares.amin(0))
+    forth = torch.cat(minimizers)
+    rows = torch.nonzero(torch.cat(minima) == back[forth])[:, 0].numpy()
     columns = forth[rows].numpy()
-    _, once = np.unique(columns, return_index=True)  # of rows that are equally near, the first
-    once.sort()
-    return np.stack((rows[once], columns[once]), 1)
+    _, first_rows = np.unique(columns, return_index=True)  # of rows that are equally near, the first
+    first_rows.sort()
+    return np.stack((rows[first_rows], columns[first_rows]), 1)

@@ -58,14 +58,14 @@ def register_group(
         InputError: as :func:`fullfield.registration.register`, or if SciPy is not installed.
     """
     _check.require(len(clouds) >= 2, "clouds", "at least 2", len(clouds))
-    points = [finite_points(cloud, f"clouds[{number}]", 1) for number, cloud in enumerate(clouds)]
+    points = [finite_points(cloud, f"clouds[{position}]", 1) for position, cloud in enumerate(clouds)]
     numbers = list(combinations(range(len(clouds)), 2))
     if len(clouds) > _MAX_CLOUDS_IN_PAIRS:
         numbers = [(first, second) for first, second in numbers if second - first <= _NEXT]
     registrations = {}
-    for done, (target, source) in enumerate(numbers):
+    for number, (target, source) in enumerate(numbers):
         if progress is not None:
-            progress(done / len(numbers), f"registering cloud {source + 1} with cloud {target + 1}")
+            progress(number / len(numbers), f"registering cloud {source + 1} with cloud {target + 1}")
         registrations[source, target] = register_clouds(points[source], points[target], settings or Settings())
     return combine(points, registrations)
 
@@ -135,26 +135,26 @@ def _solve(corners: Sequence[Floats], edges: Mapping[tuple[int, int], Registrati
         from scipy.optimize import least_squares  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError(f"several clouds need SciPy ({error}); pip install 'fullfield[register]'") from None
-    known = {number: pose for number, pose in enumerate(poses) if pose is not None}
-    centers = {number: apply(known[number], corners[number]).mean(0) for number in free}
+    initial = {number: pose for number, pose in enumerate(poses) if pose is not None}
+    centers = {number: apply(initial[number], corners[number]).mean(0) for number in free}
     sizes = {number: max(float(np.linalg.norm(np.ptp(corners[number], axis=0))), 1e-12) for number in free}
 
-    def place(parameters: Floats) -> dict[int, Floats]:
-        placed = dict(known)
+    def move_clouds(parameters: Floats) -> dict[int, Floats]:
+        current_poses = dict(initial)
         for number, (turn, shift) in zip(free, parameters.reshape(-1, 2, 3), strict=True):
             change = np.eye(4)
             change[:3, :3] = rotation_about(turn)
             change[:3, 3] = centers[number] - change[:3, :3] @ centers[number] + shift * sizes[number]
-            placed[number] = change @ known[number]
-        return placed
+            current_poses[number] = change @ initial[number]
+        return current_poses
 
     def residuals(parameters: Floats) -> Floats:
-        placed, rows = place(parameters), []
+        current_poses, rows = move_clouds(parameters), []
         for (source, target), transform, voxel in used:
-            goal = apply(placed[target] @ transform, corners[source])
-            rows.append((apply(placed[source], corners[source]) - goal).ravel() / voxel)
+            goal = apply(current_poses[target] @ transform, corners[source])
+            rows.append((apply(current_poses[source], corners[source]) - goal).ravel() / voxel)
         return np.concatenate(rows)
 
     solution = least_squares(residuals, np.zeros(6 * len(free)), loss="soft_l1", x_scale="jac")
-    placed = place(solution.x)
-    return [placed.get(number) for number in range(len(poses))]
+    current_poses = move_clouds(solution.x)
+    return [current_poses.get(number) for number in range(len(poses))]

@@ -41,12 +41,12 @@ from fullfield.registration.learned_network import (
     Surroundings,
     surroundings,
 )
-from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Described, fpfh, kept
+from fullfield.registration.scan import FEATURE_RADIUS, NORMAL_RADIUS, Descriptors, fpfh, select_per_cell
 
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 """Of a file of weights."""
 SHAPE_RADIUS = 2.0  # voxels
-_AS_NEAR = 0.1  # voxels below which points weigh the same in an interpolation
+_MIN_DISTANCE = 0.1  # voxels below which points weigh the same in an interpolation
 SHIPPED = Path(__file__).with_name("descriptor.safetensors")
 _SHA256 = "1794cbf333d041c88e8e16c507d44de483f4528d93341bcfb17af96c3fddd646"  # of that file
 _NAME = "descriptor"  # of the configuration in a file's header
@@ -76,11 +76,11 @@ def network_input(fine: Floats, rows: Ints, *, around: bool = False) -> NetworkI
     """
     points = fine[rows]
     normals, shapes = surfaces(fine, points, NORMAL_RADIUS, SHAPE_RADIUS)
-    found = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort=False)
-    features = np.concatenate([shapes, fpfh(points, normals, found)], 1)
-    places, upright, known = (torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features))
-    seen = surroundings(places, upright, found=found, gradient=False) if around else None
-    return NetworkInput(places, upright, known, seen)
+    neighbors = radius_search(torch.from_numpy(points), FEATURE_RADIUS, sort=False)
+    features = np.concatenate([shapes, fpfh(points, normals, neighbors)], 1)
+    coordinates, upright, values = (torch.from_numpy(array.astype(np.float32)) for array in (points, normals, features))
+    seen = surroundings(coordinates, upright, neighbors=neighbors, gradient=False) if around else None
+    return NetworkInput(coordinates, upright, values, seen)
 
 
 class Levels(NamedTuple):
@@ -94,7 +94,7 @@ class Levels(NamedTuple):
         inputs = (
             NetworkInput(one.points.to(device), one.normals.to(device), one.features.to(device)) for one in self.inputs
         )
-        return Levels(tuple(inputs), tuple(Links(*(part.to(device) for part in one)) for one in self.links))
+        return Levels(tuple(inputs), tuple(Links(*(tensor.to(device) for tensor in one)) for one in self.links))
 
 
 def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = False) -> Levels:
@@ -105,10 +105,10 @@ def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = Fals
     inputs, links = [network_input(fine, rows, around=around)], list[Links]()
     for _ in range(1, scales):
         fine = fine[rows] / 2
-        rows = kept(fine, 1.0)
+        rows = select_per_cell(fine, 1.0)
         inputs.append(network_input(fine, rows, around=around))
-        apart, found = nearest(fine[rows], fine, min(LINKED, len(rows)))
-        links.append(_links(*(torch.from_numpy(part) for part in (rows, found, apart))))
+        distances, linked = nearest(fine[rows], fine, min(LINKED, len(rows)))
+        links.append(_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
     return Levels(tuple(inputs), tuple(links))
 
 
@@ -126,28 +126,31 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
             fine = points / 2
             rows = grid_downsample(fine, 1.0).indices
             points = fine[rows]
-            found = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
-            links.append(_links(rows, found, (points[found] - fine[:, None]).norm(dim=2)))
-        cloud, asked = (Cloud(part, torch.tensor([0, len(part)])) for part in (fine, points))
-        flat, places = (part.to(torch.float32) for part in (fine, points))
-        near, around = several_within(
-            [(cloud, asked, (flat, places), NORMAL_RADIUS), (asked, asked, (places, places), FEATURE_RADIUS)]
+            linked = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
+            links.append(_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
+        cloud, queries = (Cloud(cloud_points, torch.tensor([0, len(cloud_points)])) for cloud_points in (fine, points))
+        flat, coordinates = (cloud_points.to(torch.float32) for cloud_points in (fine, points))
+        normal_neighbors, feature_neighbors = several_within(
+            [
+                (cloud, queries, (flat, coordinates), NORMAL_RADIUS),
+                (queries, queries, (coordinates, coordinates), FEATURE_RADIUS),
+            ]
         )
-        outward = torch.empty_like(places)
-        features = DESCRIBER.shapes(fine, points, near, SHAPE_RADIUS, outward)
-        cells, triplets = DESCRIBER.pairs(places, outward, around, BITS, features)
-        geometry = sorted_geometry(places, asked.offsets, triplets, KERNEL, gradient=False)
-        inputs.append(NetworkInput(places, outward, features, Surroundings(geometry, cells)))
+        outward = torch.empty_like(coordinates)
+        features = DESCRIBER.shapes(fine, points, normal_neighbors, SHAPE_RADIUS, outward)
+        cells, triplets = DESCRIBER.pairs(coordinates, outward, feature_neighbors, BITS, features)
+        geometry = sorted_geometry(coordinates, queries.offsets, triplets, KERNEL, gradient=False)
+        inputs.append(NetworkInput(coordinates, outward, features, Surroundings(geometry, cells)))
     return Levels(tuple(inputs), tuple(links))
 
 
-def _links(rows: Tensor, found: Tensor, apart: Tensor) -> Links:
-    """Return the connections to the points ``found`` [N, k <= LINKED], weighted by 1 / distance²."""
-    weights = 1 / apart.clamp(min=_AS_NEAR).square()
+def _links(rows: Tensor, linked: Tensor, distances: Tensor) -> Links:
+    """Return the connections to the points ``linked`` [N, k <= LINKED], weighted by 1 / distance²."""
+    weights = 1 / distances.clamp(min=_MIN_DISTANCE).square()
     weights /= weights.sum(1, keepdim=True)
-    missing = (0, LINKED - found.shape[1])
+    missing = (0, LINKED - linked.shape[1])
     pad = torch.nn.functional.pad
-    return Links(rows, pad(found, missing), pad(weights.to(torch.float32), missing))
+    return Links(rows, pad(linked, missing), pad(weights.to(torch.float32), missing))
 
 
 def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surroundings, list[Resolution]]:
@@ -156,7 +159,7 @@ def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surrou
     offsets = [torch.tensor([0, *(len(one.points) for one in level)]).cumsum(0) for level in inputs]
     read = list[tuple[Tensor, Surroundings]]()
     for level, starts in zip(inputs, offsets, strict=True):
-        points, normals, features = (torch.cat(parts) for parts in zip(*(one[:3] for one in level), strict=True))
+        points, normals, features = (torch.cat(tensors) for tensors in zip(*(one[:3] for one in level), strict=True))
         around = level[0].around if len(level) == 1 and not gradient else None
         if around is None:
             around = surroundings(points, normals, starts, gradient=gradient)
@@ -193,7 +196,7 @@ class LearnedDescriptor:
             InputError: for any other file, with its name and, if known, its kind.
             OSError: if it cannot be read.
         """
-        place = _check.device(device)
+        target_device = _check.device(device)
         state, name = read_state(path)
         stored = _header(Path(path)).get(_NAME)
         if stored is None:
@@ -209,14 +212,18 @@ class LearnedDescriptor:
         _check.require(isinstance(values, dict), name, "a descriptor's configuration in its header", repr(stored)[:60])
         config = DescriptorConfig.from_dict(values, name)
         with torch.device("meta"):  # nothing is allocated that the file does not hold
-            wanted = DescriptorNetwork(config).state_dict()
-        held, needed = (sum(value.numel() for value in part.values()) for part in (state, wanted))
-        _check.require(held == needed, name, f"{needed} numbers for its configuration", f"{held}")
+            template = DescriptorNetwork(config).state_dict()
+        stored_count, expected_count = (
+            sum(value.numel() for value in tensors.values()) for tensors in (state, template)
+        )
+        _check.require(
+            stored_count == expected_count, name, f"{expected_count} numbers for its configuration", f"{stored_count}"
+        )
         finite = all(bool(value.isfinite().all()) for value in state.values())
         _check.require(finite, name, "finite weights", "some that are not")
         model = DescriptorNetwork(config)
         fit(model, state, name, "the descriptor that its header describes")
-        return cls(model.to(place).eval())
+        return cls(model.to(target_device).eval())
 
     @classmethod
     def shipped(cls, device: str | torch.device = "cpu") -> LearnedDescriptor:
@@ -230,14 +237,14 @@ class LearnedDescriptor:
     def encoded(self) -> bytes:
         """Encode weights (float32, safetensors) and configuration; the same weights give the same bytes.
 
-        Raises InputError where that would be more than :data:`MOST_BYTES`.
+        Raises InputError where that would be more than :data:`MAX_BYTES`.
         """
         from safetensors.torch import save
 
         state = {key: value.detach().cpu().contiguous() for key, value in self.model.state_dict().items()}
         content = save(state, {_NAME: json.dumps(self.config.as_dict(), sort_keys=True)})
         _check.require(
-            len(content) <= MOST_BYTES, "channels", f"weights of at most {MOST_BYTES} bytes", f"{len(content)}"
+            len(content) <= MAX_BYTES, "channels", f"weights of at most {MAX_BYTES} bytes", f"{len(content)}"
         )
         return content
 
@@ -249,22 +256,22 @@ class LearnedDescriptor:
 
     def __call__(self, fine: Floats, rows: Ints) -> Floats:
         """Return features [N, C] of ``fine[rows]``; ``fine`` [F, 3] has one point per half voxel."""
-        return self.described(fine, rows).features
+        return self.describe(fine, rows).features
 
-    def described(self, fine: Floats, rows: Ints) -> Described:
+    def describe(self, fine: Floats, rows: Ints) -> Descriptors:
         """Return normals [N, 3] and features [N, C] of ``fine[rows]``."""
         if not len(rows):
-            return Described(np.empty((0, 3)), np.empty((0, WIDTH)))
+            return Descriptors(np.empty((0, 3)), np.empty((0, WIDTH)))
         device = next(self.model.parameters()).device
         if device.type == "cpu":
-            given = network_levels(fine, rows, self.config.scales, around=True)
+            levels = network_levels(fine, rows, self.config.scales, around=True)
         else:
-            cloud, chosen = (torch.from_numpy(part).to(device) for part in (fine, rows))
-            given = levels_on_device(cloud, chosen, self.config.scales)
+            cloud, selected = (torch.from_numpy(array).to(device) for array in (fine, rows))
+            levels = levels_on_device(cloud, selected, self.config.scales)
         self.model.eval()
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            found = self.model(*batched([given], gradient=False))
-        return Described(*(part.cpu().double().numpy() for part in (given.inputs[0].normals, found)))
+            features = self.model(*batched([levels], gradient=False))
+        return Descriptors(*(array.cpu().double().numpy() for array in (levels.inputs[0].normals, features)))
 
 
 def _header(path: Path) -> dict[str, str]:

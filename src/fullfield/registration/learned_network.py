@@ -42,7 +42,7 @@ INPUTS = 37
 WIDTH = INPUTS + len(RINGS) * INPUTS + CELLS
 """Numbers per point before anything is learned: its inputs, their means over the rings, a histogram of cells."""
 DESCRIBER = Describer(INPUTS, KERNEL, _EDGES)
-_BESIDE = 0.05  # share of its usual size with which the head starts
+_HEAD_SCALE = 0.05  # share of its usual size with which the head starts
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def surroundings(
     normals: Tensor,  # [N, 3] of length 1, of either sign
     offsets: Tensor | None = None,  # [B + 1]; None: one cloud
     *,
-    found: Neighbors | None = None,
+    neighbors: Neighbors | None = None,
     gradient: bool = True,
 ) -> Surroundings:
-    """Find the neighbours within the last ring, unless ``found`` has them, and their cells.
+    """Find the neighbours within the last ring, unless ``neighbors`` has them, and their cells.
 
     The cell of a neighbour is (ring · 3 + elevation) · 5 + bend: how far away it is, how high over the tangent plane,
     and the angle between the normals. ``gradient`` prepares the backward pass too.
@@ -97,39 +97,47 @@ def surroundings(
     device, count = points.device, points.shape[0]
     on_cpu = device.type == "cpu"
     if _launching.explain_refusal(device) is not None and not on_cpu:
-        there = surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
-        return Surroundings(there.geometry.to(device), there.cells.to(device))
+        on_cpu_surroundings = surroundings(points.cpu(), normals.cpu(), offsets, gradient=gradient)
+        return Surroundings(on_cpu_surroundings.geometry.to(device), on_cpu_surroundings.cells.to(device))
     _check.require(is_packed(count, CELLS), "points", f"at most {1 << BITS}", count)
-    if found is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
-        found = radius_search(points, RINGS[-1], offsets=offsets, sort=_launching.explain_refusal(device) is None)
+    if neighbors is None:  # GPUs find them in an order that varies: sums are the same each time if they are sorted
+        neighbors = radius_search(points, RINGS[-1], offsets=offsets, sort=_launching.explain_refusal(device) is None)
     if _launching.explain_refusal(device) is None:
-        cells, triplets = DESCRIBER.pairs(points, normals, found, BITS)
+        cells, triplets = DESCRIBER.pairs(points, normals, neighbors, BITS)
     else:
-        cells, triplets = _sorted_on_cpu(points, normals, found)
+        cells, triplets = _sorted_on_cpu(points, normals, neighbors)
     clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
     return Surroundings(sorted_geometry(points, clouds, triplets, KERNEL, gradient=gradient), cells)
 
 
-def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Triplets]:
+def _sorted_on_cpu(points: Tensor, normals: Tensor, neighbors: Neighbors) -> tuple[Tensor, Triplets]:
     """Return how many neighbours each cell has [N, CELLS], and the triplets."""
-    count, entries = points.shape[0], int(found.offsets[-1]) - points.shape[0]
+    count, entries = points.shape[0], int(neighbors.offsets[-1]) - points.shape[0]
     cells, packed = torch.empty(count, CELLS, dtype=torch.float32), torch.empty(entries, dtype=torch.int32)
-    surface = surface_rows(*(part.detach().numpy() for part in (points, normals)))
-    given = surface, found.offsets.numpy(), found.indices.numpy(), np.array(_EDGES, np.float32)
-    made = cells.numpy(), packed.numpy().view(np.uint32)
+    surface = surface_rows(*(tensor.detach().numpy() for tensor in (points, normals)))
+    inputs = surface, neighbors.offsets.numpy(), neighbors.indices.numpy(), np.array(_EDGES, np.float32)
+    outputs = cells.numpy(), packed.numpy().view(np.uint32)
     kernel = kernels().sorted_cells
-    parallel(count, lambda first, last: kernel(*given, BITS, *made, first, last))
-    return cells, Triplets(found.offsets - torch.arange(count + 1), packed, torch.empty(0, dtype=torch.uint8))
+    parallel(count, lambda first, last: kernel(*inputs, BITS, *outputs, first, last))
+    return cells, Triplets(neighbors.offsets - torch.arange(count + 1), packed, torch.empty(0, dtype=torch.uint8))
 
 
-def _known_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
+def _compute_properties_on_cpu(features: Tensor, cells: Tensor, rows: Tensor, entries: Tensor) -> Tensor:
     """Return the unlearned properties [N, WIDTH], without gradients; ``rows`` and ``entries`` are of the triplets."""
     compiled = kernels()
     padded = nn.functional.pad(features.detach(), (0, compiled.ROW - INPUTS)).numpy()
-    known = torch.empty(len(features), WIDTH, dtype=torch.float32)
-    given = padded, cells.numpy(), rows.numpy(), entries.numpy().view(np.uint32), BITS, len(RINGS), known.numpy()
-    parallel(len(features), lambda first, last: compiled.known_properties(*given, first, last))
-    return known
+    properties = torch.empty(len(features), WIDTH, dtype=torch.float32)
+    arguments = (
+        padded,
+        cells.numpy(),
+        rows.numpy(),
+        entries.numpy().view(np.uint32),
+        BITS,
+        len(RINGS),
+        properties.numpy(),
+    )
+    parallel(len(features), lambda first, last: compiled.known_properties(*arguments, first, last))
+    return properties
 
 
 class Links(NamedTuple):
@@ -174,7 +182,7 @@ class DescriptorNetwork(nn.Module):
         self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
         with torch.no_grad():
             nn.init.eye_(self.direct.weight)
-            self.head.weight.mul_(_BESIDE)
+            self.head.weight.mul_(_HEAD_SCALE)
             self.head.bias.zero_()
         self.coarser = nn.ModuleList(CoarseStage(channels) for _ in range(self.config.scales - 1))
         ups = [nn.Linear(channels, channels, dtype=torch.float32) for _ in self.coarser[1:]]
@@ -184,44 +192,44 @@ class DescriptorNetwork(nn.Module):
         self.up = nn.ModuleList(ups)
         self.join = Join(channels) if self.coarser else None
 
-    def known(self, features: Tensor, around: Surroundings) -> Tensor:
+    def compute_properties(self, features: Tensor, around: Surroundings) -> Tensor:
         """Return the unlearned properties [N, WIDTH] of inputs [N, INPUTS]."""
         forward = around.geometry.forward
         if _launching.explain_refusal(features.device) is None:
-            return DESCRIBER.known(features, around.cells, forward, BITS)
-        return _known_on_cpu(features.cpu(), around.cells.cpu(), forward.rows.cpu(), forward.entries.cpu()).to(
-            features.device
-        )
+            return DESCRIBER.compute_properties(features, around.cells, forward, BITS)
+        return _compute_properties_on_cpu(
+            features.cpu(), around.cells.cpu(), forward.rows.cpu(), forward.entries.cpu()
+        ).to(features.device)
 
     def forward(self, features: Tensor, around: Surroundings, coarser: Sequence[Resolution] = ()) -> Tensor:
         """Map inputs [N, INPUTS] to descriptors [N, WIDTH] of length 1; ``coarser`` has the other resolutions."""
-        known = self.known(features, around)
-        state = self.enter(known)
+        properties = self.compute_properties(features, around)
+        state = self.enter(properties)
         states = [state]
         for layer in self.layers:
             state = state + layer(state, around)
             states.append(state)
-        described = torch.addmm(self.head(torch.cat(states, 1)), known, self.direct.weight.T)
+        descriptors = torch.addmm(self.head(torch.cat(states, 1)), properties, self.direct.weight.T)
         if self.join is not None:
-            more, seen = self._from_coarser(state, coarser)
-            described = described + more + self.join(state, seen)
-        return nn.functional.normalize(described, dim=1)
+            addition, seen = self._from_coarser(state, coarser)
+            descriptors = descriptors + addition + self.join(state, seen)
+        return nn.functional.normalize(descriptors, dim=1)
 
     def _from_coarser(self, state: Tensor, coarser: Sequence[Resolution]) -> tuple[Tensor, Tensor]:
         """Return what coarser resolutions add to the descriptors [N, WIDTH], and their features [N, C]."""
         stages = cast("Sequence[CoarseStage]", self.coarser)
-        known, states = list[Tensor](), list[Tensor]()
+        properties, states = list[Tensor](), list[Tensor]()
         for stage, level in zip(stages, coarser, strict=True):
-            known.append(self.known(level.features, level.around))
-            state = stage.down(known[-1], state[level.links.kept], level.around)
+            properties.append(self.compute_properties(level.features, level.around))
+            state = stage.down(properties[-1], state[level.links.kept], level.around)
             states.append(state)
-        more, seen = stages[-1].direct(known[-1]), states[-1]
+        addition, seen = stages[-1].direct(properties[-1]), states[-1]
         for at in reversed(range(len(coarser))):
-            more, seen = coarser[at].links.finer(more), coarser[at].links.finer(seen)
+            addition, seen = coarser[at].links.finer(addition), coarser[at].links.finer(seen)
             if at:
-                more = more + stages[at - 1].direct(known[at - 1])
+                addition = addition + stages[at - 1].direct(properties[at - 1])
                 seen = self.up[at - 1](seen) + states[at - 1]
-        return more, seen
+        return addition, seen
 
 
 class CoarseStage(nn.Module):
@@ -237,9 +245,9 @@ class CoarseStage(nn.Module):
         self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
         nn.init.zeros_(self.direct.weight)
 
-    def down(self, known: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
+    def down(self, properties: Tensor, finer: Tensor, around: Surroundings) -> Tensor:
         """Compute features [N', C] from what is known of the cloud and the finer cloud's features of its points."""
-        state: Tensor = self.enter(known) + self.finer(finer)
+        state: Tensor = self.enter(properties) + self.finer(finer)
         out: Tensor = state + self.layer(state, around)
         return out
 

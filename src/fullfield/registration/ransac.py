@@ -39,8 +39,8 @@ def fit_rigid(source: Floats, target: Floats) -> Floats:
 
 def apply(transform: Floats, points: Floats) -> Floats:
     """Move ``points`` [..., N, 3] by ``transform`` [..., 4, 4]."""
-    moved: Floats = points @ np.swapaxes(transform[..., :3, :3], -1, -2) + transform[..., None, :3, 3]
-    return moved
+    transformed: Floats = points @ np.swapaxes(transform[..., :3, :3], -1, -2) + transform[..., None, :3, 3]
+    return transformed
 
 
 def hypotheses(
@@ -50,9 +50,9 @@ def hypotheses(
     *,
     iterations: int = 50_000,
     seed: int = 0,
-    most: int = 8,
+    max_count: int = 8,
 ) -> list[Hypothesis]:
-    """Return up to ``most`` different poses that bring the most matches within ``threshold``, best first.
+    """Return up to ``max_count`` different poses that bring the most matches within ``threshold``, best first.
 
     ``iterations`` triples of matches are drawn. A triple is dropped where an edge is shorter than twice the threshold,
     where its lengths in the two clouds are less alike than :data:`EDGE_RATIO`, or where its own pose leaves one of its
@@ -63,22 +63,22 @@ def hypotheses(
     triples = np.random.default_rng(seed).integers(0, len(source), (iterations, 3))
     keep = np.ones(iterations, bool)
     for i, j in ((0, 1), (1, 2), (2, 0)):
-        here = np.linalg.norm(source[triples[:, i]] - source[triples[:, j]], axis=1)
-        there = np.linalg.norm(target[triples[:, i]] - target[triples[:, j]], axis=1)
-        shorter, longer = np.minimum(here, there), np.maximum(here, there)
+        source_edges = np.linalg.norm(source[triples[:, i]] - source[triples[:, j]], axis=1)
+        target_edges = np.linalg.norm(target[triples[:, i]] - target[triples[:, j]], axis=1)
+        shorter, longer = np.minimum(source_edges, target_edges), np.maximum(source_edges, target_edges)
         keep &= (shorter >= EDGE_RATIO * longer) & (shorter >= 2 * threshold)
     triples = np.unique(np.sort(triples[keep], axis=1), axis=0)
     if not len(triples):
         return []
     poses = fit_rigid(source[triples], target[triples])
-    apart = np.linalg.norm(apply(poses, source[triples]) - target[triples], axis=2)
-    poses = poses[(apart <= threshold).all(1)]
+    distances = np.linalg.norm(apply(poses, source[triples]) - target[triples], axis=2)
+    poses = poses[(distances <= threshold).all(1)]
     if len(poses) > _PREVIEWED and len(source) > _PREVIEW:
-        few = np.random.default_rng(seed).choice(len(source), _PREVIEW, replace=False)
-        counts = _count(poses, source[few], target[few], threshold)
+        preview = np.random.default_rng(seed).choice(len(source), _PREVIEW, replace=False)
+        counts = _count(poses, source[preview], target[preview], threshold)
         poses = poses[np.sort(np.argsort(-counts, kind="stable")[:_PREVIEWED])]
     counts = _count(poses, source, target, threshold)
-    return _distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, most)
+    return _distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
 
 
 def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
@@ -87,38 +87,38 @@ def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> I
     points, ends = np.vstack((source.T, np.ones(len(source)))), target.T.copy()
     step = max(1, _RESIDUALS // len(source))
     for first in range(0, len(poses), step):
-        part = poses[first : first + step, :3]
-        away = (part.reshape(-1, 4) @ points).reshape(len(part), 3, -1)
-        away -= ends
-        away *= away
-        squared = away[:, 0]
-        squared += away[:, 1]
-        squared += away[:, 2]
+        block = poses[first : first + step, :3]
+        differences = (block.reshape(-1, 4) @ points).reshape(len(block), 3, -1)
+        differences -= ends
+        differences *= differences
+        squared = differences[:, 0]
+        squared += differences[:, 1]
+        squared += differences[:, 2]
         counts[first : first + step] = np.count_nonzero(squared <= threshold**2, axis=1)
     return counts
 
 
-def _distinct(poses: Floats, source: Floats, target: Floats, threshold: float, most: int) -> list[Hypothesis]:
+def _distinct(poses: Floats, source: Floats, target: Floats, threshold: float, max_count: int) -> list[Hypothesis]:
     """Fit the first poses to their inliers, and leave out those that move the matches as a better one does."""
-    found: list[Hypothesis] = []
-    moved: list[Floats] = []
+    distinct: list[Hypothesis] = []
+    transformed: list[Floats] = []
 
-    def is_new(there: Floats) -> bool:
-        return all(np.sqrt(((there - other) ** 2).sum(1).mean()) >= 2 * threshold for other in moved)
+    def is_new(ends: Floats) -> bool:
+        return all(np.sqrt(((ends - other) ** 2).sum(1).mean()) >= 2 * threshold for other in transformed)
 
-    for pose in poses[: 16 * most]:
+    for pose in poses[: 16 * max_count]:
         if not is_new(apply(pose, source)):
             continue
         transform, inliers = pose, 0
         for _ in range(_REFITS):
-            near = np.linalg.norm(apply(transform, source) - target, axis=1) <= threshold
-            if near.sum() < max(3, inliers):
+            is_inlier = np.linalg.norm(apply(transform, source) - target, axis=1) <= threshold
+            if is_inlier.sum() < max(3, inliers):
                 break
-            transform, inliers = fit_rigid(source[near], target[near]), int(near.sum())
-        there = apply(transform, source)
-        if is_new(there):
-            found.append(Hypothesis(transform, int(_count(transform[None], source, target, threshold)[0])))
-            moved.append(there)
-        if len(found) == most:
+            transform, inliers = fit_rigid(source[is_inlier], target[is_inlier]), int(is_inlier.sum())
+        ends = apply(transform, source)
+        if is_new(ends):
+            distinct.append(Hypothesis(transform, int(_count(transform[None], source, target, threshold)[0])))
+            transformed.append(ends)
+        if len(distinct) == max_count:
             break
-    return sorted(found, key=lambda h: -h.inliers)
+    return sorted(distinct, key=lambda h: -h.inliers)

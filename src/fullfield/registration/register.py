@@ -16,7 +16,7 @@ from fullfield.registration.deformation import describe_scale
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, refuse
-from fullfield.registration.scan import choose_voxel, finite_points, middle_of, shift_origins
+from fullfield.registration.scan import choose_voxel, find_middle, finite_points, shift_origins
 from fullfield.registration.search import Search, register_at
 
 Progress = Callable[[float, str], None]
@@ -110,7 +110,7 @@ def register_clouds(
     descriptor = _load_descriptor(descriptor)
     clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else rigid(init)
-    middles = [middle_of(points) for points in clouds]
+    middles = [find_middle(points) for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
     if edge <= 0.0:
@@ -152,8 +152,8 @@ def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> 
     """Raise InputError naming a point that is too far from the others for any voxel."""
     farthest = int(np.abs(points).max(1).argmax())
     if float(np.abs(points[farthest]).max()) > _MAX_VOXELS * edge:
-        place = ", ".join(f"{value:.4g}" for value in points[farthest] + middle)
-        raise InputError(f"{name}: expected points close enough for a grid of voxels, got a point at ({place})")
+        position = ", ".join(f"{value:.4g}" for value in points[farthest] + middle)
+        raise InputError(f"{name}: expected points close enough for a grid of voxels, got a point at ({position})")
 
 
 def _compare_extents(clouds: list[Floats]) -> str | None:
@@ -178,9 +178,9 @@ def _finish(outcome: Registration, middles: list[Floats]) -> AcceptedRegistratio
 class _Steps:
     """Callback that reports the steps at one voxel size."""
 
-    def __init__(self, progress: Progress | None, begin: float, share: float, edge: float) -> None:
-        self._progress, self._begin, self._share, self._edge = progress, begin, share, edge
+    def __init__(self, progress: Progress | None, start: float, extent: float, edge: float) -> None:
+        self._progress, self._start, self._extent, self._edge = progress, start, extent, edge
 
     def __call__(self, fraction: float, step: str) -> None:
         if self._progress is not None:
-            self._progress(self._begin + self._share * fraction, f"{step}, voxel {self._edge:.4g}")
+            self._progress(self._start + self._extent * fraction, f"{step}, voxel {self._edge:.4g}")

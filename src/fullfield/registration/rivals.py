@@ -36,10 +36,11 @@ _COPIED, _TRIPLES, _MOTIONS = 600, 10_000, 6  # points, RANSAC's triples and res
 _THRESHOLD = 1.5  # of RANSAC
 _ANGLES = np.radians((60, 72, 90, 120, 144, 180, 216, 240, 270, 288, 300))
 _SAMPLED, _SCREENED = 800, 300  # points for a fit, and for a look whether it is worth one
-_NEAR, _MIN_NEAR = 3.0, 0.2  # voxels to a point that is near, share of points that are
-_ALIKE, _MIN_ALIKE = 0.8, 0.65  # cosine of normals that agree, share of the near points whose normals do
+_MAX_DISTANCE, _MIN_CLOSE_FRACTION = 3.0, 0.2  # voxels to a point that is near, share of points that are
+_MIN_COSINE = 0.8  # of normals that agree
+_MIN_AGREEING_FRACTION = 0.65  # of the near points, whose normals agree
 _REACHES = (3.0, 3.0, 2.5, 2.0, 2.0, 2.0)
-_MIN_APART = 3.0  # RMS between where two poses bring the points
+_MIN_DISTANCE = 3.0  # RMS between where two poses bring the points
 
 
 class Rival(NamedTuple):
@@ -79,7 +80,7 @@ def find_rivals(
         if not _is_plausible(planes, points[:_SCREENED], normals[:_SCREENED], candidate):
             continue
         refined = fit_planes(planes, points, normals, candidate, _REACHES)
-        if all(distance_between(refined, other, points) >= _MIN_APART for other in compared):
+        if all(distance_between(refined, other, points) >= _MIN_DISTANCE for other in compared):
             compared.append(refined)
             rivals.append(_judge(refined, compare(refined, source, target), best))
     return rivals
@@ -116,15 +117,18 @@ def _judge(transform: Floats, agreement: Agreement, best: Agreement) -> Rival:
 def _is_plausible(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> bool:
     """Return whether surfaces come near each other, most of them along each other, before any fit."""
     distance, partner = nearest_in(planes.tree, apply(transform, points))
-    is_near = distance <= _NEAR
+    is_close = distance <= _MAX_DISTANCE
     cosine = np.abs((normals @ transform[:3, :3].T * planes.normals[partner]).sum(1))
-    near = int(is_near.sum())
-    return near >= _MIN_NEAR * len(points) and int((is_near & (cosine >= _ALIKE)).sum()) >= _MIN_ALIKE * near
+    close_count = int(is_close.sum())
+    return (
+        close_count >= _MIN_CLOSE_FRACTION * len(points)
+        and int((is_close & (cosine >= _MIN_COSINE)).sum()) >= _MIN_AGREEING_FRACTION * close_count
+    )
 
 
-def _find_copies(moved: Floats, target: Scan, seed: int) -> list[Floats]:
+def _find_copies(transformed: Floats, target: Scan, seed: int) -> list[Floats]:
     """Return the motions that bring what both clouds show to similar surfaces elsewhere in the target."""
-    distance, _ = nearest_points(moved, target.points)
+    distance, _ = nearest_points(transformed, target.points)
     rows = np.flatnonzero(distance <= _THRESHOLD)
     features = target.features.astype(np.float32)
     unusual = np.linalg.norm(features[rows] - np.median(features, axis=0), axis=1)
@@ -136,7 +140,7 @@ def _find_copies(moved: Floats, target: Scan, seed: int) -> list[Floats]:
     unlikeness = (features**2).sum(1) - 2 * features[rows] @ features.T
     unlikeness[_squared_distances(target.points[rows], target.points) < _ELSEWHERE**2] = np.inf
     ends = target.points[rows], target.points[unlikeness.argmin(1)]
-    motions = hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, most=_MOTIONS)
+    motions = hypotheses(*ends, _THRESHOLD, iterations=_TRIPLES, seed=seed, max_count=_MOTIONS)
     return [motion.transform for motion in motions]
 
 

@@ -17,14 +17,14 @@ NORMAL_RADIUS = 3.0
 FEATURE_RADIUS = 8.0
 
 
-class Described(NamedTuple):
+class Descriptors(NamedTuple):
     """Normals and features of points; their shapes and meaning are those of :class:`Scan`."""
 
     normals: Floats
     features: Floats
 
 
-Describe = Callable[[Floats, Ints], Described]
+Describe = Callable[[Floats, Ints], Descriptors]
 """Describes ``fine[rows]`` of ``fine`` [F, 3]."""
 
 
@@ -44,20 +44,20 @@ class Scan(NamedTuple):
         return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(self.points.T))[0], 0.0)))
 
 
-def finite_points(value: Any, name: str, least: int = 0) -> Floats:
+def finite_points(value: Any, name: str, min_count: int = 0) -> Floats:
     """Return the finite points [N, 3] of anything that is a cloud.
 
     Raises:
-        InputError: if ``value`` is no cloud, or has fewer than ``least`` finite points.
+        InputError: if ``value`` is no cloud, or has fewer than ``min_count`` finite points.
     """
     points = as_point_cloud(value, name).points.astype(np.float64)
     finite: Floats = points[np.isfinite(points).all(1)]
-    few = f"{len(finite)} of {len(points)}"
-    _check.require(len(finite) >= least, name, f"at least {least} finite point{'s' * (least != 1)}", few)
+    number = f"{len(finite)} of {len(points)}"
+    _check.require(len(finite) >= min_count, name, f"at least {min_count} finite point{'s' * (min_count != 1)}", number)
     return finite
 
 
-def middle_of(points: Floats) -> Floats:
+def find_middle(points: Floats) -> Floats:
     """Return the median [3] by axis, on which a few distant points have no effect; 0 without points."""
     return np.median(_sample(points), axis=0) if len(points) else np.zeros(3)
 
@@ -86,19 +86,19 @@ def prepare(points: Floats, describe: Describe | None = None) -> Scan:
 
 def thin(points: Floats) -> tuple[Floats, Ints]:
     """Keep one of ``points`` per half voxel [F, 3]; also return the rows [N] that remain at one per voxel."""
-    fine = points[kept(points, 0.5)]
-    return fine, kept(fine, 1.0)
+    fine = points[select_per_cell(points, 0.5)]
+    return fine, select_per_cell(fine, 1.0)
 
 
-def fpfh(points: Floats, normals: Floats, found: Neighbors | None = None) -> Floats:
+def fpfh(points: Floats, normals: Floats, neighbors: Neighbors | None = None) -> Floats:
     """Return the square roots of the histograms [N, 33]; so their distances give rare angles more weight.
 
-    ``found`` has the points within :data:`FEATURE_RADIUS`, if known.
+    ``neighbors`` has the points within :data:`FEATURE_RADIUS`, if known.
     """
-    return np.sqrt(histograms(points, normals, FEATURE_RADIUS, found))
+    return np.sqrt(histograms(points, normals, FEATURE_RADIUS, neighbors))
 
 
-def kept(points: Floats, cell: float) -> Ints:
+def select_per_cell(points: Floats, cell: float) -> Ints:
     """Return the indices of ``points`` that remain when each cell keeps one."""
     indices: Ints = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices.numpy()
     return indices
@@ -134,20 +134,24 @@ def choose_voxel(source: Floats, target: Floats) -> float:
 
 def _occupied(points: Floats, voxel: float) -> int:
     cells = np.floor((points - points.min(0)) / voxel).astype(np.int64)
-    wide = cells.max(0) + 1
-    return len(np.unique((cells[:, 0] * wide[1] + cells[:, 1]) * wide[2] + cells[:, 2]))
+    shape = cells.max(0) + 1
+    return len(np.unique((cells[:, 0] * shape[1] + cells[:, 1]) * shape[2] + cells[:, 2]))
 
 
-def _sample(points: Floats, most: int = _SAMPLE) -> Floats:
-    if len(points) <= most:
+def _sample(points: Floats, max_points: int = _SAMPLE) -> Floats:
+    if len(points) <= max_points:
         return points
-    return points[np.sort(np.random.default_rng(0).choice(len(points), most, replace=False))]
+    return points[np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))]
 
 
 def _spacing(points: Floats) -> float:
     """Return the median distance from a point to the nearest other one."""
     sampled = _sample(points, 2000)
-    apart, _ = nearest(points, sampled, min(len(points), 8))
-    apart[apart <= 0.0] = np.inf
-    least = apart.min(1)
-    return float(np.median(least[np.isfinite(least)])) if np.isfinite(least).any() else 0.0
+    distances, _ = nearest(points, sampled, min(len(points), 8))
+    distances[distances <= 0.0] = np.inf
+    nearest_distances = distances.min(1)
+    return (
+        float(np.median(nearest_distances[np.isfinite(nearest_distances)]))
+        if np.isfinite(nearest_distances).any()
+        else 0.0
+    )

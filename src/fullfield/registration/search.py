@@ -23,7 +23,7 @@ from fullfield.registration.verdict import (
     FPFH_LIMITS,
     LEARNED_LIMITS,
     MAX_CONTRADICTION,
-    REACH,
+    MAX_INLIER_DISTANCE,
     WRONG,
     Evidence,
     Limits,
@@ -43,12 +43,12 @@ _MIN_POINTS = 20
 _MIN_THICKNESS = 0.25
 _REFINED, _CANDIDATES = 3, 10  # hypotheses that are refined, and that may be rivals
 _MIN_REFINED, _MIN_CANDIDATE = 0.5, 0.12  # share of the best hypothesis' inliers
-_FEW, _MANY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one keeps moving
+_FEW_ITERATIONS, _MAX_ITERATIONS = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one keeps moving
 _PROMISING, _LIKELY = 0.25, 0.67  # share of the needed score: refine on all points, and until it stops moving
 _SAME = 0.5  # voxels, RMS, below which two poses are equal
 _MIRRORED = 1.5
 """A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
-_MIN_REFLECTED, _MIN_REFLECTED_SHARE = 30, 0.15  # matches, where the pose has too little evidence by itself
+_MIN_REFLECTED, _MIN_REFLECTED_FRACTION = 30, 0.15  # matches, where the pose has too little evidence by itself
 _MAX_SWITCHES = 2
 _ALIGNED_OVERLAP, _ALIGNED_NORMALS = 0.5, 0.9  # from which surfaces that lie on each other are evidence by themselves
 
@@ -86,15 +86,15 @@ class _Pair(NamedTuple):
 def register_at(clouds: list[Floats], edge: float, search: Search, report: Report) -> tuple[Registration, bool]:
     """Register centred clouds at one voxel size; also return whether another one may come to another result."""
     report(0.0, "describing the source")
-    describe = None if search.descriptor is None else search.descriptor.described
+    describe = None if search.descriptor is None else search.descriptor.describe
     source = prepare(clouds[0] / edge, describe)
     report(0.3, "describing the target")
     target = prepare(clouds[1] / edge, describe)
     report(0.6, "matching")
     for scan, name in ((source, "source"), (target, "target")):
-        complaint = _check_scan(scan, name, edge)
-        if complaint is not None:
-            return refuse(complaint, edge), True
+        problem = _check_scan(scan, name, edge)
+        if problem is not None:
+            return refuse(problem, edge), True
     matches = mutual_matches(source.features, target.features)
     if len(matches) > search.samples:
         rows = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
@@ -158,13 +158,15 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
 
 
 def _search_poses(ends: Floats, search: Search) -> list[Hypothesis]:
-    return hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=_CANDIDATES)
+    return hypotheses(
+        ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=_CANDIDATES
+    )
 
 
 def _select(hypothetical: list[Hypothesis], matches: int) -> list[Floats]:
     """Return the poses that are worth a refinement."""
-    least = max(matches_needed(matches), _MIN_REFINED * hypothetical[0].inliers) if hypothetical else 0
-    return [h.transform for h in hypothetical if h.inliers >= least]
+    min_inliers = max(matches_needed(matches), _MIN_REFINED * hypothetical[0].inliers) if hypothetical else 0
+    return [h.transform for h in hypothetical if h.inliers >= min_inliers]
 
 
 def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis]) -> Registration:
@@ -173,9 +175,9 @@ def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis
         return refuse(f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed", edge, count)
     ends = pair.ends
     if hypothetical:
-        complaint = explain_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], REACH)
-        if complaint is not None:
-            return refuse(complaint, edge, count)
+        explanation = explain_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+        if explanation is not None:
+            return refuse(explanation, edge, count)
     return refuse(f"no pose was found that {needed} of {count} matches agree on", edge, count)
 
 
@@ -183,14 +185,14 @@ def _refine(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> lis
     """Refine the poses, the promising ones on all points and the likely ones until they stop moving."""
     source, target, _, limits = pair
     coarse = Refiner(source.points, target.points)
-    weighed = pair.weigh([coarse(pose, reaches[:-1], iterations=_FEW) for pose in poses])
+    weighed = pair.weigh([coarse(pose, reaches[:-1], iterations=_FEW_ITERATIONS) for pose in poses])
     fine = None
-    for share, radii, iterations in (
-        (_PROMISING, reaches[-2:-1], _FEW),
-        (_LIKELY, reaches[-2:-1], 2 * _FEW),
-        (_LIKELY, reaches[-2:], _MANY),
+    for fraction, radii, iterations in (
+        (_PROMISING, reaches[-2:-1], _FEW_ITERATIONS),
+        (_LIKELY, reaches[-2:-1], 2 * _FEW_ITERATIONS),
+        (_LIKELY, reaches[-2:], _MAX_ITERATIONS),
     ):
-        promising = _different([pose for e, pose in weighed if e.score >= share * limits.score], source.points)
+        promising = _different([pose for e, pose in weighed if e.score >= fraction * limits.score], source.points)
         if not promising:
             break
         fine = fine or Refiner(source.fine, target.fine)
@@ -223,17 +225,17 @@ def _judge(
         agreement = compare(pose, pair.source, pair.target)
         if agreement.contradiction > MAX_CONTRADICTION:
             reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
-            complaint = _find_deformation(pair, pose)
-            return Objection(complaint or reason, is_certain=complaint is not None), pose
+            explanation = _find_deformation(pair, pose)
+            return Objection(explanation or reason, is_certain=explanation is not None), pose
         rivals = find_rivals(pose, pair.source, pair.target, agreement, others, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
         weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
         if not weighed or not weighed[0][0].accepted:
             break
         evidence, pose = weighed[0]
-    complaint = _find_deformation(pair, pose)
-    if complaint is not None:
-        return Objection(complaint), pose
+    explanation = _find_deformation(pair, pose)
+    if explanation is not None:
+        return Objection(explanation), pose
     equal = tuple(rival.transform for rival in select_equal(rivals))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
@@ -249,28 +251,30 @@ def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
         if free is not None:
             return free._replace(is_certain=False)
     ends = pair.ends
-    complaint = explain_matches(pose, ends[:, 0], ends[:, 1], REACH)
-    chance = BELOW_HALF if complaint is None else WRONG
-    return Objection(complaint or evidence.complaint or "", is_certain=False, max_confidence=chance)
+    explanation = explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
+    chance = BELOW_HALF if explanation is None else WRONG
+    return Objection(explanation or evidence.reason or "", is_certain=False, max_confidence=chance)
 
 
 def _find_deformation(pair: _Pair, pose: Floats) -> str | None:
     ends = pair.ends
-    complaint = measure_deformation(pose, pair.source, pair.target).complaint
-    return complaint or explain_matches(pose, ends[:, 0], ends[:, 1], REACH)
+    explanation = measure_deformation(pose, pair.source, pair.target).explanation
+    return explanation or explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
 
 
 def _observe(pair: _Pair, pose: Floats) -> Objection | None:
     """Return an objection where sliding or turning changes nothing."""
     source, target = pair.source, pair.target
-    moved = apply(pose, source.points)
-    touching = contact(moved, target.points).partner
+    transformed = apply(pose, source.points)
+    touching = contact(transformed, target.points).partner
     rows = np.flatnonzero(touching >= 0)
     normals, goal_normals = source.normals[rows] @ pose[:3, :3].T, target.normals[touching[rows]]
-    alike = np.abs((normals * goal_normals).sum(1)) >= 0.9
-    if alike.sum() < _MIN_POINTS:
+    is_aligned = np.abs((normals * goal_normals).sum(1)) >= 0.9
+    if is_aligned.sum() < _MIN_POINTS:
         return None
-    free = measure_observability(moved[rows[alike]], normals[alike], goal_normals[alike]).free_directions
+    free = measure_observability(
+        transformed[rows[is_aligned]], normals[is_aligned], goal_normals[is_aligned]
+    ).free_directions
     if not free:
         return None
     return Objection(f"{' and '.join(map(str, free))} changes nothing", free_directions=free)
@@ -286,8 +290,8 @@ def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Ob
     mirrored[:, 0] *= (-1.0, 1.0, 1.0)
     best = _best_by_ransac(mirrored, search)
     reflected = 0 if best is None else best[1]
-    least = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_SHARE * evidence.matches)
-    if reflected < max(_MIRRORED * evidence.inliers, least):
+    min_reflected = 0.0 if evidence.accepted else max(_MIN_REFLECTED, _MIN_REFLECTED_FRACTION * evidence.matches)
+    if reflected < max(_MIRRORED * evidence.inliers, min_reflected):
         return None
     return Objection(
         f"one cloud looks like a mirror image of the other: a reflection brings {reflected} of {evidence.matches} "
@@ -307,12 +311,12 @@ def _register_by_ransac(ends: Floats, search: Search, edge: float) -> Registrati
 
 
 def _best_by_ransac(ends: Floats, search: Search) -> tuple[Floats, int] | None:
-    """Return the pose that most matches [M, 2, 3] agree on, and how many it brings within :data:`REACH`."""
-    best = hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=1)
+    """Return the pose that most matches [M, 2, 3] agree on, and its inliers (:data:`MAX_INLIER_DISTANCE`)."""
+    best = hypotheses(ends[:, 0], ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, max_count=1)
     if not best:
         return None
     distances = np.linalg.norm(apply(best[0].transform, ends[:, 0]) - ends[:, 1], axis=1)
-    return best[0].transform, int((distances <= REACH).sum())
+    return best[0].transform, int((distances <= MAX_INLIER_DISTANCE).sum())
 
 
 def _scale_shift(transform: Floats, edge: float) -> Floats:

@@ -13,12 +13,12 @@ from fullfield.registration.observability import FreeDirection
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import Scan
 
-REACH = 2.0
+MAX_INLIER_DISTANCE = 2.0
 """Largest distance, in voxels, between the points of a match that is an inlier."""
 TOUCH = 1.0
 """Largest distance, in voxels, of a point that touches the other cloud."""
-_FEWEST, _FEWEST_SHARE = 6, 0.02
-_LEAST_OVERLAP = 0.08
+_MIN_INLIERS, _MIN_INLIER_FRACTION = 6, 0.02
+_MIN_OVERLAP = 0.08
 _UPRIGHT = 0.9
 BELOW_HALF, WRONG = 0.499, 0.05  # largest confidence of a refused pose, and of one that is refused for good
 _MIN_SIGN, _MAX_SIGN = 0.05, 20.0  # ratios to the limits beyond which nothing changes
@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     """Limits that a pose must reach to be accepted; docs/registration.md has the measurements."""
 
     score: float
-    share: float  # of the matches that would agree if all were right; alike corners of unlike rooms give less
+    fraction: float  # of the matches that would agree if all were right; alike corners of unlike rooms give less
 
 
 FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
@@ -41,14 +41,14 @@ FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
 
 def matches_needed(matches: int) -> int:
     """Return the number of inliers that every accepted pose has at least."""
-    return max(_FEWEST, math.ceil(_FEWEST_SHARE * matches))
+    return max(_MIN_INLIERS, math.ceil(_MIN_INLIER_FRACTION * matches))
 
 
 class Evidence(NamedTuple):
     """Measurements that support a pose."""
 
     matches: int
-    inliers: int  # matches brought within REACH
+    inliers: int  # matches brought within MAX_INLIER_DISTANCE
     overlap: float  # share of the points of the source that touch the target, or the other way round, the larger one
     fitness: float  # share of the points of the source that touch the target
     upright: float  # share of those whose normals agree
@@ -63,15 +63,15 @@ class Evidence(NamedTuple):
     @property
     def accepted(self) -> bool:
         """Return whether the pose reaches every limit."""
-        return self.inliers >= self.enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
+        return self.inliers >= self.enough and self.overlap >= _MIN_OVERLAP and self.score >= self.limits.score
 
     @property
     def enough(self) -> float:
         """Number of inliers without which the pose is not accepted."""
-        return max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
+        return max(matches_needed(self.matches), self.limits.fraction * self.overlap * self.matches)
 
     @property
-    def complaint(self) -> str | None:
+    def reason(self) -> str | None:
         """Reason why the pose is not accepted; None where it is."""
         if self.accepted:
             return None
@@ -110,7 +110,7 @@ class Objection(NamedTuple):
 class Contact(NamedTuple):
     """Nearest points of a cloud within :data:`TOUCH`."""
 
-    apart: Floats  # [N], infinite where there is none
+    distance: Floats  # [N], infinite where there is none
     partner: Ints  # [N], -1 where there is none
 
     @property
@@ -122,7 +122,7 @@ class Contact(NamedTuple):
     def rmse(self) -> float:
         """Root mean square distance of the points that touch; NaN without any."""
         touching = self.partner >= 0
-        return float(np.sqrt((self.apart[touching] ** 2).mean())) if touching.any() else float("nan")
+        return float(np.sqrt((self.distance[touching] ** 2).mean())) if touching.any() else float("nan")
 
 
 def contact(points: Floats, target: Floats) -> Contact:
@@ -134,16 +134,16 @@ def contact(points: Floats, target: Floats) -> Contact:
 
 def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
     """Measure the evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
-    moved = apply(transform, source.points)
-    away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
-    touch = contact(moved, target.points)
+    transformed = apply(transform, source.points)
+    distances = np.linalg.norm(transformed[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
+    touch = contact(transformed, target.points)
     touching = touch.partner >= 0
     turned = source.normals[touching] @ transform[:3, :3].T
     agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT
-    covered = contact(target.points, moved).fitness
+    covered = contact(target.points, transformed).fitness
     return Evidence(
         matches=len(matches),
-        inliers=int((away <= REACH).sum()),
+        inliers=int((distances <= MAX_INLIER_DISTANCE).sum()),
         overlap=max(touch.fitness, covered),
         fitness=touch.fitness,
         upright=float(agree.mean()) if touching.any() else 0.0,
