@@ -29,7 +29,7 @@ from fullfield.training import (
     matching_ratio,
     train_descriptor,
 )
-from fullfield.training.batches import Cutter, batches, described, example
+from fullfield.training.batches import Cutter, batches, describe_pairs, example
 from fullfield.training.checkpoint import DivergedError
 from refusals import refuses
 
@@ -49,7 +49,7 @@ def trained(folder: Path, clouds: Any = (), **more: Any) -> bytes:
 def _few_held_out() -> Iterator[None]:
     """The checkpoint is measured on two pairs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(descriptor, "_HELD_OUT", 2)
+        patch.setattr(descriptor, "_VALIDATION_PAIRS", 2)
         yield
 
 
@@ -73,7 +73,7 @@ def test_the_loss_falls_and_gradients_flow() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, ratios = [], []
     for step in range(25):
-        [(first, second)] = described(model, [pair])
+        [(first, second)] = describe_pairs(model, [pair])
         assert torch.allclose(first.norm(dim=1), torch.ones(len(first)), atol=1e-5)
         loss = contrastive_loss(first, second, pair.matches, pair.moved, pair.places)
         optimizer.zero_grad()

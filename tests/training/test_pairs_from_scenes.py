@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fullfield.registration.descriptors import surfaces
 from fullfield.testing import room_scan
 from fullfield.training import cut_pair, synthetic_scene
-from fullfield.training.pairs import PARTNER, Pair, _density, _seen, same_places
+from fullfield.training.pairs import PARTNER, Pair, _density, _seen, match_points
 
 Floats = NDArray[np.float64]
 
@@ -77,15 +77,15 @@ def test_pairs_come_from_their_seed_at_any_place_and_scale() -> None:
     assert cut_pair(draw.random((40, 3)), draw) is None
 
 
-def test_same_places_are_mutual() -> None:
+def test_matched_points_are_mutual() -> None:
     draw = np.random.default_rng(1)
     first, second = 8 * draw.random((80, 3)), 8 * draw.random((60, 3))
     apart = np.linalg.norm(first[:, None] - second[None], axis=2)
     wanted = [
         [i, j] for i in range(80) if apart[:, j := int(apart[i].argmin())].argmin() == i and apart[i, j] <= PARTNER
     ]
-    assert same_places(first, second).tolist() == wanted
-    assert same_places(first[:0], second).shape == (0, 2)
+    assert match_points(first, second).tolist() == wanted
+    assert match_points(first[:0], second).shape == (0, 2)
 
 
 def test_a_viewpoint_does_not_see_through_a_wall() -> None:

@@ -60,9 +60,9 @@ def test_a_worker_ends_after_its_killed_parent_and_leaves_no_folder(tmp_path: Pa
 def test_all_workers_end_so(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(batches, "end_with_the_parent", seen.append)
-    monkeypatch.setattr(batches, "_held", None, raising=False)
+    monkeypatch.setattr(batches, "_arguments", None, raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    batches._begin(DescriptorTraining(), (), "sockets")
+    batches._start_worker(DescriptorTraining(), (), "sockets")
     assert seen == ["sockets"]
     loader = PrefetchedBatches(os.path.join, 1, pin=False)._loader(iter(()))
     assert loader.worker_init_fn.func is end_with_the_parent  # type: ignore[union-attr]

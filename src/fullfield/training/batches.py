@@ -26,7 +26,7 @@ Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in
 
 _ATTEMPTS = 20
 _SYNTHETIC_POINTS = 16  # a cell
-_TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for, its first number
+_TRAINED, _VALIDATION, _ORDER = 0, 1, 2  # what a random stream is for, its first number
 
 
 class Example(NamedTuple):
@@ -50,7 +50,7 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
     Raises InputError where no pair can be cut from the clouds.
     """
     draw = np.random.default_rng((training.seed, *stream))
-    synthetic = not scenes or stream[0] == _HELD_OUT
+    synthetic = not scenes or stream[0] == _VALIDATION
     for _ in range(_ATTEMPTS):
         if synthetic or draw.random() < training.synthetic:
             pair = cut_pair(synthetic_scene(draw, _SYNTHETIC_POINTS * training.cells), draw, training.cells)
@@ -64,9 +64,11 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
             matches = matches[np.sort(draw.choice(len(matches), training.anchors, replace=False))]
         scales = training.descriptor.scales
         source, target = (network_levels(side.fine, side.rows, scales) for side in (pair.source, pair.target))
-        places = pair.target.fine[pair.target.rows]
-        moved, there = (torch.from_numpy(part.astype(np.float32)) for part in (pair.moved, places))
-        return Example(source, target, moved, there, torch.from_numpy(matches))
+        positions = pair.target.fine[pair.target.rows]
+        source_points, target_points = (
+            torch.from_numpy(side_points.astype(np.float32)) for side_points in (pair.moved, positions)
+        )
+        return Example(source, target, source_points, target_points, torch.from_numpy(matches))
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")
 
 
@@ -82,7 +84,7 @@ class Cutter:
         self._pool = ProcessPoolExecutor(
             workers,
             worker_context(__name__),
-            initializer=_begin,
+            initializer=_start_worker,
             initargs=(training, scenes, multiprocessing.util.get_temp_dir()),
         )
         self._cut = _cut
@@ -96,18 +98,18 @@ class Cutter:
         self._pool.shutdown(cancel_futures=True)
 
 
-_held: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
+_arguments: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
 
 
-def _begin(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
-    global _held
+def _start_worker(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
+    global _arguments
     end_with_the_parent(folder)
-    _held = training, scenes
+    _arguments = training, scenes
     torch.set_num_threads(1)
 
 
 def _cut(stream: tuple[int, ...]) -> Example:
-    return example(*_held, stream)
+    return example(*_arguments, stream)
 
 
 def batches(
@@ -136,22 +138,22 @@ def batches(
                 draw = np.random.default_rng((training.seed, _ORDER, block, step // steps))
                 order = draw.permutation(size)
             at = step % steps * training.pairs
-            chosen = order[at : at + training.pairs].tolist()
-            for number in chosen:
+            selected = order[at : at + training.pairs].tolist()
+            for number in selected:
                 if number not in ready:
                     ready[number] = futures[number].result().to(device)
-            yield [ready[number] for number in chosen]
+            yield [ready[number] for number in selected]
         block, into = block + 1, 0
 
 
-def held_out(cutter: Cutter, count: int) -> list[Future[Example]]:
+def submit_validation_pairs(cutter: Cutter, count: int) -> list[Future[Example]]:
     """Return futures of pairs of synthetic scenes that no step sees."""
-    return [cutter(_HELD_OUT, number) for number in range(count)]
+    return [cutter(_VALIDATION, number) for number in range(count)]
 
 
-def described(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
+def describe_pairs(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:
     """Return the two descriptors [A, C], [B, C] of each pair; all clouds are one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
-    found = model(*batched(sides, gradient=torch.is_grad_enabled()))
-    clouds = torch.split(found, [len(side.inputs[0].points) for side in sides])
+    descriptors = model(*batched(sides, gradient=torch.is_grad_enabled()))
+    clouds = torch.split(descriptors, [len(side.inputs[0].points) for side in sides])
     return list(zip(clouds[::2], clouds[1::2], strict=True))

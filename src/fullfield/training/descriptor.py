@@ -22,7 +22,7 @@ from fullfield.registration.learned import shipped
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
-from fullfield.training.batches import Cutter, Example, batches, described, held_out
+from fullfield.training.batches import Cutter, Example, batches, describe_pairs, submit_validation_pairs
 from fullfield.training.checkpoint import DivergedError, StateCheck, TrainingFolder, restore
 from fullfield.training.config import DescriptorTraining
 
@@ -60,12 +60,18 @@ def contrastive_loss(
 
 
 def _towards(
-    anchors: Tensor, others: Tensor, right: Tensor, here: Tensor, there: Tensor, temperature: float, reach: float
+    anchors: Tensor,
+    others: Tensor,
+    right: Tensor,
+    anchor_points: Tensor,
+    other_points: Tensor,
+    temperature: float,
+    reach: float,
 ) -> Tensor:
-    alike = anchors @ others.T / temperature
-    near = torch.cdist(here, there) < reach
-    near[torch.arange(len(right), device=right.device), right] = False
-    return torch.nn.functional.cross_entropy(alike.masked_fill(near, -torch.inf), right)
+    similarities = anchors @ others.T / temperature
+    is_neutral = torch.cdist(anchor_points, other_points) < reach
+    is_neutral[torch.arange(len(right), device=right.device), right] = False
+    return torch.nn.functional.cross_entropy(similarities.masked_fill(is_neutral, -torch.inf), right)
 
 
 @torch.no_grad()
@@ -75,8 +81,8 @@ def matching_ratio(first: Tensor, second: Tensor, moved: Tensor, places: Tensor,
     NaN without any.
     """
     with torch.autocast(first.device.type, enabled=False):
-        alike = first @ second.T
-    forth, back = alike.argmax(1), alike.argmax(0)
+        similarities = first @ second.T
+    forth, back = similarities.argmax(1), similarities.argmax(0)
     rows = torch.arange(len(first), device=first.device)
     rows = rows[back[forth] == rows]
     return float(((moved[rows] - places[forth[rows]]).norm(dim=1) <= reach).double().mean())
@@ -84,9 +90,9 @@ def matching_ratio(first: Tensor, second: Tensor, moved: Tensor, places: Tensor,
 
 Progress = Callable[[float, str], None]
 
-_HELD_OUT = 8  # pairs
+_VALIDATION_PAIRS = 8  # pairs
 _LONGEST = 1.0  # of a step's gradient
-_FEWEST = 1000
+_MIN_POINTS = 1000
 
 
 class Row(NamedTuple):
@@ -141,7 +147,7 @@ def train_descriptor(
         InputError: for what cannot be used, a folder of another run, or a loss that is not finite.
     """
     training = training or DescriptorTraining()
-    place = _check.device(device)
+    target_device = _check.device(device)
     _check.number(workers, "workers", integer=True, low=1, high=1024)
     _check.number(every, "every", integer=True, low=1)
     real: list[tuple[Floats, Floats | None]] = [
@@ -150,8 +156,8 @@ def train_descriptor(
     for number, (source, target, pose) in enumerate(scans):
         name = f"scans[{number}]"
         truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else rigid(pose, f"{name}[2]")
-        moved = apply(truth, _finite(source, f"{name}[0]"))
-        real.append((moved, _finite(target, f"{name}[1]")))
+        aligned = apply(truth, _finite(source, f"{name}[0]"))
+        real.append((aligned, _finite(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
         model = DescriptorNetwork(training.descriptor)
@@ -163,53 +169,53 @@ def train_descriptor(
         del settings["descriptor"]["scales"]  # absent from the recipes of earlier versions
     recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
-        recipe["start"] = _begin(model, shipped() if training.start == "learned" else Path(training.start))
+        recipe["start"] = _load_start(model, shipped() if training.start == "learned" else Path(training.start))
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
-    kept = TrainingFolder(folder, {**recipe, "clouds": digests}, Row)
-    model.to(place).train()
+    training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, Row)
+    model.to(target_device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     check = StateCheck({"model": model}, optimizer)
-    found = restore(kept.folder, {"model": model}, optimizer, Row)
-    history: list[Row] = [] if found is None else found.history
+    checkpoint = restore(training_folder.folder, {"model": model}, optimizer, Row)
+    history: list[Row] = [] if checkpoint is None else checkpoint.history
     if history:
-        kept.write_history(history)  # a stop may have kept it and the weights from being written
-        descriptor.save(kept.weights)
+        training_folder.write_history(history)  # a stop may have kept it and the weights from being written
+        descriptor.save(training_folder.weights)
     first = history[-1].step if history else 0
     before = history[-1].seconds if history else 0.0
-    step, done = first, training.done(first, before)
-    if done >= 1.0:
+    step, fraction = first, training.done(first, before)
+    if fraction >= 1.0:
         model.eval()
         return Trained(descriptor, history)
-    begin, losses = time.perf_counter(), list[float]()
+    started, losses = time.perf_counter(), list[float]()
     with closing(Cutter(training, real, workers)) as cutter:
-        coming = held_out(cutter, _HELD_OUT)
-        cut = batches(training, cutter, first, place)
-        while done < 1.0:
-            losses.append(_step(model, optimizer, training, step, done, next(cut)))
-            seconds, step = before + time.perf_counter() - begin, step + 1
-            done = training.done(step, seconds)
+        coming = submit_validation_pairs(cutter, _VALIDATION_PAIRS)
+        cut = batches(training, cutter, first, target_device)
+        while fraction < 1.0:
+            losses.append(_step(model, optimizer, training, step, fraction, next(cut)))
+            seconds, step = before + time.perf_counter() - started, step + 1
+            fraction = training.done(step, seconds)
             if progress is not None:
-                progress(done, f"step {step}, loss {losses[-1]:.3f}")
-            if step % every == 0 or done >= 1.0:
+                progress(fraction, f"step {step}, loss {losses[-1]:.3f}")
+            if step % every == 0 or fraction >= 1.0:
                 check(step)
-                unseen = [pair.result().to(place) for pair in coming]
+                unseen = [pair.result().to(target_device) for pair in coming]
                 history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
                 losses.clear()
-                kept.save({"model": model}, optimizer, history)
-                descriptor.save(kept.weights)
+                training_folder.save({"model": model}, optimizer, history)
+                descriptor.save(training_folder.weights)
     model.eval()
     return Trained(descriptor, history)
 
 
-def _begin(model: DescriptorNetwork, file: Path) -> str:
+def _load_start(model: DescriptorNetwork, file: Path) -> str:
     """Load the weights of another descriptor; return the beginning of the file's checksum."""
-    given = LearnedDescriptor.load(file)
-    mine, other = model.config, given.config
-    fits = (mine.channels, mine.layers) == (other.channels, other.layers) and mine.scales >= other.scales
-    wanted = f"weights of {mine.channels} channels, {mine.layers} layers and at most {mine.scales} scales"
-    found = f"{other.channels} channels, {other.layers} layers, {other.scales} scales in {file}"
-    _check.require(fits, "start", wanted, found)
-    model.load_state_dict(model.state_dict() | given.model.state_dict())
+    start = LearnedDescriptor.load(file)
+    mine, other = model.config, start.config
+    is_compatible = (mine.channels, mine.layers) == (other.channels, other.layers) and mine.scales >= other.scales
+    expected = f"weights of {mine.channels} channels, {mine.layers} layers and at most {mine.scales} scales"
+    actual = f"{other.channels} channels, {other.layers} layers, {other.scales} scales in {file}"
+    _check.require(is_compatible, "start", expected, actual)
+    model.load_state_dict(model.state_dict() | start.model.state_dict())
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
@@ -218,16 +224,16 @@ def _step(
     optimizer: torch.optim.Optimizer,
     training: DescriptorTraining,
     step: int,
-    done: float,
+    fraction: float,
     cut: list[Example],
 ) -> float:
     for group in optimizer.param_groups:
-        group["lr"] = training.rate(done)
+        group["lr"] = training.rate(fraction)
     losses = [
         contrastive_loss(
             *pair, seen.matches, seen.moved, seen.places, temperature=training.temperature, reach=training.reach
         )
-        for seen, pair in zip(cut, described(model, cut), strict=True)
+        for seen, pair in zip(cut, describe_pairs(model, cut), strict=True)
     ]
     loss = torch.stack(losses).mean()
     optimizer.zero_grad()
@@ -246,7 +252,7 @@ def _step(
 def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) -> float:
     """Return the mean share of mutual matches that are right; a pair without any counts as 0."""
     model.eval()
-    pairs = [described(model, [pair])[0] for pair in unseen]
+    pairs = [describe_pairs(model, [pair])[0] for pair in unseen]
     model.train()
     ratios = [
         matching_ratio(*pair, seen.moved, seen.places, reach=reach) for seen, pair in zip(unseen, pairs, strict=True)
@@ -255,7 +261,7 @@ def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) ->
 
 
 def _finite(value: Any, name: str) -> Floats:
-    return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _FEWEST)
+    return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _MIN_POINTS)
 
 
 def _digest(points: Floats) -> dict[str, Any]:

@@ -31,14 +31,14 @@ def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
 
     The same state of ``draw`` gives the same scene.
     """
-    surfaces = _street(draw) if draw.random() < _STREETS else _room(draw)
+    surfaces = _build_street(draw) if draw.random() < _STREETS else _build_room(draw)
     weights = np.array([surface.area for surface in surfaces]) * draw.uniform(0.7, 1.5, len(surfaces))
     counts = draw.multinomial(points, weights / weights.sum())
-    parts = [surface.at(*draw.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)]
-    return np.concatenate(parts)
+    points_by_surface = [surface.at(*draw.random((2, count))) for surface, count in zip(surfaces, counts, strict=True)]
+    return np.concatenate(points_by_surface)
 
 
-def _room(draw: Draw) -> list[Surface]:
+def _build_room(draw: Draw) -> list[Surface]:
     width, depth, height = draw.uniform((2.5, 2.5, 2.0), (7.0, 7.0, 3.2))
     x, y, z = np.eye(3)
     surfaces = [_sheet(draw, np.zeros(3), width * x, depth * y, 0.3)]
@@ -60,25 +60,25 @@ def _room(draw: Draw) -> list[Surface]:
     return surfaces
 
 
-def _street(draw: Draw) -> list[Surface]:
-    long, wide = draw.uniform((25.0, 10.0), (60.0, 25.0))
+def _build_street(draw: Draw) -> list[Surface]:
+    length, width = draw.uniform((25.0, 10.0), (60.0, 25.0))
     x, y, z = np.eye(3)
-    surfaces = [_sheet(draw, np.array([-long / 2, -wide / 2, 0.0]), long * x, wide * y, 1.0)]
+    surfaces = [_sheet(draw, np.array([-length / 2, -width / 2, 0.0]), length * x, width * y, 1.0)]
     for side in (-1, 1):
-        at = -long / 2
-        while at < long / 2:
+        at = -length / 2
+        while at < length / 2:
             front, height, deep = draw.uniform((5, 3, 4), (14, 10, 8))
             if draw.random() < 0.75:
-                corner = np.array([at, side * wide / 2 + (0 if side > 0 else -deep), 0.0])
+                corner = np.array([at, side * width / 2 + (0 if side > 0 else -deep), 0.0])
                 surfaces += _box(draw, corner, np.eye(3), np.array([front, deep, height]))
                 for _ in range(draw.integers(2, 9)):  # windows, doors, balconies
-                    place = corner + draw.uniform(0.05, 0.85) * front * x + (0.0 if side > 0 else deep) * y
-                    place = place + draw.uniform(0.0, 0.8) * height * z - draw.uniform(0.1, 0.6) * y
-                    surfaces += _box(draw, place, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
+                    position = corner + draw.uniform(0.05, 0.85) * front * x + (0.0 if side > 0 else deep) * y
+                    position = position + draw.uniform(0.0, 0.8) * height * z - draw.uniform(0.1, 0.6) * y
+                    surfaces += _box(draw, position, np.eye(3), draw.uniform((0.5, 0.3, 0.8), (2.5, 1.2, 2.5)))
             at += front + draw.uniform(0.0, 5.0)
     things = (_crate, _column, _plant, _plant, _ball, _steps)
     for _ in range(draw.integers(10, 30)):
-        spot = np.array([draw.uniform(-0.5, 0.5) * long, draw.uniform(-0.45, 0.45) * wide, 0.0])
+        spot = np.array([draw.uniform(-0.5, 0.5) * length, draw.uniform(-0.45, 0.45) * width, 0.0])
         surfaces += things[draw.integers(len(things))](draw, spot, draw.uniform(1.5, 4.0))
     return surfaces
 
@@ -100,14 +100,14 @@ def _relief(draw: Draw, amount: float) -> Relief:
 
 def _sheet(draw: Draw, at: Floats, along: Floats, across: Floats, amount: float) -> Surface:
     normal = np.cross(along, across)
-    area, long, wide = (float(np.linalg.norm(v)) for v in (normal, along, across))
+    area, length, width = (float(np.linalg.norm(v)) for v in (normal, along, across))
     relief, normal = _relief(draw, amount), normal / area
 
-    def place(u: Floats, v: Floats) -> Floats:
-        points: Floats = at + u[:, None] * along + v[:, None] * across + relief(u * long, v * wide)[:, None] * normal
+    def at_coordinates(u: Floats, v: Floats) -> Floats:
+        points: Floats = at + u[:, None] * along + v[:, None] * across + relief(u * length, v * width)[:, None] * normal
         return points
 
-    return Surface(area, place)
+    return Surface(area, at_coordinates)
 
 
 def _upright(draw: Draw) -> Floats:
@@ -139,22 +139,22 @@ def _tube(draw: Draw, foot: Floats, axis: Floats, radius: float, taper: float = 
     side /= np.linalg.norm(side)
     front, relief, start = np.cross(up, side), _relief(draw, 0.3), draw.uniform(0, 2 * np.pi)
 
-    def place(u: Floats, v: Floats) -> Floats:
+    def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle = start + 2 * np.pi * turns * u
-        wide = (radius * (1 - taper * v) + relief(radius * angle, long * v))[:, None]
+        distance = (radius * (1 - taper * v) + relief(radius * angle, long * v))[:, None]
         points: Floats = (
-            foot + v[:, None] * axis + wide * (np.cos(angle)[:, None] * side + np.sin(angle)[:, None] * front)
+            foot + v[:, None] * axis + distance * (np.cos(angle)[:, None] * side + np.sin(angle)[:, None] * front)
         )
         return points
 
-    return Surface(2 * np.pi * radius * turns * long, place)
+    return Surface(2 * np.pi * radius * turns * long, at_coordinates)
 
 
 def _round(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
     """Return an ellipsoid."""
     axes, relief = _leaning(draw), _relief(draw, rough)
 
-    def place(u: Floats, v: Floats) -> Floats:
+    def at_coordinates(u: Floats, v: Floats) -> Floats:
         angle, height = 2 * np.pi * u, 2 * v - 1
         flat = np.sqrt(1 - height**2)
         direction = np.stack((flat * np.cos(angle), flat * np.sin(angle), height), 1)
@@ -163,7 +163,7 @@ def _round(draw: Draw, middle: Floats, radii: Floats, rough: float) -> Surface:
         points: Floats = middle + (scale[:, None] * direction * radii) @ axes
         return points
 
-    return Surface(4 * np.pi * float((radii**2).mean()), place)
+    return Surface(4 * np.pi * float((radii**2).mean()), at_coordinates)
 
 
 def _crate(draw: Draw, at: Floats, scale: float) -> list[Surface]:
@@ -235,12 +235,12 @@ def _steps(draw: Draw, at: Floats, scale: float) -> list[Surface]:
 
 PARTNER = 1.0
 """Voxels within which mutual nearest points are the same place."""
-FEWEST = 32
+MIN_MATCHES = 32
 """Places that a pair shares, at least."""
 _SHARED = 0.1  # of the smaller side's places, at least
 _CROPPED, _CUT_OFF = 0.75, 0.6  # share of the parts that lose what lies beyond a plane, and of their points at the most
 _ATTEMPTS = 20
-_MOST_POINTS = 40  # a cell
+_MAX_POINTS = 40  # a cell
 _WAVES = ((0.6, 10.0, 40.0, 3), (0.25, 2.5, 6.0, 6))  # of a bent cloud, voxels: amount, shortest, longest; how many
 
 
@@ -276,11 +276,11 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
     state of ``draw`` gives the same pair.
     """
     middle = (points.min(0) + points.max(0)) / 2
-    scans = [_fewer(points, draw, _MOST_POINTS * cells) - middle]
-    scans.append(scans[0] if other is None else _fewer(other, draw, _MOST_POINTS * cells) - middle)
+    scans = [_subsample(points, draw, _MAX_POINTS * cells) - middle]
+    scans.append(scans[0] if other is None else _subsample(other, draw, _MAX_POINTS * cells) - middle)
     for _ in range(_ATTEMPTS):
-        views = [_part(scan, draw) for scan in scans]
-        if min(len(view) for view in views) < FEWEST:
+        views = [_cut_part(scan, draw) for scan in scans]
+        if min(len(view) for view in views) < MIN_MATCHES:
             continue
         edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * draw.uniform(0.75, 1.25))
         if edge <= 0.0:
@@ -289,7 +289,7 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
         sides, poses = [], []
         for view in views:
             turn = _turn(draw)
-            cloud = _bent(view / edge, draw) @ turn.T
+            cloud = _bend(view / edge, draw) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
             fine = cloud[select_per_cell(cloud, 0.5)]
@@ -298,23 +298,23 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, othe
             pose[:3, :3], pose[:3, 3] = turn, -centre
             poses.append(pose)
         truth = poses[1] @ np.linalg.inv(poses[0])
-        matches = same_places(apply(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
-        if len(matches) >= max(FEWEST, _SHARED * min(len(side.rows) for side in sides)):
+        matches = match_points(apply(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
+        if len(matches) >= max(MIN_MATCHES, _SHARED * min(len(side.rows) for side in sides)):
             return Pair(sides[0], sides[1], truth, matches)
     return None
 
 
-def _fewer(points: Floats, draw: Draw, most: int) -> Floats:
-    return points if len(points) <= most else points[draw.choice(len(points), most, replace=False)]
+def _subsample(points: Floats, draw: Draw, max_points: int) -> Floats:
+    return points if len(points) <= max_points else points[draw.choice(len(points), max_points, replace=False)]
 
 
-def same_places(moved: Floats, target: Floats) -> Ints:
+def match_points(moved: Floats, target: Floats) -> Ints:
     """Return the rows [K, 2] of ``moved`` and ``target`` that are mutual nearest, within :data:`PARTNER`."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
-    apart, forth = (column[:, 0] for column in nearest(target, moved))
+    distances, forth = (column[:, 0] for column in nearest(target, moved))
     back = nearest(moved, target)[1][:, 0]
-    rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (apart <= PARTNER))
+    rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (distances <= PARTNER))
     return np.stack((rows, forth[rows]), 1)
 
 
@@ -326,49 +326,51 @@ def _turn(draw: Draw) -> Floats:
     return turned
 
 
-def _part(points: Floats, draw: Draw) -> Floats:
-    part = points[draw.random(len(points)) < _density(points, draw)]
-    if len(part) and draw.random() < 0.25:
-        low, high = part.min(0), part.max(0)  # the eye is in the box around the points, or a little outside
-        part = part[_seen(part, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
-    if len(part) and draw.random() < _CROPPED:
+def _cut_part(points: Floats, draw: Draw) -> Floats:
+    cloud = points[draw.random(len(points)) < _density(points, draw)]
+    if len(cloud) and draw.random() < 0.25:
+        low, high = cloud.min(0), cloud.max(0)  # the eye is in the box around the points, or a little outside
+        cloud = cloud[_seen(cloud, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
+    if len(cloud) and draw.random() < _CROPPED:
         direction = draw.normal(size=3)
-        along = part @ direction
-        part = part[along >= np.quantile(along, draw.uniform(0.0, _CUT_OFF))]
-    return part
+        along = cloud @ direction
+        cloud = cloud[along >= np.quantile(along, draw.uniform(0.0, _CUT_OFF))]
+    return cloud
 
 
-def _bent(points: Floats, draw: Draw) -> Floats:
+def _bend(points: Floats, draw: Draw) -> Floats:
     """Move voxels by waves: long ones, as reconstructions drift, and short ones, as noisy surfaces have."""
-    moved = points.copy()
-    for most, shortest, longest, waves in _WAVES:
-        amount = draw.uniform(0.0, most) / np.sqrt(waves)
+    bent = points.copy()
+    for max_amount, shortest, longest, waves in _WAVES:
+        amount = draw.uniform(0.0, max_amount) / np.sqrt(waves)
         for _ in range(waves):
             along = draw.normal(size=3)
             along *= 2 * np.pi / draw.uniform(shortest, longest) / np.linalg.norm(along)
-            phase, way = draw.uniform(0, 2 * np.pi), draw.normal(size=3)
-            moved += amount * np.sin(points @ along + phase)[:, None] * way
-    return moved
+            phase, direction = draw.uniform(0, 2 * np.pi), draw.normal(size=3)
+            bent += amount * np.sin(points @ along + phase)[:, None] * direction
+    return bent
 
 
 def _density(points: Floats, draw: Draw) -> Floats:
     """Return the keep probability [N]: uniform, or falling along one direction."""
-    most = draw.uniform(0.35, 0.95)
+    highest = draw.uniform(0.35, 0.95)
     if draw.random() < 0.5:
-        return np.full(len(points), most)
+        return np.full(len(points), highest)
     direction = draw.normal(size=3)
     along = points @ (direction / np.linalg.norm(direction))
-    thinned: Floats = most * np.exp(-draw.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9))
+    thinned: Floats = highest * np.exp(
+        -draw.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9)
+    )
     return thinned
 
 
 def _seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:
     """Return which points [N] are about as near as the nearest in their direction, of about five points."""
-    away = points - eye
-    depth = np.maximum(np.linalg.norm(away, axis=1), 1e-9)
+    offsets = points - eye
+    depth = np.maximum(np.linalg.norm(offsets, axis=1), 1e-9)
     across = max(8, round(np.sqrt(len(points) / 5 / 2)))
-    row = np.arccos(np.clip(away[:, 2] / depth, -1, 1)) / np.pi * across
-    column = (np.arctan2(away[:, 1], away[:, 0]) / (2 * np.pi) + 0.5) * 2 * across
+    row = np.arccos(np.clip(offsets[:, 2] / depth, -1, 1)) / np.pi * across
+    column = (np.arctan2(offsets[:, 1], offsets[:, 0]) / (2 * np.pi) + 0.5) * 2 * across
     cell = row.astype(np.int64).clip(0, across - 1) * 2 * across + column.astype(np.int64).clip(0, 2 * across - 1)
     first = np.full(2 * across * across, np.inf)
     np.minimum.at(first, cell, depth)
