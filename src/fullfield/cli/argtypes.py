@@ -37,10 +37,10 @@ def number(text: str) -> float:
 
 def names(text: str) -> tuple[str, ...]:
     """Return the names of a list with commas."""
-    parts = tuple(part.strip() for part in text.split(","))
-    if not all(parts):
+    items = tuple(item.strip() for item in text.split(","))
+    if not all(items):
         raise argparse.ArgumentTypeError(f"expected names with commas between them, got {text!r}")
-    return parts
+    return items
 
 
 def factor(text: str) -> float:
@@ -54,7 +54,7 @@ def factor(text: str) -> float:
 
 def factors(text: str) -> float | tuple[float, float]:
     """Return a factor, or one for each axis."""
-    values = [factor(part) for part in text.split(",")]
+    values = [factor(item) for item in text.split(",")]
     if len(values) > 2:
         raise argparse.ArgumentTypeError(f"expected one or two numbers, got {text!r}")
     return (values[0], values[1]) if len(values) == 2 else values[0]

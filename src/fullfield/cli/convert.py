@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
         report.print_report(args, {**report.select(args, "input", "output", "st_map"), **content}, text)
         return 0
     unknown = sum(content["unknown"] for content in converted)
-    facts = {**report.select(args, "input", "output", "st_map"), "files": len(converted), "unknown": unknown}
+    properties = {**report.select(args, "input", "output", "st_map"), "files": len(converted), "unknown": unknown}
     report.print_report(
-        args, facts, f"{report.printable(args.output)}: {len(converted)} files, {unknown} unknown vectors"
+        args, properties, f"{report.printable(args.output)}: {len(converted)} files, {unknown} unknown vectors"
     )
     return 0
 
@@ -108,9 +108,9 @@ def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[s
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
     window = io.flow_window(source, **names) if keeps else None
-    shown: Any = {"window": "data"} if keeps else {}
+    window_choice: Any = {"window": "data"} if keeps else {}
     with naming(channels="--channels", layer="--layer"):
-        flow, valid = _resize(args, *io.read_flow(source, **choice, **shown))
+        flow, valid = _resize(args, *io.read_flow(source, **choice, **window_choice))
     unknown = int((~valid).sum())
     backward = _backward(args, source, output)
     with naming(flow=output, backward=output):
@@ -119,7 +119,7 @@ def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[s
             loss = _Loss(0.0, 0.0, unknown)
         else:
             io.write_flow(output, flow, valid, backward=backward, window=window, **packing)
-            loss = _compare(flow, valid, *io.read_flow(output, **shown))
+            loss = _compare(flow, valid, *io.read_flow(output, **window_choice))
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{output}: {line}")
     return {
@@ -148,13 +148,15 @@ class _Loss(NamedTuple):
 
     def lines(self, *, st_map: bool) -> list[str]:
         """Return one sentence for each kind of loss."""
-        found = []
+        sentences = []
         if self.largest_px > 0:
-            found.append(f"vectors are rounded by {self.mean_px:.3g} px on average, at most {self.largest_px:.3g} px")
+            sentences.append(
+                f"vectors are rounded by {self.mean_px:.3g} px on average, at most {self.largest_px:.3g} px"
+            )
         if self.unknown_lost:
             kind = "an ST map" if st_map else "this format"
-            found.append(f"{self.unknown_lost} unknown vectors became zero motion, which {kind} cannot tell apart")
-        return found
+            sentences.append(f"{self.unknown_lost} unknown vectors became zero motion, which {kind} cannot tell apart")
+        return sentences
 
 
 def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _Loss:
@@ -168,10 +170,10 @@ def _backward(args: argparse.Namespace, source: str, output: str) -> Tensor | No
     from fullfield.io.vectors import has_backward, read_direction
 
     choice = vector_arguments(args)
-    given = choice.get("channels")
-    if args.layer is not None or not is_exr(source) or (given is not None and len(given) == 2):
+    channels = choice.get("channels")
+    if args.layer is not None or not is_exr(source) or (channels is not None and len(channels) == 2):
         return None
-    if given is None and not has_backward(source, args.part):
+    if channels is None and not has_backward(source, args.part):
         return None
     if args.st_map or not is_exr(output):
         report.note(f"{output}: holds only the forward layer; use --layer backward to convert the other")

@@ -68,7 +68,7 @@ def _as_stored(frame: Tensor) -> Tensor:
 def run(args: argparse.Namespace) -> int:
     """Generate the scene, estimate, score and draw."""
     watch = report.Stopwatch()
-    chosen = methods.choose_method(args)
+    choice = methods.choose_method(args)
     folder = Path(args.output)
     if folder.exists():
         paths.check_folder(folder, "--output")
@@ -84,24 +84,24 @@ def run(args: argparse.Namespace) -> int:
     words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with ProgressBar("demo", quiet=args.quiet) as progress, naming(**words):
         progress(0.0, "generating the scene")
-        made = textured_scene(height, width, seed=args.seed)
-        frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)
+        textured = textured_scene(height, width, seed=args.seed)
+        frame1, frame2 = _as_stored(textured.frame1), _as_stored(textured.frame2)
         watch.lap("scene")
 
-        chosen.prepare((height, width), progress.span(0.1, 0.2), quiet=args.quiet)
+        choice.prepare((height, width), progress.span(0.1, 0.2), quiet=args.quiet)
         watch.lap("compile")
 
-        flow = chosen.estimate(frame1, frame2, progress=progress.span(0.2, 0.8))
+        flow = choice.estimate(frame1, frame2, progress=progress.span(0.2, 0.8))
         watch.lap("estimate")
 
         progress(0.8, "scoring and drawing")
         metrics = FlowMetrics()
-        metrics.update(flow.flow, made.flow, made.valid, made.occluded)
+        metrics.update(flow.flow, textured.flow, textured.valid, textured.occluded)
         scores = metrics.compute()
-        scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, made.flow, made.valid)
+        scene = scenes.Scene(flow.flow, flow.valid, frame1, frame2, textured.flow, textured.valid)
         drawn = {kind: scene.draw(kind) for kind in ("flow", "error", "sheet")}
         with _all_or_nothing(folder) as hidden:
-            io.write_flow(hidden / "truth.flo", made.flow, made.valid)
+            io.write_flow(hidden / "truth.flo", textured.flow, textured.valid)
             io.write_flow(hidden / "flow.flo", flow.flow, flow.valid)
             for name, picture in {"frame1": frame1, "frame2": frame2, **drawn}.items():
                 io.write_image(hidden / f"{name}.png", picture)
@@ -111,8 +111,8 @@ def run(args: argparse.Namespace) -> int:
         "output": str(folder),
         "files": list(FILES),
         "size": {"width": width, "height": height},
-        "method": chosen.method,
-        "preset": chosen.preset,
+        "method": choice.method,
+        "preset": choice.preset,
         "parameters": dict(flow.parameters),
         "backend": flow.backend,
         "scores": scores,
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         "seconds": seconds,
     }
     lines = [
-        f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s",
+        f"{width}x{height} pixels, {choice.title}, {seconds['estimate']:.2f} s",
         *table(scores, "pooled"),
         f"{report.printable(folder)}: {', '.join(FILES)}",
         f"{report.printable(folder / 'sheet.png')}: colour scale: 0 to {scene.scale:.4g} px",

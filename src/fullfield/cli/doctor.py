@@ -142,16 +142,16 @@ def _devices() -> dict[str, str | None]:
     """Return every kind of device with None, or the reason why it cannot be used."""
     import torch
 
-    found: dict[str, str | None] = {"cpu": None}
+    devices: dict[str, str | None] = {"cpu": None}
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            found[f"cuda:{index} ({torch.cuda.get_device_name(index)})"] = None
+            devices[f"cuda:{index} ({torch.cuda.get_device_name(index)})"] = None
     else:
         built = torch.version.cuda is not None
-        found["cuda"] = "no NVIDIA GPU or driver was found" if built else "this PyTorch is built without CUDA"
+        devices["cuda"] = "no NVIDIA GPU or driver was found" if built else "this PyTorch is built without CUDA"
     if sys.platform == "darwin":
-        found["mps"] = None if torch.backends.mps.is_available() else "not available on this Mac"
-    return found
+        devices["mps"] = None if torch.backends.mps.is_available() else "not available on this Mac"
+    return devices
 
 
 def _backends(operator: str, *device: str) -> dict[str, Any]:
@@ -249,17 +249,17 @@ def _main_job() -> dict[str, object]:
     return {"seconds": round(seconds, 3), "epe": round(error, 4)}
 
 
-def _print_backends(operator: str, where: str, found: dict[str, Any] | None) -> None:
-    print(f"{operator:<13} {where}backend {found['backend'] if found else None}")
-    for name, reason in (found["others"] if found else {}).items():
+def _print_backends(operator: str, where: str, backends: dict[str, Any] | None) -> None:
+    print(f"{operator:<13} {where}backend {backends['backend'] if backends else None}")
+    for name, reason in (backends["others"] if backends else {}).items():
         print(f"{'':<14}{name}: {reason}")
 
 
-def _on_ptlflow(found: dict[str, str | None] | None) -> str:
-    if found is None:
+def _on_ptlflow(package: dict[str, str | None] | None) -> str:
+    if package is None:
         return "not installed; its models are methods too: pip install ptlflow"
-    problem = found["problem"]
-    return str(found["version"]) if problem is None else f"{found['version']}, cannot be imported: {problem}"
+    problem = package["problem"]
+    return str(package["version"]) if problem is None else f"{package['version']}, cannot be imported: {problem}"
 
 
 def _print(findings: dict[str, Any]) -> None:
@@ -274,24 +274,24 @@ def _print(findings: dict[str, Any]) -> None:
     for name, extra in findings["extras"].items():
         missing = f"missing {', '.join(extra['missing'])}: {extra['command']}; " if extra["missing"] else ""
         print(f"extra         {name}: {missing or 'installed; '}for {extra['adds']}")
-    for operator, found in findings["operators"].items():
-        _print_backends(operator, "", found)
+    for operator, details in findings["operators"].items():
+        _print_backends(operator, "", details)
     if not findings["correlation_on_gpus"]:
         print("correlation   on GPUs: PyTorch finds no GPU")
     for operator in ("correlation", *_ON_FRAMES):
-        for gpu, found in (findings[f"{operator}_on_gpus"] or {}).items():
-            _print_backends(operator, f"on {gpu}: ", found)
+        for gpu, details in (findings[f"{operator}_on_gpus"] or {}).items():
+            _print_backends(operator, f"on {gpu}: ", details)
     for gpu, operators in (findings["points_on_gpus"] or {}).items():
-        for operator, found in operators.items():
-            _print_backends(operator, f"on {gpu}: ", found)
+        for operator, details in operators.items():
+            _print_backends(operator, f"on {gpu}: ", details)
     for gpu, reason in (findings["fast_networks"] or {}).items():
         print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
     native = findings["fast_networks_on_cpu"] == "bfloat16"
     dtype = "bfloat16" if native else "float32, because AVX-512 BF16 is missing"
     print(f"{'fast networks':<14}on the CPU: {dtype} (--preset fast; float32 by default)")
-    for method, found in (findings["networks"] or {}).items():
-        missing = f"weights {found['weights']} are not on this machine: fullfield weights fetch {found['weights']}"
-        print(f"{method:<14}{found['path'] or missing}")
+    for method, details in (findings["networks"] or {}).items():
+        missing = f"weights {details['weights']} are not on this machine: fullfield weights fetch {details['weights']}"
+        print(f"{method:<14}{details['path'] or missing}")
     print(f"ptlflow       {_on_ptlflow(findings['ptlflow'])}")
     cache = findings["kernel_cache"]
     compiled = "are compiled" if cache.get("warm") else "are compiled at first use"

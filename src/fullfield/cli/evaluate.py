@@ -88,14 +88,14 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
         others = (option for option in _flow_options(args) if weights is None or option != "--weights")
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, process, weights)
-    evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
+    evaluate_scans.refuse(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import AtScale, read_scale, reduced
     from fullfield.evaluation import EvaluationSettings, Run, evaluate, score, write_submission
     from fullfield.evaluation.predict import check_submission, record_shortage
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")
-    chosen = methods.choose_method(args)
+    choice = methods.choose_method(args)
     with naming(scale="--scale"):
         scale = read_scale(args.scale)
     if args.max_epe is not None and all(record.flow is None for record in dataset.records):
@@ -112,18 +112,18 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
     quiet = args.quiet or not first
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
     with ProgressBar("evaluate", quiet=quiet) as progress, naming(**words):
-        device = _device(args.device, chosen.device)
+        device = _device(args.device, choice.device)
         settings = EvaluationSettings(device=device, warm_start=args.warm_start, alone=args.alone, process=process)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, settings=settings)
         else:
-            chosen = replace(chosen, device=settings.device)
+            choice = replace(choice, device=settings.device)
             if not first:
                 wait_for_all(process)  # the first process downloads the weights and compiles for all
-            estimator = chosen.estimator if scale == 1 else AtScale(chosen.estimator, scale)
+            estimator = choice.estimator if scale == 1 else AtScale(choice.estimator, scale)
             height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with record_shortage(estimator, dataset, folder, settings):
-                chosen.prepare(reduced((height, width), scale), progress.span(*_FETCH), quiet=quiet)
+                choice.prepare(reduced((height, width), scale), progress.span(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(process)
             settings = replace(settings, progress=progress.span(*_ESTIMATE))
@@ -132,7 +132,7 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
         return 0
     run = Run.load(folder)
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
-    _report(args, folder, result, len(files), title=chosen.title)
+    _report(args, folder, result, len(files), title=choice.title)
     return 0 if result["scores"] is None else gate(result["scores"]["epe"], args.max_epe, "evaluate")
 
 
@@ -141,7 +141,10 @@ def _flow_options(args: argparse.Namespace) -> list[str]:
     usual = {"preset": DEFAULT_PRESET, "backend": None, "scale": "1", "warm_start": False, "alone": False}
     usual |= {"averaging": "pooled", "max_epe": None, "submission": None}
     names = report.option_names(args)
-    return [*methods.given(args), *(names[name] for name, value in usual.items() if getattr(args, name) != value)]
+    return [
+        *methods.list_options(args),
+        *(names[name] for name, value in usual.items() if getattr(args, name) != value),
+    ]
 
 
 def opened(word: str, option: str) -> FlowDataset:
@@ -187,9 +190,9 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     from fullfield.evaluation.run import CONFIG
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
-    given = [*methods.given(args), *(option for option, value in estimation if value)]
-    if given:
-        raise InputError(f"{given[0]}: nothing is estimated with --score-only; leave it out")
+    options = [*methods.list_options(args), *(option for option, value in estimation if value)]
+    if options:
+        raise InputError(f"{options[0]}: nothing is estimated with --score-only; leave it out")
     if not folder.is_dir():
         raise InputError(f"--score-only: {folder} holds no run; name its folder with --output")
     run = Run.load(folder)
@@ -218,5 +221,5 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
         lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
         lines.append(f"{report.printable(args.submission)}: {files} files to submit")
-    facts = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
-    report.print_report(args, facts, "\n".join(lines))
+    properties = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
+    report.print_report(args, properties, "\n".join(lines))

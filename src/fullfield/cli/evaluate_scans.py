@@ -59,15 +59,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--protocol", dest=f"{_DEST}protocol", choices=PROTOCOLS, default=argparse.SUPPRESS, help=words)
 
 
-def given(args: argparse.Namespace) -> list[str]:
+def list_options(args: argparse.Namespace) -> list[str]:
     """Return the options of registration on the command line."""
     return ["--" + dest.removeprefix(_DEST).replace("_", "-") for dest in vars(args) if dest.startswith(_DEST)]
 
 
-def refuse(options: Iterable[str], why: str) -> None:
+def refuse(options: Iterable[str], reason: str) -> None:
     """Raise InputError for the first of ``options``."""
     for option in options:
-        raise InputError(f"{option}: {why}; leave it out")
+        raise InputError(f"{option}: {reason}; leave it out")
 
 
 def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = None) -> int:
@@ -173,17 +173,17 @@ _COLUMNS = (
 
 def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str, Any]]) -> None:
     runs = [
-        {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
-        for place, result in results.items()
+        {"run": str(path), **{key: value for key, value in result.items() if key != "pairs"}}
+        for path, result in results.items()
     ]
     scores = runs[0]["scores"]
-    counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
+    pair_counts = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
     lines = [
-        f"{report.printable(folder)}: {args.method}, {counted}",
+        f"{report.printable(folder)}: {args.method}, {pair_counts}",
         f"{'#samples':<12}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
     ]
     for result in runs:
-        cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)
+        cells = (f"{times * result['scores'][key]:>11{spec}}" for key, _, times, spec in _COLUMNS)
         parameters = result["config"]["parameters"]
         label = f"{parameters['samples']}{' RANSAC' if parameters.get('ransac_only') else ''}"
         lines.append(f"{label:<12}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")

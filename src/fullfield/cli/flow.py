@@ -277,6 +277,6 @@ def _report(
         "size": report.select(flow, "width", "height"),
         "longest_motion": longest,
         "seconds": seconds,
-        "estimate_seconds": {name: round(seconds_of_stage, 3) for name, seconds_of_stage in flow.stages.items()},
+        "estimate_seconds": {name: round(stage_seconds, 3) for name, stage_seconds in flow.stages.items()},
     }
     report.print_report(args, content, text, memory=True)

@@ -114,10 +114,10 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         choice.prepare(None, lambda *_: None, quiet=args.quiet)
         for job in jobs:
-            part, plan = _run_job(args, job, choice, progress)
-            outcome.add(part)
-            written, existing = written + len(part.written), existing + len(numbers) - len(plan.missing)
-            if part.stopped is not None:
+            job_outcome, plan = _run_job(args, job, choice, progress)
+            outcome.add(job_outcome)
+            written, existing = written + len(job_outcome.written), existing + len(numbers) - len(plan.missing)
+            if job_outcome.stopped is not None:
                 break
             if args.tracks is not None:
                 _write_tracks(args, job)

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         source = io.open_video(args.source)
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
-        screen = _Screen.of(args, choice.device, source, stack)
+        screen = _Screen.open(args, choice.device, source, stack)
         compute = _computation(choice, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, statistics, status, threads)
@@ -224,10 +224,10 @@ class _Screen:
     colors: viz.FlowColors | None
     writer: VideoWriter | None
     window: _Window | None
-    shown: int = 0
+    drawn_count: int = 0
 
     @classmethod
-    def of(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
+    def open(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
         window = writer = None
         if args.preview:
             window = _Window(f"fullfield {args.source}")
@@ -237,14 +237,14 @@ class _Screen:
             stack.callback(writer.close)  # keeps what was recorded however the run ends
         return cls(viz.FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
-    def show(self, done: PairFlow) -> bool:
+    def show(self, result: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""
         if self.colors is None:
             return True
-        picture = self.colors.draw(done.flow).cpu()
-        self.shown += 1
+        picture = self.colors.draw(result.flow).cpu()
+        self.drawn_count += 1
         if self.writer is not None:
-            self.writer.write(picture, done.pair.first.frame.time)
+            self.writer.write(picture, result.pair.first.frame.time)
         return self.window is None or self.window.show(picture)
 
 
@@ -329,8 +329,8 @@ def _play(
         thread.start()
     interrupted = False
     try:
-        while (done := results.take()) is not None:
-            is_open = screen.show(done)
+        while (result := results.take()) is not None:
+            is_open = screen.show(result)
             status.update(statistics)
             if not is_open:
                 break
@@ -364,20 +364,20 @@ def _report(
     picture = None
     if screen.colors is not None:
         picture = {
-            "path": args.viz if screen.shown else None,
-            "shown": screen.shown,
-            "dropped": counts["flows"] - screen.shown,
+            "path": args.viz if screen.drawn_count else None,
+            "shown": screen.drawn_count,
+            "dropped": counts["flows"] - screen.drawn_count,
             "max_motion": screen.colors.max_motion,
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-    what = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
-    text = f"{report.printable(args.source)}: {what}: {summary(statistics)}"
+    description = f"{source.width}x{source.height}{rate}, {choice.title}, on {choice.device} (backend {backend})"
+    text = f"{report.printable(args.source)}: {description}: {summary(statistics)}"
     if args.viz is not None and picture is not None:
-        words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
-        text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, there was no flow'}"
+        words = f"{screen.drawn_count} pictures, {picture['dropped']} flows without one"
+        text += f"\n{report.printable(args.viz)}: {words if screen.drawn_count else 'not written, there was no flow'}"
     requested = "source" if args.rate is None else args.rate
     rates = {"source": source.rate, "requested": requested}
-    facts = {
+    properties = {
         "source": args.source,
         "size": report.select(source, "width", "height"),
         "rate": rates,
@@ -388,4 +388,4 @@ def _report(
         "parameters": dict(choice.estimator.parameters),
         "backend": backend,
     }
-    report.print_report(args, facts, text, memory=True)
+    report.print_report(args, properties, text, memory=True)

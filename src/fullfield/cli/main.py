@@ -89,9 +89,9 @@ class Parser(argparse.ArgumentParser):
 
     _arguments: Sequence[str] = ()
 
-    def __init__(self, *, epilog: str | None = None, **more: Any) -> None:
+    def __init__(self, *, epilog: str | None = None, **options: Any) -> None:
         formatter = _Help if epilog is None else _HelpWithExamples
-        super().__init__(epilog=epilog, formatter_class=formatter, allow_abbrev=False, **more)
+        super().__init__(epilog=epilog, formatter_class=formatter, allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Remember the words for error messages, and parse them."""
@@ -108,11 +108,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError with the nearest known name."""
-        hints = [nearest(word.lower() if word.lower() in known else word, known) for word, known in _choices(message)]
+        hints = [
+            nearest(word.lower() if word.lower() in valid_names else word, valid_names)
+            for word, valid_names in _choices(message)
+        ]
         if not self._verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._arguments if word.startswith("--") and len(word) > 2]
-            known = list(self._option_string_actions)
-            hints += [nearest(option, known, option) for option in options if option not in known]
+            valid_names = list(self._option_string_actions)
+            hints += [nearest(option, valid_names, option) for option in options if option not in valid_names]
         raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
 
     def format_help(self) -> str:

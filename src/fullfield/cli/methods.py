@@ -75,23 +75,23 @@ class MethodChoice:
             note(f"downloading the weights {self.origin.name}")
         estimator.prepare(device, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
-    def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> estimators.Flow:
+    def estimate(self, frame1: Tensor, frame2: Tensor, **options: Any) -> estimators.Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
         from fullfield.estimators.estimation import estimate_tensors
 
         with naming(method=f"--method {self.method}"):
-            return estimate_tensors(frame1, frame2, self.estimator, device=self.device, **more).cpu()
+            return estimate_tensors(frame1, frame2, self.estimator, device=self.device, **options).cpu()
 
 
 _DEST = "parameter "
 
 
-def fetching(progress: Callable[[float, str], None], what: str) -> Callable[[int, int | None], None]:
+def fetching(progress: Callable[[float, str], None], description: str) -> Callable[[int, int | None], None]:
     """Return a callback that reports downloaded and total bytes to ``progress``."""
 
     def report(have: int, total: int | None) -> None:
         full = "" if total is None else f" of {total / 1e6:.1f}"
-        progress(have / total if total else 0.0, f"downloading {what}, {have / 1e6:.1f}{full} MB")
+        progress(have / total if total else 0.0, f"downloading {description}, {have / 1e6:.1f}{full} MB")
 
     return report
 
@@ -270,7 +270,7 @@ def _owners(option: str) -> tuple[str, ...]:
     return tuple(name for name in METHODS if option in parameters(name))
 
 
-def given(args: argparse.Namespace) -> list[str]:
+def list_options(args: argparse.Namespace) -> list[str]:
     """Return the parameter options on the command line."""
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
@@ -282,14 +282,14 @@ def value(args: argparse.Namespace, option: str) -> Any:
 
 def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
     """Return the parameters on the command line by field; an option of another method is refused."""
-    own, chosen = parameters(method), {}
-    for option in given(args):
+    own, changes = parameters(method), {}
+    for option in list_options(args):
         if option not in own:
             owners = ", ".join(_owners(option))
             raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
         result = value(args, option)
-        chosen[own[option].field] = result if isinstance(result, bool) else own[option].read(result)
-    return chosen
+        changes[own[option].field] = result if isinstance(result, bool) else own[option].read(result)
+    return changes
 
 
 def _values(owners: tuple[str, ...], parameter: Parameter) -> str:
@@ -346,7 +346,7 @@ def _read(annotation: object, text: str) -> object:
     if origin is tuple:
         items = text.split(",")
         kinds = [inner[0]] * len(items) if inner[-1] is Ellipsis else inner
-        return tuple(_read(kind, part.strip()) for kind, part in zip(kinds, items, strict=True))
+        return tuple(_read(kind, item.strip()) for kind, item in zip(kinds, items, strict=True))
     if origin is typing.Literal:
         return next((choice for choice in inner if str(choice) == text), text)
     words: dict[object, dict[str, object]] = {type(None): {"auto": None}, bool: {"true": True, "false": False}}

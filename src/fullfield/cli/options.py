@@ -149,12 +149,12 @@ def vector_arguments(args: argparse.Namespace, prefix: str = "") -> dict[str, An
     return {name: value for name, value in values.items() if value is not None}
 
 
-def vector_reading(args: argparse.Namespace, **more: Any) -> VectorReading:
+def vector_reading(args: argparse.Namespace, **fields: Any) -> VectorReading:
     """Return the reading of vectors that the options describe."""
     from fullfield.io.vectors import VectorReading
 
     with naming(channels="--channels"):
-        return VectorReading(**vector_arguments(args), **more)
+        return VectorReading(**vector_arguments(args), **fields)
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}
@@ -179,9 +179,9 @@ def packing_arguments(args: argparse.Namespace) -> dict[str, Any]:
             raise InputError(f"--half: is for .exr, and the output is {args.output}; leave it out")
         packing["dtype"] = "half"
     if args.compression is not None:
-        known = _COMPRESSIONS.get(suffix, ())
-        if args.compression not in known:
-            expected = f"{suffix} takes {', '.join(known)}" if known else "is for .exr and .flo5"
+        compressions = _COMPRESSIONS.get(suffix, ())
+        if args.compression not in compressions:
+            expected = f"{suffix} takes {', '.join(compressions)}" if compressions else "is for .exr and .flo5"
             raise InputError(f"--compression {args.compression}: {expected}, and the output is {args.output}")
         packing["compression"] = args.compression
     return packing
@@ -264,13 +264,13 @@ def read_truth(
     """
     from fullfield.metrics import four_values
 
-    truth, known = io.read_flow(path, **choice)
+    truth, valid = io.read_flow(path, **choice)
     if scale != 1:
         truth = truth * scale
     height, width = pred.shape[-2:]
     twice = truth.shape[-2:] == (2 * height, 2 * width)
     if twice and (four or Path(path).suffix.lower() == ".flo5"):
-        values = four_values(truth, known)
+        values = four_values(truth, valid)
         return values, values.isfinite().all(1).all(0)
     if four:
         raise InputError(
@@ -281,7 +281,7 @@ def read_truth(
         raise InputError(
             f"{pred_path}: is {size(pred)}, but {path} is {size(truth)}; they must have the same size{hint}"
         )
-    return truth, known
+    return truth, valid
 
 
 def truth_values(truth: Tensor) -> int:

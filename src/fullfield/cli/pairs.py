@@ -66,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
         written = write_pairs(args.output, pairs, args.count, **how)
     watch.lap("pairs")
     seconds = watch.seconds()
-    facts = {
+    properties = {
         **report.select(args, "output", "seed", "flow_format", "device", "style", "textures"),
         **report.select(written, "made", "kept"),
         "size": {"width": args.size[1], "height": args.size[0]},
         "seconds": seconds,
     }
-    kept = f", {written.kept} existed" if written.kept else ""
+    existing = f", {written.kept} existed" if written.kept else ""
     count = f"{written.made} pair{'' if written.made == 1 else 's'}"
-    text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s{kept}"
-    report.print_report(args, facts, text, memory=True)
+    text = f"{Path(args.output)}: {count} written in {seconds['pairs']:.1f} s{existing}"
+    report.print_report(args, properties, text, memory=True)
     return 0

@@ -41,7 +41,7 @@ class Scene:
     frame1: Tensor | None = None  # [1 or 3, H, W]
     frame2: Tensor | None = None  # [1 or 3, H, W]
     truth: Tensor | None = None  # [2, H, W] or [4, 2, H, W]
-    known: Tensor | None = None  # bool [H, W], where the truth is known
+    truth_valid: Tensor | None = None  # bool [H, W], where the truth is known
     max_motion: float | None = None  # scale of the colours, px; None: the longest vector
     max_error: float | None = None  # scale of the error, px; None: the default of error_map
     maps: Mapping[str, Tensor] = field(default_factory=dict)  # occlusion and confidence, [H, W]
@@ -109,8 +109,8 @@ class Scene:
         return viz.frame_to_image((self._required("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
 
     def _error(self) -> Tensor:
-        known = self.valid if self.known is None else self.valid & self.known
-        return viz.error_map(self.flow, self._required("truth"), known, max_error=self.max_error)
+        valid = self.valid if self.truth_valid is None else self.valid & self.truth_valid
+        return viz.error_map(self.flow, self._required("truth"), valid, max_error=self.max_error)
 
     def _sheet(self) -> Tensor:
         key = viz.wheel_legend(256, self.scale)

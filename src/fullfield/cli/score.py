@@ -120,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
         report.note(
             "no pixel is scored: the truth is unknown everywhere, or the masks exclude all pixels", kind="warning"
         )
-    facts = {**report.select(args, "pred", "truth"), "averaging": metrics.averaging, **values}
-    facts |= {"missing": missing, "outside": outside}
-    facts |= {"truth_values": values_each, "classes": metrics.breakdown()}
-    report.print_report(args, facts, "\n".join(table(values, metrics.averaging, missing, outside)))
+    properties = {**report.select(args, "pred", "truth"), "averaging": metrics.averaging, **values}
+    properties |= {"missing": missing, "outside": outside}
+    properties |= {"truth_values": values_each, "classes": metrics.breakdown()}
+    report.print_report(args, properties, "\n".join(table(values, metrics.averaging, missing, outside)))
     return gate(values["epe"], args.max_epe)
 
 
@@ -150,25 +150,25 @@ def _images(args: argparse.Namespace) -> list[ImageFiles]:
     pred, truth = Path(args.pred), Path(args.truth)
     masks = _masks(args)
     if not pred.is_dir():
-        for what, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
-            file = path if what in ("PRED", "TRUTH") else mask_path(path)
+        for argument, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
+            file = path if argument in ("PRED", "TRUTH") else mask_path(path)
             if file is not None:
-                paths.check_input(file, what)
+                paths.check_input(file, argument)
         return [ImageFiles(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
     if not truth.is_dir():
         raise InputError(f"{args.truth}: expected a folder, as {args.pred} is one; give two files or two folders")
-    predicted, true = _by_stem(pred, FLOW_SUFFIXES), _by_stem(truth, FLOW_SUFFIXES)
+    predicted, true = _find_by_stem(pred, FLOW_SUFFIXES), _find_by_stem(truth, FLOW_SUFFIXES)
     if not predicted:
         raise InputError(f"{args.pred}: expected files of flow ({', '.join(FLOW_SUFFIXES)}), found none")
     stray = sorted(predicted.keys() ^ true.keys())
     if stray:
         other = truth if stray[0] in predicted else pred
-        more = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
+        others = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
         path = (predicted | true)[stray[0]]
-        raise InputError(f"{path}: has no counterpart in {other}{more}; both folders must hold the same names")
-    found = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
+        raise InputError(f"{path}: has no counterpart in {other}{others}; both folders must hold the same names")
+    mask_files = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
     return [
-        ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found))
+        ImageFiles(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in mask_files))
         for stem in sorted(predicted)
     ]
 
@@ -180,22 +180,22 @@ def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, 
         return dict.fromkeys(stems, folder)
     if not Path(folder).is_dir():
         raise InputError(f"{option} {folder}: expected a folder, as PRED and TRUTH are folders")
-    files = _by_stem(Path(folder), None)
+    files = _find_by_stem(Path(folder), None)
     missing = [stem for stem in stems if stem not in files]
     if missing:
         raise InputError(f"{option} {folder}: has no mask for {missing[0]}")
     return {stem: str(files[stem]) for stem in stems}
 
 
-def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+def _find_by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
+    files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.is_dir() or (suffixes is not None and path.suffix.lower() not in suffixes):
             continue
-        if path.stem in found:
-            raise InputError(f"{path}: {found[path.stem].name} has the same name; keep one of them")
-        found[path.stem] = path
-    return found
+        if path.stem in files:
+            raise InputError(f"{path}: {files[path.stem].name} has the same name; keep one of them")
+        files[path.stem] = path
+    return files
 
 
 class _Absent(NamedTuple):
@@ -213,18 +213,18 @@ def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, 
     outside = _outside(files.pred, predicted, choice)
     choice = {**flow_choice(args, "truth"), **vector_arguments(args, "truth-")}
     choice |= {"scale": args.truth_scale, "four": args.four_values}
-    truth, known = read_truth(files.truth, pred, files.pred, **choice)
-    for option, path, wanted in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
+    truth, valid = read_truth(files.truth, pred, files.pred, **choice)
+    for option, path, expected in (("--valid", files.valid, True), ("--invalid", files.invalid, False)):
         if path is not None:
-            known = known & (_read_mask(option, path, pred, files.truth) == wanted)
+            valid = valid & (_read_mask(option, path, pred, files.truth) == expected)
     occluded = None if files.occlusion is None else _read_mask("--occlusion", files.occlusion, pred, files.truth)
-    absent = _Absent(int((known & ~predicted & ~outside).sum()), int((known & outside).sum()))
+    absent = _Absent(int((valid & ~predicted & ~outside).sum()), int((valid & outside).sum()))
     if absent.missing and not args.skip_missing:
         raise InputError(
-            f"{files.pred}: has no vector at {absent.missing} of {int(known.sum())} pixels to score; "
-            f"use --skip-missing to leave them out{_swapped(bool(predicted.all()), bool(known.all()))}"
+            f"{files.pred}: has no vector at {absent.missing} of {int(valid.sum())} pixels to score; "
+            f"use --skip-missing to leave them out{_swapped(bool(predicted.all()), bool(valid.all()))}"
         )
-    return pred, truth, known & predicted, occluded, absent
+    return pred, truth, valid & predicted, occluded, absent
 
 
 def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
@@ -242,9 +242,9 @@ def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     return (outside | (stored & ~predicted)) & ~predicted
 
 
-def _swapped(predicted: bool, known: bool) -> str:
+def _swapped(predicted: bool, truth_valid: bool) -> str:
     """Return a hint for the case that only the prediction has unknown vectors, as truth usually has."""
-    return "; PRED comes before TRUTH: are they swapped?" if known and not predicted else ""
+    return "; PRED comes before TRUTH: are they swapped?" if truth_valid and not predicted else ""
 
 
 def _read_mask(option: str, mask: str, flow: Tensor, truth: str) -> Tensor:

@@ -82,21 +82,21 @@ def run(args: argparse.Namespace) -> int:
             seconds=None if args.minutes is None else 60 * args.minutes,
             **{name: getattr(args, name) for name in fields},
         )
-        more = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
-        trained = train_descriptor(args.output, training, args.clouds, args.scans, **more)
+        options = {"device": args.device, "workers": args.workers, "every": args.every, "progress": progress}
+        trained = train_descriptor(args.output, training, args.clouds, args.scans, **options)
     watch.lap("train")
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
-    facts = {
+    properties = {
         **report.select(args, "output", "clouds", "scans", "device"),
         "weights": weights,
         "training": training.as_dict(),
         "history": [row._asdict() for row in trained.history],
         "seconds": watch.seconds(),
     }
-    told = (
+    summary = (
         f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on synthetic pairs that it has not seen"
     )
-    report.print_report(args, facts, f"{report.printable(weights)}: {told}", memory=True)
+    report.print_report(args, properties, f"{report.printable(weights)}: {summary}", memory=True)
     return 0

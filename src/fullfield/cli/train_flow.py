@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _SYNTHETIC = "synthetic"
 _AUGMENTATIONS = ("usual", "colour", "none")
-_HELD_OUT = 1_000_003  # added to the seed of pairs that validate
+_VALIDATION_SEED = 1_000_003  # added to the seed of pairs that validate
 _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
 _STEPS = 100_000
 _GPU_WORKERS = 2  # draw scenes faster than a GPU trains on them
-_PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
+_SOURCE_PATTERN = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
 EPILOG = """\
 examples:
@@ -68,7 +68,7 @@ def _add_start_options(group: Any) -> None:
 
 
 def _add_data_options(group: Any) -> None:
-    mixture = [f"{_SYNTHETIC}-{style}={share:g}" for style, share in MIXTURE.items()]
+    mixture = [f"{_SYNTHETIC}-{style}={weight:g}" for style, weight in MIXTURE.items()]
     group.add_argument(
         "--data",
         nargs="+",
@@ -206,10 +206,10 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
 
 def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
     """Read ``NAME[:FOLDER][=WEIGHT]``."""
-    match = _PART.fullmatch(text)
+    match = _SOURCE_PATTERN.fullmatch(text)
     if match is None or (match["weight"] is not None and not weighted):
-        form = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
-        raise InputError(f"{option} {text}: expected {form}, such as synthetic or chairs:/data/chairs")
+        pattern = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
+        raise InputError(f"{option} {text}: expected {pattern}, such as synthetic or chairs:/data/chairs")
     weight = 1.0
     if match["weight"] is not None:
         try:
@@ -249,12 +249,12 @@ def _source(args: argparse.Namespace, device: torch.device, generators: _Generat
     usual = Augmentation.usual((height, width))
     if args.augment == "usual":
         augmentation = usual
-        least = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)
-        window = (round(height / least), round(width / least))
+        min_scale = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)
+        window = (round(height / min_scale), round(width / min_scale))
     else:
         augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
-    parts: list[tuple[PairSource, float]] = []
+    sources: list[tuple[PairSource, float]] = []
     seed = args.seed  # synthetic pairs of every part have their own
     for text in args.data:
         name, folder, weight = _split(text, "--data", weighted=True)
@@ -269,8 +269,8 @@ def _source(args: argparse.Namespace, device: torch.device, generators: _Generat
             )
             if args.augment != "none":
                 source = Augmented(source, augmentation, args.seed)
-        parts.append((source, weight))
-    return parts[0][0] if len(parts) == 1 else Mixture(parts)
+        sources.append((source, weight))
+    return sources[0][0] if len(sources) == 1 else Mixture(sources)
 
 
 class _Generators:
@@ -304,7 +304,7 @@ def _validation(args: argparse.Namespace, generators: _Generators, updates: int 
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = generators(_style(name, "--validate"), args.seed + _HELD_OUT)
+            sets[text] = generators(_style(name, "--validate"), args.seed + _VALIDATION_SEED)
         else:
             sets[text] = _opened(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
@@ -312,8 +312,8 @@ def _validation(args: argparse.Namespace, generators: _Generators, updates: int 
 
 def _recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the weights besides the training's configuration."""
-    parts = [_split(text, "--data", weighted=True) for text in args.data]
-    scenes = {_style_name(name) for name, folder, _ in parts if folder is None}
+    data = [_split(text, "--data", weighted=True) for text in args.data]
+    scenes = {_style_name(name) for name, folder, _ in data if folder is None}
     recipe: dict[str, Any] = {
         "network": args.network,
         "init": None,
@@ -344,7 +344,7 @@ def _report(
 ) -> None:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
-    facts = {
+    properties = {
         "output": args.output,
         "weights": weights,
         "recipe": {**_recipe(args), "training": training},
@@ -356,8 +356,8 @@ def _report(
     }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.completed >= 1 else f"; {1 - trained.completed:.0%} of the training is left"
-    told = (
+    summary = (
         f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
-    report.print_report(args, facts, f"{weights}: {told}", memory=True)
+    report.print_report(args, properties, f"{weights}: {summary}", memory=True)

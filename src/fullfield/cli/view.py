@@ -52,29 +52,29 @@ def run(args: argparse.Namespace) -> int:
 
     if not is_pattern(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
-    found = find_frames(args.flow)
-    numbers = [number for number in choose_frames(found, args.frames) if number in found.files]
-    paths.check_suffix(found.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
-    stem = found.pattern.before.rstrip("._- ") if found.pattern is not None else "view"
+    files = find_frames(args.flow)
+    numbers = [number for number in choose_frames(files, args.frames) if number in files.files]
+    paths.check_suffix(files.path(numbers[0]), "FLOW", FLOW_SUFFIXES)
+    stem = files.pattern.before.rstrip("._- ") if files.pattern is not None else "view"
     output = args.output or f"{stem or 'view'}.html"
     paths.check_suffix(output, "--output", (".html", ".htm"))
     paths.check_output(output, "--output")
 
-    stored = sequences.Output(str(found.pattern))
+    stored = sequences.Output(str(files.pattern))
     settings = stored.read_settings()
     if "reference" in settings:
         raise InputError(
             f"{args.flow}: expected flow to the neighbouring frame, got motion from frame {settings['reference']}; "
             "draw single files with fullfield viz"
         )
-    plates, why = _plates(args, stored, settings.get("reading") or {})
+    plates, reason = _plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
-        report.note(f"the page has no plates: {why}; name them with --plates")
+        report.note(f"the page has no plates: {reason}; name them with --plates")
     reading = vector_reading(args, layer=args.layer)
     problems: list[str] = []
     with ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or _longest_motion(found, numbers, reading) or 1.0
-        shot = _read_frames(found, numbers, reading, plates, problems, progress)
+        scale = args.max_motion or _longest_motion(files, numbers, reading) or 1.0
+        shot = _read_frames(files, numbers, reading, plates, problems, progress)
         text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1))
     if plates is not None:
         plates.close()
@@ -83,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         report.note(problem, kind="error")
     frames = format_frames(numbers)
-    facts = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
+    properties = {"output": output, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
     summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
-    report.print_report(args, facts, f"{report.printable(output)}: {summary}")
+    report.print_report(args, properties, f"{report.printable(output)}: {summary}")
     return 2 if problems else 0
 
 
@@ -104,18 +104,18 @@ def _plates(
         return None, str(error)
 
 
-def _longest_motion(found: FrameFiles, numbers: Sequence[int], reading: io.VectorReading) -> float:
+def _longest_motion(files: FrameFiles, numbers: Sequence[int], reading: io.VectorReading) -> float:
     """Return the length of the longest vector in about twenty frames."""
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // 20)]:
         with suppress(InputError, OSError):
-            parts = io.read_vectors(found.path(number), reading)
-            longest = max([longest, *(viz.flow_scale(parts[name]) for name in DIRECTIONS if name in parts)])
+            vectors = io.read_vectors(files.path(number), reading)
+            longest = max([longest, *(viz.flow_scale(vectors[name]) for name in DIRECTIONS if name in vectors)])
     return longest
 
 
 def _read_frames(
-    found: FrameFiles,
+    files: FrameFiles,
     numbers: Sequence[int],
     reading: io.VectorReading,
     plates: sequences.Plates | None,
@@ -128,7 +128,7 @@ def _read_frames(
     for count, number in enumerate(numbers):
         progress(count / len(numbers), f"frame {number}")
         try:
-            parts = io.read_vectors(found.path(number), reading)
+            vectors = io.read_vectors(files.path(number), reading)
         except (InputError, OSError) as error:
             problems.append(str(error))
             continue
@@ -136,13 +136,14 @@ def _read_frames(
         if plates is not None:
             try:
                 frame = plates.read(number).frame
-                flow = next(iter(parts.values()))
-                (high, wide), (height, width) = frame.shape[-2:], flow.shape[-2:]
-                if abs(wide * height - width * high) > max(wide, width):  # further than rounding a reduced size
+                flow = next(iter(vectors.values()))
+                (plate_height, plate_width), (height, width) = frame.shape[-2:], flow.shape[-2:]
+                # A reduced size is rounded.
+                if abs(plate_width * height - width * plate_height) > max(plate_width, width):
                     problems.append(
-                        f"{plates.path(number)}: is {size(frame)}, but the flow {found.path(number)} is {size(flow)}"
+                        f"{plates.path(number)}: is {size(frame)}, but the flow {files.path(number)} is {size(flow)}"
                     )
                     frame = None
             except (InputError, OSError) as error:
                 problems.append(str(error))
-        yield ViewFrame(number, frame, parts)
+        yield ViewFrame(number, frame, vectors)

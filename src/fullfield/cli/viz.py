@@ -70,17 +70,17 @@ def run(args: argparse.Namespace) -> int:
         choice["window"] = io.flow_window(args.flow, **choice).data
     flow, valid = io.read_flow(args.flow, **choice)
     area = choice.get("window")
-    truth, known = _truth(args, flow, area)
+    truth, truth_valid = _truth(args, flow, area)
     frame1, frame2 = _frames(args, flow, area)
-    scene = scenes.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
+    scene = scenes.Scene(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
     io.write_image(args.output, scene.light(args.kind, args.output))
-    facts = {
+    properties = {
         **report.select(args, "output", "flow", "kind"),
         **scene.scales(args.kind),
         "truth_values": None if truth is None else truth_values(truth),
         "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
     }
-    report.print_report(args, facts, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
+    report.print_report(args, properties, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
     return 0
 
 
@@ -115,21 +115,21 @@ def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Te
     choice: dict[str, Any] = flow_choice(args, "truth")
     if area is not None and is_exr(args.truth):
         choice["window"] = area
-    truth, known = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
+    truth, valid = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
     if truth_values(truth) == 4 and not args.four_values:
         report.note(f"{args.truth}: {FOUR_VALUES}")
-    return truth, known
+    return truth, valid
 
 
 def _frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and the second frame on the grid of the flow; ``area`` is its data window, if it has one."""
     from fullfield.cli.options import read_frames
 
-    given = [path for path in (args.frame1, args.frame2) if path is not None]
-    if not given:
+    paths = [path for path in (args.frame1, args.frame2) if path is not None]
+    if not paths:
         return None, None
     with naming(**READING_WORDS):
-        found = dict(zip(given, read_frames(args, given, area).frames, strict=True))
-    for path, frame in found.items():
+        frames = dict(zip(paths, read_frames(args, paths, area).frames, strict=True))
+    for path, frame in frames.items():
         same_size(flow, args.flow, frame, path)
-    return found.get(args.frame1), found.get(args.frame2)
+    return frames.get(args.frame1), frames.get(args.frame2)
