@@ -103,8 +103,8 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
     count, _, height, width = batch.frame1.shape
     if augmentation.size is not None:
         rows, columns = augmentation.size
-        fits = rows <= height and columns <= width
-        _check.require(fits, "size", f"{width}×{height} at most, as the frames", f"{columns}×{rows}")
+        is_inside = rows <= height and columns <= width
+        _check.require(is_inside, "size", f"{width}×{height} at most, as the frames", f"{columns}×{rows}")
     with torch.autocast(batch.frame1.device.type, enabled=False):
         generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
         uniform = torch.rand(count, _DRAWN, generator=generator, dtype=torch.float32)

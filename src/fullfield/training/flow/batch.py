@@ -294,16 +294,16 @@ class Mixture:
     times count, so that with changing counts some would be repeated.
 
     Args:
-        parts: sources of pairs of one size, on one device, and their weights.
+        sources: sources of pairs of one size, on one device, and their weights.
     """
 
-    def __init__(self, parts: Sequence[tuple[PairSource, float]]) -> None:
-        _check.require(len(parts) > 0, "parts", "one source at least", "none")
-        for _, weight in parts:
-            _check.number(weight, "parts", above=0.0)
-        self._sources = [source for source, _ in parts]
-        total = sum(weight for _, weight in parts)
-        self._shares = [weight / total for _, weight in parts]
+    def __init__(self, sources: Sequence[tuple[PairSource, float]]) -> None:
+        _check.require(len(sources) > 0, "sources", "one source at least", "none")
+        for _, weight in sources:
+            _check.number(weight, "sources", above=0.0)
+        self._sources = [source for source, _ in sources]
+        total = sum(weight for _, weight in sources)
+        self._shares = [weight / total for _, weight in sources]
         self._bounds = np.cumsum(self._shares)
 
     def counts(self, index: int, count: int) -> list[int]:

@@ -58,16 +58,16 @@ def draw_bodies(
     shape[..., 0, 0, :, :] = rotation(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
     centre[..., 0, 0, :] = core
     moves = one(0, 1) < 0.85
-    reach = draw_lengths(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
+    motion = draw_lengths(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
     heading = one(0, 2 * np.pi)
     nearer = np.clip(0.08 * next(normal)[..., 0, 0], -0.3, 0.3) * depth * moves
-    shift = np.stack([reach * np.cos(heading), reach * np.sin(heading), nearer], -1)
+    shift = np.stack([motion * np.cos(heading), motion * np.sin(heading), nearer], -1)
     turns = np.clip(0.12 * next(normal)[..., 0, :], -0.8, 0.8) * np.where(one(0, 1) < 0.15, 3, 1)[..., None]
     bulge = np.exp(0.05 * next(normal)[..., 0, :])
     shape[..., 0, 1, :, :] = rotation(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
     centre[..., 0, 1, :] = core + shift
 
-    away = _unit(next(normal))  # [B, BODIES, PARTS, 3]
+    limb_directions = _unit(next(normal))  # [B, BODIES, PARTS, 3]
     bend = next(normal)
     length = radius[..., None] * np.exp(_between(next(uniform), math.log(0.5), math.log(1.5)))
     thick = length * np.exp(_between(next(uniform), math.log(0.12), math.log(0.55)))
@@ -75,25 +75,25 @@ def draw_bodies(
     swing = draw_lengths(next(normal)[..., 0], next(uniform)) * depth[..., None] / (2 * length * focal[..., None])
     swing = np.clip(swing, 0, 0.9) * (next(uniform) < 0.8)
     limbs = next(uniform) < 0.75
-    for part in range(1, PARTS):
-        bone = 0 if part <= ROOTS else part - ROOTS
+    for section in range(1, PARTS):
+        bone = 0 if section <= ROOTS else section - ROOTS
         before, after = shape[..., bone, 0, :, :], shape[..., bone, 1, :, :]
         if bone == 0:
-            point = 0.8 * away[..., part, :]
-            ahead = _unit(multiply(before, point) + 0.4 * radius[..., None] * bend[..., part, :])
+            point = 0.8 * limb_directions[..., section, :]
+            ahead = _unit(multiply(before, point) + 0.4 * radius[..., None] * bend[..., section, :])
         else:
-            point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), away[..., part, :].shape)
-            ahead = _unit(_unit(before[..., :, 0]) + 0.5 * bend[..., part, :])
-            limbs[..., part] &= limbs[..., bone]
+            point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), limb_directions[..., section, :].shape)
+            ahead = _unit(_unit(before[..., :, 0]) + 0.5 * bend[..., section, :])
+            limbs[..., section] &= limbs[..., bone]
         joint = centre[..., bone, 0, :] + multiply(before, point)
-        half, across = length[..., part] / 2, thick[..., part] / 2
-        frame = _frame(ahead, away[..., part - 1, :])
+        half, across = length[..., section] / 2, thick[..., section] / 2
+        frame = _frame(ahead, limb_directions[..., section - 1, :])
         own = frame * np.stack([half, across, across], -1)[..., None, :]
-        joint_motion = rotation(axis[..., part, :] * swing[..., part, None]) @ after @ np.linalg.inv(before)
-        shape[..., part, 0, :, :], shape[..., part, 1, :, :] = own, joint_motion @ own
+        joint_motion = rotation(axis[..., section, :] * swing[..., section, None]) @ after @ np.linalg.inv(before)
+        shape[..., section, 0, :, :], shape[..., section, 1, :, :] = own, joint_motion @ own
         out = ahead * (0.9 * half)[..., None]
-        centre[..., part, 0, :] = joint + out
-        centre[..., part, 1, :] = centre[..., bone, 1, :] + multiply(after, point) + multiply(joint_motion, out)
+        centre[..., section, 0, :] = joint + out
+        centre[..., section, 1, :] = centre[..., bone, 1, :] + multiply(after, point) + multiply(joint_motion, out)
     limbs[..., 0] = True
     on = present[..., None] & limbs
     levels = np.where(one(0, 1) < style.smooth, one(1.0, 4.5), 0.0)

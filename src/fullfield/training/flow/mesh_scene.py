@@ -139,8 +139,8 @@ def _draw_poses(
     camera = np.swapaxes(rotation(geometry.camera_turn), -1, -2)[:, None]
     swell = np.exp(0.03 * draw.normal())[..., None, :]
     second = camera @ rotation(np.clip(turn, -1.0, 1.0)) @ first * swell
-    moved = multiply(camera, centre + shift - geometry.camera_shift[:, None])
-    maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, moved))]
+    second_centre = multiply(camera, centre + shift - geometry.camera_shift[:, None])
+    maps = [np.concatenate([axes, at[..., None]], -1) for axes, at in ((first, centre), (second, second_centre))]
     return np.stack(maps, 2)
 
 
@@ -148,10 +148,10 @@ def _draw_entries(draw: _MeshDraw, table: MeshTable) -> NDArray[np.int64]:
     """Return entries [B, N] of the table: half of them clips, if it has some."""
     everything = np.arange(len(table.pose_counts))
     clips = everything[table.pose_counts > 1]
-    is_clip, place = draw.uniform() < 0.5, draw.uniform()
-    entries = np.floor(place * len(everything)).astype(np.int64)
+    is_clip, position = draw.uniform() < 0.5, draw.uniform()
+    entries = np.floor(position * len(everything)).astype(np.int64)
     if len(clips):
-        entries = np.where(is_clip, clips[np.floor(place * len(clips)).astype(np.int64)], entries)
+        entries = np.where(is_clip, clips[np.floor(position * len(clips)).astype(np.int64)], entries)
     return entries
 
 
@@ -183,11 +183,11 @@ def _draw_deformations(draw: _MeshDraw, style: SceneStyle) -> NDArray[np.float32
         waves.append((draw.normal().clip(-2, 2) * high, along, draw.uniform(0, 2 * np.pi), draw.uniform(-1.2, 1.2)))
     twist = draw.normal() * np.array([0.4, 0.2, 0]) * bends
     for frame in (0, 1):
-        parts = [
+        numbers = [
             np.concatenate([amplitude, along, (phase + frame * change)[..., None]], -1)
             for amplitude, along, phase, change in waves
         ]
-        frames.append(np.concatenate([*parts, (twist[..., 0] + frame * twist[..., 1])[..., None]], -1))
+        frames.append(np.concatenate([*numbers, (twist[..., 0] + frame * twist[..., 1])[..., None]], -1))
     return np.stack(frames, 2).astype(np.float32)
 
 
@@ -238,8 +238,8 @@ def _group(on: NDArray[np.bool_], depth: Floats, radius: Floats) -> tuple[NDArra
     current, end = order[:, 0], (depth + radius)[scenes, order[:, 0]]
     for rank in range(1, on.shape[1]):
         slot = order[:, rank]
-        near, far = (depth - radius)[scenes, slot], (depth + radius)[scenes, slot]
-        joins = near < end
-        current, end = np.where(joins, current, slot), np.where(joins, np.maximum(end, far), far)
+        front, back = (depth - radius)[scenes, slot], (depth + radius)[scenes, slot]
+        joins = front < end
+        current, end = np.where(joins, current, slot), np.where(joins, np.maximum(end, back), back)
         group[scenes, slot] = current
     return group, np.take_along_axis(depth, group, 1)

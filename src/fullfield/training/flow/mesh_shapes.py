@@ -34,9 +34,11 @@ def _grid(along_closed: bool) -> tuple[Floats, Floats, NDArray[np.int64]]:
     rows = _ALONG if along_closed else _ALONG + 1
     u = np.repeat(np.arange(rows) / _ALONG, _AROUND)
     v = np.tile(np.arange(_AROUND) / _AROUND, rows)
-    row, column = (part.ravel() for part in np.meshgrid(np.arange(_ALONG), np.arange(_AROUND), indexing="ij"))
-    below, beside = (row + 1) % rows, (column + 1) % _AROUND
-    corners = [at * _AROUND + to for at, to in ((row, column), (below, column), (below, beside), (row, beside))]
+    row, column = (index.ravel() for index in np.meshgrid(np.arange(_ALONG), np.arange(_AROUND), indexing="ij"))
+    below, next_column = (row + 1) % rows, (column + 1) % _AROUND
+    corners = [
+        at * _AROUND + to for at, to in ((row, column), (below, column), (below, next_column), (row, next_column))
+    ]
     faces = np.concatenate([np.stack([corners[k] for k in side], 1) for side in ((0, 1, 2), (0, 2, 3))])
     return u, v, faces
 

@@ -20,7 +20,7 @@ from fullfield.training.flow.pictures import licence_list, licence_text
 
 MANIFEST, LICENCES = "pairs.json", "licences.md"
 FLOW_FORMATS = ("flo", "png")
-_PARTS = ("frame1", "frame2", "occlusions", "invalid")
+_PICTURE_FOLDERS = ("frame1", "frame2", "occlusions", "invalid")
 _KITTI = 511.5  # px, the most that KITTI's files hold
 
 Progress = Callable[[float, str], None]
@@ -71,34 +71,34 @@ def write_pairs(
     before = file.settle(settings, has_results=lambda: _has_files(base), advice="use another folder")
     if before is not None and before["count"] < count:
         file.write(settings)
-    for part in (*_PARTS, "flow"):
-        (base / part).mkdir(exist_ok=True)
-        remove_abandoned(base / part)
+    for name in (*_PICTURE_FOLDERS, "flow"):
+        (base / name).mkdir(exist_ok=True)
+        remove_abandoned(base / name)
     if textures is not None:
         with atomic_path(base / LICENCES) as temporary:
             temporary.write_text(licence_text(licence_list(textures)), "utf-8")
-    made = 0
+    written = 0
     for start in range(0, count, together):
         numbers = [n for n in range(start, start + together) if not _flow_file(base, n, flow_format).exists()]
-        whole = len(numbers) == together and start + together <= count
-        for first, size in [(start, together)] if whole else [(n, 1) for n in numbers if n < count]:
+        is_full = len(numbers) == together and start + together <= count
+        for first, size in [(start, together)] if is_full else [(n, 1) for n in numbers if n < count]:
             if progress is not None:
                 progress(first / count, f"pair {first + 1} of {count}")
             batch = pairs.batch(first // size, size)
             for index in range(size):
-                _write(base, first + index, [part[index].cpu() for part in batch], flow_format)
-            made += size
-    return Written(base, made, count - made)
+                _write(base, first + index, [tensor[index].cpu() for tensor in batch], flow_format)
+            written += size
+    return Written(base, written, count - written)
 
 
-def _write(base: Path, number: int, parts: list[Tensor], flow_format: str) -> None:
+def _write(base: Path, number: int, tensors: list[Tensor], flow_format: str) -> None:
     """Write the files of a pair; the flow comes last, so that a pair with flow is complete."""
-    frame1, frame2, flow, valid, occluded = parts
+    frame1, frame2, flow, valid, occluded = tensors
     if flow_format == "png":
         valid = valid & (flow.abs().amax(0) < _KITTI)
     pictures = (frame1.float(), frame2.float(), _mask(occluded), _mask(~valid))
-    for part, picture in zip(_PARTS, pictures, strict=True):
-        write_image(base / part / f"{number:05d}.png", picture)
+    for name, picture in zip(_PICTURE_FOLDERS, pictures, strict=True):
+        write_image(base / name / f"{number:05d}.png", picture)
     write_flow(_flow_file(base, number, flow_format), flow, valid)
 
 

@@ -74,7 +74,7 @@ class PairGenerator:
         pictures = procedural_pictures() if pictures is None else pictures
         if not isinstance(pictures, PictureAtlas):
             meshes = procedural_meshes() if pictures.meshes is None else pictures.meshes
-            textures, shapes = (part.to(self.device) for part in (pictures.pictures, pictures.shapes))
+            textures, shapes = (tensor.to(self.device) for tensor in (pictures.pictures, pictures.shapes))
             pictures = PictureAtlas(textures, shapes, meshes.to(self.device))
         same = pictures.device.type == self.device.type
         _check.require(same, "pictures", f"an atlas on {self.device}", f"one on {pictures.device}")
@@ -104,24 +104,24 @@ class PairGenerator:
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
-    def _on_device(self, part: Tensor) -> Tensor:
+    def _on_device(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the device without waiting for what the device still has to do."""
         if self.device.type == "cuda":
-            part = part.pin_memory()  # a copy from other memory would wait
-        return part.to(self.device, non_blocking=True)
+            tensor = tensor.pin_memory()  # a copy from other memory would wait
+        return tensor.to(self.device, non_blocking=True)
 
     @torch.no_grad()
     def _store_as_jpeg(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return the frames with the blocks of JPEG in the pairs that have a step."""
         rough = steps > 0
-        selected, coarse = (self._on_device(part) for part in (rough.nonzero()[:, 0], steps[rough]))
+        selected, coarse = (self._on_device(tensor) for tensor in (rough.nonzero()[:, 0], steps[rough]))
         with torch.autocast(self.device.type, enabled=False):
             both = _compress(
                 torch.cat([frame.index_select(0, selected) for frame in (frame1, frame2)]),
                 coarse.repeat(2)[:, None, None, None],
             )
-        for frame, part in zip((frame1, frame2), both.chunk(2), strict=True):
-            frame.index_copy_(0, selected, part)
+        for frame, tensor in zip((frame1, frame2), both.chunk(2), strict=True):
+            frame.index_copy_(0, selected, tensor)
         return frame1, frame2
 
 
@@ -180,4 +180,4 @@ def _tables(device: torch.device) -> _Tables:
     table = 2 + (rank.float()[:, None] + rank.float()) ** 1.3
     channel = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float32)
     quantisation = table[:, None, :] * channel[:, None, None, None, None] / 255
-    return _Tables(*(part.to(device) for part in (_LUMA, _RGB, cosines.float(), quantisation)))
+    return _Tables(*(tensor.to(device) for tensor in (_LUMA, _RGB, cosines.float(), quantisation)))

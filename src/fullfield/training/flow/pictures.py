@@ -103,9 +103,9 @@ def _read_meshes(path: Path, entries: list[dict[str, Any]], file: zipfile.ZipFil
         vertices, triangles = entry["vertices"], entry["triangles"]
         clips = [take("<f2", poses, vertices, 3).astype(np.float32) for poses in entry["poses"]]
         corners, materials = take("<u2", triangles, 3).astype(np.int64), take("u1", triangles)
-        fits = corners.max() < vertices and materials.max() < MATERIALS
-        fits &= all(np.isfinite(clip).all() for clip in clips)
-        if not fits:
+        is_valid = corners.max() < vertices and materials.max() < MATERIALS
+        is_valid &= all(np.isfinite(clip).all() for clip in clips)
+        if not is_valid:
             raise InputError(f"{path}: {entry['path']}: expected triangles between finite vertices, got others")
         meshes.append((clips, corners, materials))
     if at != len(data):

@@ -186,23 +186,26 @@ def _paint_bodies(
     faint = smooth & (draw.layer() < 0.6)
     strength, light = draw.layer(0.0, 0.7), np.stack([draw.layer(-1, 1), draw.layer(-1.5, 0.5), draw.layer(-1, 1)], -1)
     if solids is not None:
-        part = slice(CARDS, LAYERS)
+        slots = slice(CARDS, LAYERS)
         core = CARDS + np.repeat(np.arange(BODIES) * PARTS, PARTS)
-        paint[:, part, BIAS] = np.log2(paint[:, part, SOFTNESS]) + solids.smooth
-        faint[:, part] = (solids.smooth > 0) & (draw.layer()[:, part][:, core - CARDS] < 0.6)
-        for chosen in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
-            chosen[:, part] = np.where(solids.same_look[..., None], chosen[:, core], chosen[:, part])
+        paint[:, slots, BIAS] = np.log2(paint[:, slots, SOFTNESS]) + solids.smooth
+        faint[:, slots] = (solids.smooth > 0) & (draw.layer()[:, slots][:, core - CARDS] < 0.6)
+        for values in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
+            values[:, slots] = np.where(solids.same_look[..., None], values[:, core], values[:, slots])
         radius = np.linalg.norm(solids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
-        texels = radius * bodies.focal[:, None] / bodies.depth[:, part] * np.exp(draw.normal(0.45))[:, part]
+        texels = radius * bodies.focal[:, None] / bodies.depth[:, slots] * np.exp(draw.normal(0.45))[:, slots]
         texels /= min(max(unit, 0.5), 2.0)
-        axes = rotation(np.stack([draw.normal(1.5) for _ in range(3)], -1))[:, part] * texels[..., None, None]
-        paint[:, part, TEXTURE : TEXTURE + 2], paint[:, part, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
-        paint[:, part, TEXTURE + 3 : TEXTURE + 5], paint[:, part, DEPTH_TEXTURE + 1] = axes[..., 1, :2], axes[..., 1, 2]
-        towards = light[:, [0]] + 0.3 * light[:, part]
+        axes = rotation(np.stack([draw.normal(1.5) for _ in range(3)], -1))[:, slots] * texels[..., None, None]
+        paint[:, slots, TEXTURE : TEXTURE + 2], paint[:, slots, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
+        paint[:, slots, TEXTURE + 3 : TEXTURE + 5], paint[:, slots, DEPTH_TEXTURE + 1] = (
+            axes[..., 1, :2],
+            axes[..., 1, 2],
+        )
+        towards = light[:, [0]] + 0.3 * light[:, slots]
         for frame in (0, 1):
             lit = multiply(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
             lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
-            paint[:, part, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
+            paint[:, slots, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
     # Less contrast around the same mean colour.
     for first in (COLOURS, COLOURS + 6):
         factor, offset = paint[..., first : first + 3], paint[..., first + 3 : first + 6]
@@ -221,26 +224,26 @@ def _cut_photographs(
 ) -> None:
     """Let most objects of some scenes show the part of the backdrop's picture that they hide; all face the camera."""
     height, width = bodies.size
-    parts = draw.layer() < 0.75
-    parts[:, OBJECTS:] = False
-    parts[:, BACKDROP] = True
-    parts &= scenes[:, None]
+    cut = draw.layer() < 0.75
+    cut[:, OBJECTS:] = False
+    cut[:, BACKDROP] = True
+    cut &= scenes[:, None]
     scale = np.exp(0.35 * draw.normal()[:, 0]) / min(max(unit, 0.5), 2.0)
     angle = 0.2 * draw.normal()[:, 0] + np.pi * (draw.scene() < 0.3)
     cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
     to_texels = np.stack([cosine, -sine, sine, cosine], -1).reshape(-1, 1, 2, 2)
     origin = np.stack([draw.scene(0, 1024), draw.scene(0, 1024)], -1)[:, None]
-    depth = np.where(parts, bodies.place[..., 2], 1.0)
+    depth = np.where(cut, bodies.place[..., 2], 1.0)
     zoom = (bodies.focal[:, None] / depth)[..., None]
     middle = zoom * bodies.place[..., :2] + np.array([(width - 1) / 2, (height - 1) / 2])
     sides = np.stack([bodies.along[..., :2], bodies.across[..., :2]], -1) * zoom[..., None]
     texture = np.concatenate([to_texels @ sides, multiply(to_texels, middle)[..., None] + origin[..., None]], -1)
     texture = texture.reshape(*texture.shape[:2], 6)
-    paint[..., TEXTURE : TEXTURE + 6] = np.where(parts[..., None], texture, paint[..., TEXTURE : TEXTURE + 6])
+    paint[..., TEXTURE : TEXTURE + 6] = np.where(cut[..., None], texture, paint[..., TEXTURE : TEXTURE + 6])
     backdrop = paint[:, BACKDROP, None]
-    for part in (slice(SOFTNESS, BIAS + 1), slice(COLOURS, COLOURS + 12)):
-        paint[..., part] = np.where(parts[..., None], backdrop[..., part], paint[..., part])
-    ids[..., 0] = np.where(parts, ids[:, BACKDROP, None, 0], ids[..., 0])
+    for columns in (slice(SOFTNESS, BIAS + 1), slice(COLOURS, COLOURS + 12)):
+        paint[..., columns] = np.where(cut[..., None], backdrop[..., columns], paint[..., columns])
+    ids[..., 0] = np.where(cut, ids[:, BACKDROP, None, 0], ids[..., 0])
 
 
 def _order_layers(
@@ -263,8 +266,8 @@ def _order_layers(
     to_frame = np.zeros((len(times), LAYERS, 3, 4))
     to_card[..., cards, :, :], to_frame[:, cards, :, :3] = invert(onto), second[:, cards]
     if bodies.solids is not None:
-        part = slice(CARDS, LAYERS)
-        to_card[..., part, :, :], centres[..., part, :], to_frame[:, part] = bodies.ellipsoids(bodies.solids, times)
+        slots = slice(CARDS, LAYERS)
+        to_card[..., slots, :, :], centres[..., slots, :], to_frame[:, slots] = bodies.ellipsoids(bodies.solids, times)
     on, depth = bodies.on, bodies.depth
     values: list[NDArray[Any]] = [
         np.moveaxis(to_card, 3, 1),
@@ -274,11 +277,12 @@ def _order_layers(
         ids,
     ]  # [B, L, ...] each
     if meshes is not None:
-        more = meshes.on.shape[1]
-        on = np.concatenate([on, meshes.on & (meshes.group == np.arange(more))], 1)
+        mesh_count = meshes.on.shape[1]
+        on = np.concatenate([on, meshes.on & (meshes.group == np.arange(mesh_count))], 1)
         depth = np.concatenate([depth, meshes.depth], 1)
         values = [
-            np.concatenate([part, np.zeros((len(part), more, *part.shape[2:]), part.dtype)], 1) for part in values
+            np.concatenate([array, np.zeros((len(array), mesh_count, *array.shape[2:]), array.dtype)], 1)
+            for array in values
         ]
         values[-1][:, LAYERS:, 1] = MESH
     counts = on.sum(1)
@@ -286,7 +290,7 @@ def _order_layers(
     placement = None if meshes is None else meshes.to_placement(np.argsort(order, axis=1)[:, LAYERS:])
     order = order[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]
-    to_card, centres, to_frame, paint, ordered_ids = (part[scenes, order] for part in values)
+    to_card, centres, to_frame, paint, ordered_ids = (array[scenes, order] for array in values)
     floats = (np.moveaxis(to_card, 1, 3), np.moveaxis(centres, 1, 3), to_frame, paint, *scene_values)
     matrices, middles, projections, colours, exposures, background, sensor = (
         torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for value in floats

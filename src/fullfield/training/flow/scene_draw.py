@@ -15,22 +15,22 @@ BODIES, ROOTS = 2, 3
 PARTS = 1 + 2 * ROOTS  # of a body: the core, the limbs on it, and a limb at the end of each of these
 
 # The slots of a scene: silhouettes, the faces of boxes, those of a room, a ground, and what closes the view.
-OBJECTS, BOXES, ROOM = 12, 3, 5
+OBJECTS, BOXES, WALLS = 12, 3, 5
 FACES = 3  # of a box that can be seen
 # A jointed figure takes the last slots of the objects: its body, the upper parts of its limbs, the lower ones of some.
 UPPER, LOWER = 4, 3
 BODY = OBJECTS - 1 - UPPER - LOWER
 FIRST_FACE = OBJECTS
 FIRST_WALL = FIRST_FACE + BOXES * FACES
-GROUND = FIRST_WALL + ROOM
+GROUND = FIRST_WALL + WALLS
 BACKDROP = GROUND + 1
 CARDS = BACKDROP + 1
 LAYERS = CARDS + BODIES * PARTS
 OPEN, INSIDE, OUTSIDE, FLAT = range(4)  # kinds of scenes
 # Numbers drawn for a scene, and for each of its layers.
-_OF_SCENE, _OF_LAYER, _NORMAL = 64, 64, 24
+_SCENE_NUMBERS, _LAYER_NUMBERS, _NORMAL = 64, 64, 24
 _COLUMNS = CARDS + 2  # of the stream for cards; the last two stay unused, so that scenes of a seed do not change
-_OF_SOLIDS = 77  # of the stream for ellipsoids
+_SOLIDS_STREAM = 77  # of the stream for ellipsoids
 
 
 class SceneDraw:
@@ -41,18 +41,18 @@ class SceneDraw:
     """
 
     def __init__(self, seed: int, numbers: Sequence[int], *stream: int, solids: bool) -> None:
-        self._scene = np.empty((len(numbers), _OF_SCENE))
-        self._layer = np.zeros((len(numbers), _OF_LAYER, LAYERS))
+        self._scene = np.empty((len(numbers), _SCENE_NUMBERS))
+        self._layer = np.zeros((len(numbers), _LAYER_NUMBERS, LAYERS))
         self._normal = np.zeros((len(numbers), _NORMAL, LAYERS))
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             cards = np.random.Generator(np.random.SFC64([seed, number, *stream]))
-            self._scene[place] = cards.random(_OF_SCENE)
-            self._layer[place, :, :CARDS] = cards.random((_OF_LAYER, _COLUMNS))[:, :CARDS]
-            self._normal[place, :, :CARDS] = cards.standard_normal((_NORMAL, _COLUMNS))[:, :CARDS]
+            self._scene[index] = cards.random(_SCENE_NUMBERS)
+            self._layer[index, :, :CARDS] = cards.random((_LAYER_NUMBERS, _COLUMNS))[:, :CARDS]
+            self._normal[index, :, :CARDS] = cards.standard_normal((_NORMAL, _COLUMNS))[:, :CARDS]
             if solids:  # from a stream of their own, so that cards are the same with and without ellipsoids
-                own = np.random.Generator(np.random.SFC64([seed, number, *stream, _OF_SOLIDS]))
-                self._layer[place, :, CARDS:] = own.random((_OF_LAYER, LAYERS - CARDS))
-                self._normal[place, :, CARDS:] = own.standard_normal((_NORMAL, LAYERS - CARDS))
+                own = np.random.Generator(np.random.SFC64([seed, number, *stream, _SOLIDS_STREAM]))
+                self._layer[index, :, CARDS:] = own.random((_LAYER_NUMBERS, LAYERS - CARDS))
+                self._normal[index, :, CARDS:] = own.standard_normal((_NORMAL, LAYERS - CARDS))
         self._at = [0, 0, 0]
 
     def _next(self, which: int) -> int:
@@ -79,9 +79,9 @@ class SceneDraw:
 
 def motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
     """Return how far objects move, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
-    far = median * np.exp(style.spread * normal)
-    far = np.where(uniform < 0.15, far * 0.2, far)
-    return unit * np.minimum(far, style.largest)
+    distant = median * np.exp(style.spread * normal)
+    distant = np.where(uniform < 0.15, distant * 0.2, distant)
+    return unit * np.minimum(distant, style.largest)
 
 
 def multiply(matrix: Floats, vector: Floats) -> Floats:

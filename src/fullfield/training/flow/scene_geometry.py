@@ -53,7 +53,7 @@ class SceneGeometry:
         self.size = height, width
         self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), draw.scene())  # open, inside, outside, flat
         self.focal = width * np.exp(draw.scene(math.log(0.6), math.log(1.8)))
-        self.far = 10.0
+        self.view_depth = 10.0
         self.on = np.zeros(shape, bool)
         self.place, self.along, self.across = (np.zeros((*shape, 3)) for _ in range(3))
         self.centre = np.zeros((*shape, 3))
@@ -81,15 +81,15 @@ class SceneGeometry:
 
     def add(self, solids: Bodies) -> None:
         """Put ellipsoids into the last layers."""
-        part = slice(CARDS, LAYERS)
-        self.on[:, part], self.shape[:, part] = solids.on, ELLIPSOID
-        self.centre[:, part] = solids.centre[:, :, 0]
+        slots = slice(CARDS, LAYERS)
+        self.on[:, slots], self.shape[:, slots] = solids.on, ELLIPSOID
+        self.centre[:, slots] = solids.centre[:, :, 0]
         # Closer to the camera than their surface, they would be seen from within.
         clear = np.linalg.norm(np.linalg.solve(solids.shape, solids.centre[..., None])[..., 0], axis=-1) > 1.05
         ahead = solids.centre[..., 2] > 0.1
-        self.on[:, part] &= (clear & ahead).all(-1)
-        self.depth[:, part] = np.maximum(np.linalg.norm(solids.centre[:, :, 0], axis=-1), 1e-6)
-        self.along[:, part], self.across[:, part] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
+        self.on[:, slots] &= (clear & ahead).all(-1)
+        self.depth[:, slots] = np.maximum(np.linalg.norm(solids.centre[:, :, 0], axis=-1), 1e-6)
+        self.along[:, slots], self.across[:, slots] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
         self.solids = solids
 
     def ellipsoids(self, solids: Bodies, times: Floats) -> tuple[Floats, Floats, Floats]:
@@ -122,53 +122,53 @@ class SceneGeometry:
     def _own_motion(
         self,
         draw: SceneDraw,
-        part: slice,
+        slots: slice,
         depth: Floats,
         unit: float,
         style: SceneStyle,
         rigid: NDArray[np.int64] | None,
     ) -> None:
         """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
-        away = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style)
+        lengths = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style)
         heading = draw.layer(0, 2 * np.pi)
         moves = draw.layer() < 0.75
         nearer = np.clip(draw.normal(0.06), -0.3, 0.3)
         turns = np.stack([draw.normal(0.06), draw.normal(0.06), draw.normal(0.12)], -1)
         rare = draw.layer() < 0.1
         turns[..., 2] *= np.where(rare, 4, 1)
-        values: list[NDArray[Any]] = [away, heading, moves, nearer, turns]
-        away, heading, moves, nearer, turns = (
-            value[:, part] if rigid is None else value[:, part][:, rigid] for value in values
+        values: list[NDArray[Any]] = [lengths, heading, moves, nearer, turns]
+        lengths, heading, moves, nearer, turns = (
+            value[:, slots] if rigid is None else value[:, slots][:, rigid] for value in values
         )
-        reach = np.where(moves, away, 0.0) * depth / self.focal[:, None]
-        self.shift[:, part] = np.stack(
-            [reach * np.cos(heading), reach * np.sin(heading), np.where(moves, nearer, 0.0) * depth], -1
+        offset = np.where(moves, lengths, 0.0) * depth / self.focal[:, None]
+        self.shift[:, slots] = np.stack(
+            [offset * np.cos(heading), offset * np.sin(heading), np.where(moves, nearer, 0.0) * depth], -1
         )
-        self.turn[:, part] = np.clip(turns, -1.2, 1.2) * moves[..., None]
+        self.turn[:, slots] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
     def _objects(self, draw: SceneDraw, extra: SceneDraw | None, unit: float, style: SceneStyle) -> None:
         height, width = self.size
-        part = slice(0, OBJECTS)
+        slots = slice(0, OBJECTS)
         count = np.floor(2 + (OBJECTS - 1) * draw.scene() ** (0.7 if style.thin else 1.5))
-        self.on[:, part] = np.arange(OBJECTS) < count[:, None]
-        depth = np.exp(draw.layer(math.log(1.5), math.log(8.0)))[:, part]
-        x, y = draw.layer(-0.1, 1.1)[:, part] * width, draw.layer(-0.1, 1.1)[:, part] * height
-        half = 0.5 * height * np.exp(draw.layer(math.log(0.06), math.log(0.9)))[:, part]
-        aspect = np.exp(draw.normal(0.25))[:, part]
+        self.on[:, slots] = np.arange(OBJECTS) < count[:, None]
+        depth = np.exp(draw.layer(math.log(1.5), math.log(8.0)))[:, slots]
+        x, y = draw.layer(-0.1, 1.1)[:, slots] * width, draw.layer(-0.1, 1.1)[:, slots] * height
+        half = 0.5 * height * np.exp(draw.layer(math.log(0.06), math.log(0.9)))[:, slots]
+        aspect = np.exp(draw.normal(0.25))[:, slots]
         if extra is not None:
-            aspect *= np.exp(np.where(extra.layer() < style.thin, extra.normal(0.9), 0))[:, part]
-        self.place[:, part] = self._ray(x, y) * depth[..., None]
-        self.centre[:, part] = self.place[:, part]
-        roll = draw.layer(0, 2 * np.pi)[:, part]
-        roll = np.where(draw.layer()[:, part] < 0.5, 0.15 * (roll - np.pi), roll)
-        tilt = np.stack([draw.normal(0.35)[:, part], draw.normal(0.35)[:, part], roll], -1)
+            aspect *= np.exp(np.where(extra.layer() < style.thin, extra.normal(0.9), 0))[:, slots]
+        self.place[:, slots] = self._ray(x, y) * depth[..., None]
+        self.centre[:, slots] = self.place[:, slots]
+        roll = draw.layer(0, 2 * np.pi)[:, slots]
+        roll = np.where(draw.layer()[:, slots] < 0.5, 0.15 * (roll - np.pi), roll)
+        tilt = np.stack([draw.normal(0.35)[:, slots], draw.normal(0.35)[:, slots], roll], -1)
         axes = rotation(np.clip(tilt, -7, 7) * (1, 1, 1))
         scale = (half * depth / self.focal[:, None])[..., None]
-        self.along[:, part] = axes[..., 0] * scale * aspect[..., None]
-        self.across[:, part] = axes[..., 1] * scale / aspect[..., None]
-        self.depth[:, part] = depth
-        self.shape[:, part] = 0  # a silhouette; which one is drawn with the pictures
-        self._own_motion(draw, part, depth, unit, style, None)
+        self.along[:, slots] = axes[..., 0] * scale * aspect[..., None]
+        self.across[:, slots] = axes[..., 1] * scale / aspect[..., None]
+        self.depth[:, slots] = depth
+        self.shape[:, slots] = 0  # a silhouette; which one is drawn with the pictures
+        self._own_motion(draw, slots, depth, unit, style, None)
 
     def _figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         """Turn the last objects of some scenes into a figure: all scenes get one, then some get their objects back."""
@@ -176,11 +176,11 @@ class SceneGeometry:
         self.same_look = present & (draw.scene() < 0.5)
         cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
         changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
-        before = [part.copy() for part in changed]
+        before = [values.copy() for values in changed]
         self.on[:, BODY:OBJECTS] = True
         self._limbs(draw, *self._body(draw), unit, style)
-        for part, old in zip(changed, before, strict=True):
-            part[~present] = old[~present]
+        for values, old in zip(changed, before, strict=True):
+            values[~present] = old[~present]
 
     def _body(self, draw: SceneDraw) -> tuple[Floats, Floats]:
         """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
@@ -191,11 +191,11 @@ class SceneGeometry:
         self.place[:, BODY] = self.centre[:, BODY] = ray * depth[:, None]
         sides = np.stack([self.along[:, BODY], self.across[:, BODY]], -1)
         plane = sides / np.linalg.norm(sides, axis=1, keepdims=True)
-        reach = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))
-        self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * reach[:, None], -1, 0)
-        return plane, reach
+        half_sides = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))
+        self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * half_sides[:, None], -1, 0)
+        return plane, half_sides
 
-    def _limbs(self, draw: SceneDraw, plane: Floats, reach: Floats, unit: float, style: SceneStyle) -> None:
+    def _limbs(self, draw: SceneDraw, plane: Floats, half_sides: Floats, unit: float, style: SceneStyle) -> None:
         """Place limbs, bars or silhouettes, near the body's plane.
 
         Upper limbs hang on the body, lower limbs on the ends of upper ones; each moves with what it hangs on, and turns
@@ -203,10 +203,10 @@ class SceneGeometry:
         """
         depth = self.depth[:, [BODY]]
         aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
-        length = reach[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
+        length = half_sides[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
         thick = length * np.exp(draw.layer(math.log(0.04), math.log(0.35)))
-        far = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
-        angle = np.clip(far / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
+        distance = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
+        angle = np.clip(distance / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
         angle *= draw.layer() < 0.75
         behind = np.where(draw.layer() < 0.6, -1e-3, 1e-3)  # nearer or farther than the body, as a share of its depth
         limbs = slice(BODY + 1, OBJECTS)
@@ -215,7 +215,7 @@ class SceneGeometry:
         for slot in range(BODY + 1, OBJECTS):
             if slot <= BODY + UPPER:
                 bone = BODY  # what it hangs on
-                out = 0.8 * reach * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
+                out = 0.8 * half_sides * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
                 joint = self.centre[:, bone] + multiply(plane, out)
                 aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
             else:
@@ -227,45 +227,45 @@ class SceneGeometry:
             self.along[:, slot] = multiply(plane, ahead) * length[:, [slot]] / 2
             self.across[:, slot] = multiply(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
             self.centre[:, slot], self.place[:, slot] = joint, joint + self.along[:, slot]
-            moved_joint = multiply(rotation(self.turn[:, bone]), joint - self.centre[:, bone])
-            self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + moved_joint - joint
+            joint_offset = multiply(rotation(self.turn[:, bone]), joint - self.centre[:, bone])
+            self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + joint_offset - joint
             self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
         self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
     def _boxes(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         height, width = self.size
-        part = slice(FIRST_FACE, FIRST_WALL)
+        slots = slice(FIRST_FACE, FIRST_WALL)
         first = np.arange(BOXES) * FACES  # the slots that speak for a box
         rigid = np.repeat(first, FACES)
         count = np.floor((BOXES + 1) * draw.scene() ** 2)
         present = np.arange(BOXES) < count[:, None]
-        self.on[:, part] = np.repeat(present, FACES, 1)
-        depth = np.exp(draw.layer(math.log(2.0), math.log(8.0)))[:, part][:, first]
-        x, y = (draw.layer()[:, part][:, first] * side for side in (width, height))
-        half = 0.5 * height * np.exp(draw.layer(math.log(0.15), math.log(0.7)))[:, part] / self.focal[:, None]
+        self.on[:, slots] = np.repeat(present, FACES, 1)
+        depth = np.exp(draw.layer(math.log(2.0), math.log(8.0)))[:, slots][:, first]
+        x, y = (draw.layer()[:, slots][:, first] * side for side in (width, height))
+        half = 0.5 * height * np.exp(draw.layer(math.log(0.15), math.log(0.7)))[:, slots] / self.focal[:, None]
         sides = (half.reshape(-1, BOXES, FACES) * depth[..., None])[..., None]
-        place = self._ray(x, y) * depth[..., None]
-        tilt = np.stack([draw.normal(0.5)[:, part], draw.normal(0.7)[:, part], draw.normal(0.3)[:, part]], -1)
+        centre = self._ray(x, y) * depth[..., None]
+        tilt = np.stack([draw.normal(0.5)[:, slots], draw.normal(0.7)[:, slots], draw.normal(0.3)[:, slots]], -1)
         axes = np.swapaxes(rotation(tilt[:, first]), -1, -2) * sides  # [B, boxes, axis, 3]
         # The face of an axis that looks at the camera.
-        towards = np.where((axes * place[:, :, None]).sum(-1) < 0, 1.0, -1.0)
-        faces = place[:, :, None] + axes * towards[..., None]
-        self.place[:, part] = faces.reshape(-1, BOXES * FACES, 3)
-        self.centre[:, part] = np.repeat(place, FACES, 1)
-        self.along[:, part] = np.roll(axes, 1, 2).reshape(-1, BOXES * FACES, 3)
-        self.across[:, part] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
-        self.depth[:, part] = np.repeat(depth, FACES, 1)
-        self.shape[:, part] = SQUARE
-        self._own_motion(draw, part, np.repeat(depth, FACES, 1), unit, style, rigid)
+        towards = np.where((axes * centre[:, :, None]).sum(-1) < 0, 1.0, -1.0)
+        faces = centre[:, :, None] + axes * towards[..., None]
+        self.place[:, slots] = faces.reshape(-1, BOXES * FACES, 3)
+        self.centre[:, slots] = np.repeat(centre, FACES, 1)
+        self.along[:, slots] = np.roll(axes, 1, 2).reshape(-1, BOXES * FACES, 3)
+        self.across[:, slots] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
+        self.depth[:, slots] = np.repeat(depth, FACES, 1)
+        self.shape[:, slots] = SQUARE
+        self._own_motion(draw, slots, np.repeat(depth, FACES, 1), unit, style, rigid)
 
     def _walls(self, draw: SceneDraw) -> None:
         """Place a room, a ground, and the plane behind everything."""
         height, width = self.size
-        focal, far = self.focal, self.far
-        right, left = (draw.scene(0.5, 1.6) * width / 2 / focal * far * 0.6 for _ in range(2))
-        down, up = (draw.scene(0.5, 1.4) * height / 2 / focal * far * 0.6 for _ in range(2))
-        end, begin = draw.scene(0.7, 1.3) * far, -0.5 * far
-        zero, middle, length = np.zeros_like(focal), (end + begin) / 2, (end - begin) / 2
+        focal, distance = self.focal, self.view_depth
+        right, left = (draw.scene(0.5, 1.6) * width / 2 / focal * distance * 0.6 for _ in range(2))
+        down, up = (draw.scene(0.5, 1.4) * height / 2 / focal * distance * 0.6 for _ in range(2))
+        end, start = draw.scene(0.7, 1.3) * distance, -0.5 * distance
+        zero, middle, length = np.zeros_like(focal), (end + start) / 2, (end - start) / 2
         across, along = (right + left) / 2, (down + up) / 2
         x, y = (right - left) / 2, (down - up) / 2
         yaw, pitch, roll = (scale * (2 * draw.scene() - 1) for scale in (0.5, 0.3, 0.2))
@@ -278,11 +278,15 @@ class SceneGeometry:
             ((-left, y, middle), (zero, zero, length), (zero, along, zero)),
             ((x, y, end), (across, zero, zero), (zero, along, zero)),
         )
-        room_slots = slice(FIRST_WALL, GROUND)
-        self.on[:, room_slots], self.depth[:, room_slots], self.shape[:, room_slots] = inside[:, None], 1e3, SQUARE
+        wall_slots = slice(FIRST_WALL, GROUND)
+        self.on[:, wall_slots], self.depth[:, wall_slots], self.shape[:, wall_slots] = inside[:, None], 1e3, SQUARE
         # A ground below the camera, and what is far away behind it.
-        below = draw.scene(0.15, 0.6) * far * height / focal
-        ground = ((zero, below, zero + far), (width / 2 / focal * far, zero, zero), (zero, zero, zero + far))
+        below = draw.scene(0.15, 0.6) * distance * height / focal
+        ground = (
+            (zero, below, zero + distance),
+            (width / 2 / focal * distance, zero, zero),
+            (zero, zero, zero + distance),
+        )
         for slot, card in enumerate((*walls, ground), FIRST_WALL):
             for store, vector in zip((self.place, self.along, self.across), card, strict=True):
                 store[:, slot] = multiply(look, np.stack(vector, -1))
@@ -294,7 +298,7 @@ class SceneGeometry:
         slanted = (self.kind == OPEN) & (draw.scene() < 0.7)
         tilt[:, :2] *= np.where(slanted, 1, 0.05)[:, None]
         axes = rotation(tilt)
-        behind = far * np.where(self.kind == OUTSIDE, draw.scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0))
+        behind = distance * np.where(self.kind == OUTSIDE, draw.scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0))
         self.place[:, BACKDROP, 2] = behind
         scale = (width / 2 / focal * behind)[:, None]
         self.along[:, BACKDROP], self.across[:, BACKDROP] = axes[..., 0] * scale, axes[..., 1] * scale
@@ -308,14 +312,14 @@ class SceneGeometry:
         normal = np.sqrt(-2 * np.log(1 - draw.scene())) * np.cos(2 * np.pi * draw.scene())
         pixels = motion_lengths(draw.scene(), normal, style.camera_motion, unit, style) * moves
         pixels = np.minimum(pixels, 160 * unit)
-        share, heading, aim = draw.scene(), draw.scene(0, 2 * np.pi), draw.scene(0, 2 * np.pi)
-        angle = pixels * (1 - share) / self.focal
+        fraction, heading, aim = draw.scene(), draw.scene(0, 2 * np.pi), draw.scene(0, 2 * np.pi)
+        angle = pixels * (1 - fraction) / self.focal
         roll = 0.02 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 5, 2)
         self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
-        reach = pixels * share * self.far / self.focal
-        forward = self.far * 0.2 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 10, 1)
+        distance = pixels * fraction * self.view_depth / self.focal
+        forward = self.view_depth * 0.2 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 10, 1)
         forward = np.where((self.kind == INSIDE) | (self.kind == OUTSIDE), forward, 0.5 * forward)
-        self.camera_shift = np.stack([reach * np.cos(heading), reach * np.sin(heading), forward], -1)
+        self.camera_shift = np.stack([distance * np.cos(heading), distance * np.sin(heading), forward], -1)
         flat = self.kind == FLAT
         # Flat scenes: everything moves on its own, in the plane.
         self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
@@ -337,10 +341,10 @@ class SceneGeometry:
         turned = rotation(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
         camera = np.swapaxes(rotation(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
         columns = np.stack([self.along, self.across, self.place - self.centre], -1)  # [B, L, 3, 3]
-        moved = turned @ columns[:, None]
-        moved[..., 2] += self.centre[:, None] + at[:, :, None] * (self.shift - self.camera_shift[:, None])[:, None]
+        surface = turned @ columns[:, None]
+        surface[..., 2] += self.centre[:, None] + at[:, :, None] * (self.shift - self.camera_shift[:, None])[:, None]
         project = np.zeros((len(columns), 1, 1, 3, 3))
         project[..., 0, 0] = project[..., 1, 1] = self.focal[:, None, None]
         project[..., 0, 2], project[..., 1, 2], project[..., 2, 2] = (width - 1) / 2, (height - 1) / 2, 1
-        onto: Floats = (project @ camera) @ moved
+        onto: Floats = (project @ camera) @ surface
         return onto

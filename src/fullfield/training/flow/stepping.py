@@ -192,8 +192,8 @@ class Stepper:
             network: Any = model
             network.compile_stages(training.compile)
         elif isinstance(training.updates, tuple):  # as one graph, every number of updates would be compiled again
-            for part in model.children():
-                part.compile(mode=training.compile)
+            for module in model.children():
+                module.compile(mode=training.compile)
         else:
             self._objective = torch.compile(objective, mode=training.compile)
         self._recorded: _Recorder | None = None

@@ -37,7 +37,7 @@ def source(dtype: torch.dtype) -> Source:
 
 
 def loss(
-    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float
+    field: Tensor, mask: Tensor, truth: Tensor, valid: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the sums [2] of loss and end-point errors, and the loss's gradients by field and mask."""
     batch, _, height, width = field.shape
@@ -49,7 +49,7 @@ def loss(
         grad_mask = torch.empty_like(mask)
     partial = field.new_empty((cells, _PARTIAL_SUMS))
     sums = field.new_empty((blocks, 2))
-    tensors = (field.contiguous(), mask, truth.contiguous(), counted.contiguous(), grad_mask, partial, grad_field, sums)
+    tensors = (field.contiguous(), mask, truth.contiguous(), valid.contiguous(), grad_mask, partial, grad_field, sums)
     p = _Params()
     for name, tensor in zip(_POINTERS, tensors, strict=True):
         setattr(p, name, tensor.data_ptr())

@@ -21,9 +21,9 @@ def mixture_surprise(
     share1, share2, scale1, scale2 = torch.split(info, 1, 1)
     scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
     error = (flow - truth).abs()
-    wide = share1 - scale1 - error * torch.exp(-scale1)
+    wide_level = share1 - scale1 - error * torch.exp(-scale1)
     narrow = share2 - scale2 - error * torch.exp(-scale2)
-    return torch.logaddexp(share1, share2) - torch.logaddexp(wide, narrow) + math.log(2)
+    return torch.logaddexp(share1, share2) - torch.logaddexp(wide_level, narrow) + math.log(2)
 
 
 def loss(

@@ -47,10 +47,10 @@ def render_pairs(
         _check.number(side, "size", integer=True, low=1, high=_LARGEST)
     renderer = RENDERERS.load(RENDERERS.choose(backend, device))
     if device.type == "cpu":
-        for part, low, high in ((0, 0, atlas.count), (1, MESH, len(atlas.shapes))):
-            ids = scenes.ids[..., part]
-            fits = ids.numel() == 0 or (int(ids.min()) >= low and int(ids.max()) < high)
-            _check.require(fits, "ids", f"{low} ... {high - 1}", ids)
+        for column, low, high in ((0, 0, atlas.count), (1, MESH, len(atlas.shapes))):
+            ids = scenes.ids[..., column]
+            is_valid = ids.numel() == 0 or (int(ids.min()) >= low and int(ids.max()) < high)
+            _check.require(is_valid, "ids", f"{low} ... {high - 1}", ids)
     triangles = None
     if scenes.meshes is not None:
         if atlas.meshes is None:

@@ -47,8 +47,8 @@ class MeshStore(NamedTuple):
         _check.tensor(self.materials, "materials", (len(self.triangles),), dtypes=(torch.uint8,), device=device)
         rows = self.table.first_rows + self.table.vertex_counts * self.table.pose_counts
         ends = self.table.first_triangles + self.table.triangle_counts
-        fits = len(rows) > 0 and rows.max() <= len(self.vertices) and ends.max() <= len(self.triangles)
-        _check.require(bool(fits), "table", "meshes inside the store, at least one", f"{len(rows)} meshes")
+        is_valid = len(rows) > 0 and rows.max() <= len(self.vertices) and ends.max() <= len(self.triangles)
+        _check.require(bool(is_valid), "table", "meshes inside the store, at least one", f"{len(rows)} meshes")
 
     def to(self, device: torch.device | str) -> MeshStore:
         """Return the store on a device."""
@@ -171,11 +171,11 @@ def _map_points(maps: Tensor, points: Tensor) -> Tensor:
 
 def _deform(points: Tensor, numbers: Tensor) -> Tensor:
     """Displace points [V, 2, 3] by waves and twist them about the y axis; ``numbers`` [V, 2, DEFORMATION]."""
-    moved = points
+    displaced = points
     for wave in range(WAVES):
         amplitude, along, phase = torch.split(numbers[..., _WAVE * wave : _WAVE * (wave + 1)], [3, 3, 1], -1)
-        moved = moved + amplitude * torch.sin((along * points).sum(-1, keepdim=True) + phase)
-    x, y, z = moved.unbind(-1)
+        displaced = displaced + amplitude * torch.sin((along * points).sum(-1, keepdim=True) + phase)
+    x, y, z = displaced.unbind(-1)
     angle = numbers[..., -1] * y
     cosine, sine = angle.cos(), angle.sin()
     return torch.stack((cosine * x + sine * z, y, cosine * z - sine * x), -1)
@@ -193,6 +193,6 @@ def _light(seen: Tensor, corners: Tensor, lamp: Tensor, flat: Tensor) -> Tensor:
         smooth.index_add_(0, corners[:, corner], facets)
     normals = torch.where(flat[:, None, None, None] > 0.5, facets[:, None], smooth[corners])  # [T, 3, 2, 3]
     normals = torch.nn.functional.normalize(normals, dim=-1, eps=1e-12)
-    away = torch.where((facets * first).sum(-1) > 0, -1.0, 1.0)  # [T, 2]: the side that is seen has its normal towards
-    lit = (normals * lamp[:, None, :, 1:]).sum(-1) * away[:, None]
+    side = torch.where((facets * first).sum(-1) > 0, -1.0, 1.0)  # [T, 2]: the side that is seen has its normal towards
+    lit = (normals * lamp[:, None, :, 1:]).sum(-1) * side[:, None]
     return lamp[:, None, :, 0] + lit.clamp(min=0)

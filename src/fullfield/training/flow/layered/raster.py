@@ -90,11 +90,11 @@ def rasterize(
     rank = torch.arange(len(sample), device=device) - torch.repeat_interleave(counts.cumsum(0) - counts, counts)
     across = columns[sample]
     column, row = left[sample] + rank % across, top[sample] + rank // across
-    scene_of_sample = scene[sample]
-    hits = intersect(points[sample], column + offset_x[scene_of_sample], row + offset_y[scene_of_sample])
+    sample_scene = scene[sample]
+    hits = intersect(points[sample], column + offset_x[sample_scene], row + offset_y[sample_scene])
     depth = hits.depth.clamp(min=0).float().view(torch.int32).long()
     key = (layer[sample] << LAYER_SHIFT) | (depth << _INDEX_BITS) | sample
-    slot = (scene_of_sample * height + row) * width + column
+    slot = (sample_scene * height + row) * width + column
     keys.scatter_reduce_(0, slot[hits.covers], key[hits.covers], "amin")
     return keys.view(len(times), height, width)
 
@@ -119,7 +119,7 @@ def shade(
     axes = (facing[:, None] + torch.tensor([1, 2], device=index.device)) % 3
     planar = texels.gather(2, axes[:, None].expand(-1, 3, -1))  # [N, 3, 2]
     u, v = (hits.weights[..., None] * planar).sum(1).unbind(1)
-    steps = [(part[..., None] * planar).sum(1).square().sum(1) for part in (hits.right, hits.down)]
+    steps = [(weights[..., None] * planar).sum(1).square().sum(1) for weights in (hits.right, hits.down)]
     row = triangles.owners[index, 2].long()
     colours = triangles.colours[row]
     level = 0.5 * torch.maximum(*steps).clamp(min=1e-16).log2() + colours[:, 0]

@@ -66,12 +66,12 @@ def _per_pixel(values: Tensor) -> Tensor:
     return values[:, None, None]
 
 
-def _waved(paint: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+def _waved(paint: Tensor, x: Tensor, y: Tensor, fraction: Tensor) -> tuple[Tensor, Tensor]:
     """Move pixels [B, H, W] by a card's waves; ``share`` [B]."""
     target_x, target_y = x, y
     for wave in (0, 5):
-        ax, ay, kx, ky, phase = (_per_pixel(paint[:, wave + part]) for part in range(5))
-        sine = torch.sin(kx * x + ky * y + phase) * _per_pixel(share)
+        ax, ay, kx, ky, phase = (_per_pixel(paint[:, wave + value]) for value in range(5))
+        sine = torch.sin(kx * x + ky * y + phase) * _per_pixel(fraction)
         target_x, target_y = target_x + ax * sine, target_y + ay * sine
     return target_x, target_y
 
@@ -148,14 +148,14 @@ def _coverage(point: _SurfacePoint, paint: Tensor, shape: Tensor, atlas: Picture
         which = _per_pixel(shape).clamp(min=0).remainder(len(atlas.shapes)).long()
         at = [(value + 1) * (texels / 2) - 0.5 for value in (a, b)]
         low = [value.clamp(-4, texels + 4).floor() for value in at]
-        part = [value - floor for value, floor in zip(at, low, strict=True)]
+        remainder = [value - floor for value, floor in zip(at, low, strict=True)]
         texture_value = torch.zeros_like(a)
         for down in (0, 1):
             for right in (0, 1):
                 column, row = low[0].long() + right, low[1].long() + down
                 in_silhouette = (column >= 0) & (column < texels) & (row >= 0) & (row < texels)
                 value = atlas.shapes[which, row.clamp(0, texels - 1), column.clamp(0, texels - 1)].float()
-                weight = (part[0] if right else 1 - part[0]) * (part[1] if down else 1 - part[1])
+                weight = (remainder[0] if right else 1 - remainder[0]) * (remainder[1] if down else 1 - remainder[1])
                 texture_value = texture_value + torch.where(in_silhouette, value * weight, 0.0)
         sharper = (1 / (texels / 2 * torch.maximum(along, across) * softness)).clamp(min=1)
         silhouette = ((texture_value / 255 - 0.5) * sharper + 0.5).clamp(0, 1)
@@ -170,14 +170,14 @@ def _coverage(point: _SurfacePoint, paint: Tensor, shape: Tensor, atlas: Picture
 
 def _texture(point: _SurfacePoint, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
     """Return the colours [B, H, W, 3], 0 ... 255."""
-    t = [_per_pixel(paint[:, TEXTURE + part]) for part in range(6)]
-    d = [_per_pixel(paint[:, DEPTH_TEXTURE + part]) for part in range(2)]
+    t = [_per_pixel(paint[:, TEXTURE + component]) for component in range(6)]
+    d = [_per_pixel(paint[:, DEPTH_TEXTURE + component]) for component in range(2)]
 
     def map_to_texels(point: _Vector) -> tuple[Tensor, Tensor]:
         a, b, c = point
         return t[0] * a + t[1] * b + d[0] * c, t[3] * a + t[4] * b + d[1] * c
 
-    u, v = (part + offset for part, offset in zip(map_to_texels(point.at), (t[2], t[5]), strict=True))
+    u, v = (component + offset for component, offset in zip(map_to_texels(point.at), (t[2], t[5]), strict=True))
     steps = [x.square() + y.square() for x, y in (map_to_texels(point.right), map_to_texels(point.down))]
     texels = torch.maximum(*steps).clamp(min=1e-16)
     level = 0.5 * texels.log2() + _per_pixel(paint[:, BIAS])
@@ -207,14 +207,14 @@ class _MeshSamples(NamedTuple):
         cls, triangles: SceneTriangles, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor, exposure: Tensor
     ) -> _MeshSamples:
         """Rasterise and shade meshes for the pixels (x, y) [H, W] in an exposure [B, 3] of a frame."""
-        share, right, down = exposure.unbind(1)
-        keys = raster.rasterize(triangles, (x.shape[0], x.shape[1]), 1 - share, right, down)
+        fraction, right, down = exposure.unbind(1)
+        keys = raster.rasterize(triangles, (x.shape[0], x.shape[1]), 1 - fraction, right, down)
         layer = raster.unpack_layer(keys)
         seen = keys != raster.EMPTY
         at = seen.nonzero()[:, 0]
         at_x, at_y = ((pixel + _per_pixel(offset))[seen] for pixel, offset in ((x, right), (y, down)))
         index = raster.unpack_triangle(keys[seen])
-        return cls(layer, seen, raster.shade(triangles, atlas, index, (1 - share)[at], at_x, at_y, frame))
+        return cls(layer, seen, raster.shade(triangles, atlas, index, (1 - fraction)[at], at_x, at_y, frame))
 
     def add(self, layer: int, clear: Tensor, total: Tensor) -> None:
         """Add what samples show of a layer to ``total`` [B, H, W, 3]; nothing is visible behind it."""
@@ -231,7 +231,7 @@ def _picture(
     total = torch.zeros((), dtype=torch.float32, device=x.device)
     background = scenes.background[:, None, None]
     for exposure in range(exposures):
-        share, right, down = scenes.exposures[:, frame, exposure].unbind(1)
+        fraction, right, down = scenes.exposures[:, frame, exposure].unbind(1)
         at_x, at_y = x + _per_pixel(right), y + _per_pixel(down)
         clear = torch.ones((len(scenes.counts), *x.shape), dtype=torch.float32, device=x.device)
         seen = torch.zeros((*clear.shape, 3), dtype=torch.float32, device=x.device)
@@ -243,7 +243,7 @@ def _picture(
             if meshes is not None:
                 meshes.add(layer, clear, seen)
             moment = frame, 1 + exposure, layer
-            point = _at(scenes, moment, *_waved(paint, at_x, at_y, share))
+            point = _at(scenes, moment, *_waved(paint, at_x, at_y, fraction))
             alpha = _coverage(point, paint, ids[:, 1], atlas)
             alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
@@ -253,7 +253,7 @@ def _picture(
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
             texture = _texture(point, paint, ids[:, 0], atlas) / 255
-            light = [_per_pixel(paint[:, LIGHT + 3 * frame + part]) for part in range(3)]
+            light = [_per_pixel(paint[:, LIGHT + 3 * frame + component]) for component in range(3)]
             lit = (1 + _dot(light, point.at)).clamp(min=0)[..., None]
             colour = (lit * (texture * factor + offset)).clamp(0, 1)
             seen[window] += (clear[window] * alpha)[..., None] * colour
@@ -273,13 +273,15 @@ def _window(alpha: Tensor) -> tuple[slice, slice, slice]:
 
 def _cut(point: _SurfacePoint, window: tuple[slice, slice, slice]) -> _SurfacePoint:
     """Return the points of a rectangle, as far as textures and light need them."""
-    at, right, down = (tuple(part[window] for part in whole) for whole in (point.at, point.right, point.down))
+    at, right, down = (
+        tuple(component[window] for component in vector) for vector in (point.at, point.right, point.down)
+    )
     return point._replace(at=at, right=right, down=down)
 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
     """Apply gamma and noise to [B, 3, H, W]; four bytes of a hash sum to a nearly normal number."""
-    exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
+    exponent, strength = (setting[:, None, None, None] for setting in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
     drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
@@ -304,12 +306,12 @@ def _truth(
     owner = torch.full(shape, layers, device=x.device)
     target_x, target_y = (torch.zeros(shape, dtype=torch.float32, device=x.device) for _ in range(2))
     valid, turned = (torch.zeros(shape, dtype=torch.bool, device=x.device) for _ in range(2))
-    whole = torch.ones(batch, dtype=torch.float32, device=x.device)
+    ones = torch.ones(batch, dtype=torch.float32, device=x.device)
     surface_depth = torch.zeros(shape, dtype=torch.float32, device=x.device)
-    keys = None if triangles is None else raster.rasterize(triangles, (x.shape[0], x.shape[1]), *([0 * whole] * 3))
+    keys = None if triangles is None else raster.rasterize(triangles, (x.shape[0], x.shape[1]), *([0 * ones] * 3))
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        point = _at(scenes, (0, 0, layer), *_waved(paint, x, y, whole))
+        point = _at(scenes, (0, 0, layer), *_waved(paint, x, y, ones))
         covers = (_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         covers &= owner == layers
         is_solid = _per_pixel(scenes.ids[:, layer, 1] == ELLIPSOID)
@@ -342,7 +344,7 @@ def _truth(
         covers = (_coverage(point, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _active(scenes, layer)
         occluded |= covers & (owner > layer)
     if triangles is not None:
-        keys = raster.rasterize(triangles, (height, width), whole, 0 * whole, 0 * whole)
+        keys = raster.rasterize(triangles, (height, width), ones, 0 * ones, 0 * ones)
         seen = valid & inside
         scene = seen.nonzero()[:, 0]
         surfaces = (values[seen] for values in (target_x, target_y, owner, surface_depth))

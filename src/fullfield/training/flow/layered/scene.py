@@ -142,13 +142,13 @@ class LayeredScenes(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> LayeredScenes:
         """Return the scenes with every tensor changed."""
-        placement = None if self.meshes is None else MeshPlacement(*(change(part) for part in self.meshes))
+        placement = None if self.meshes is None else MeshPlacement(*(change(tensor) for tensor in self.meshes))
         tensors = {name: change(getattr(self, name)) for name in self._fields if name != "meshes"}
         return LayeredScenes(**tensors, meshes=placement)
 
     def to(self, device: torch.device | str) -> LayeredScenes:
         """Return the scenes on a device."""
-        return self.map(lambda part: part.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def _check_placement(placement: MeshPlacement, device: torch.device) -> None:
