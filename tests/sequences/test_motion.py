@@ -48,9 +48,9 @@ def test_all_of_a_picture_comes_back(tmp_path: Path) -> None:
     write_raw(tmp_path / "a.exr", raw)
     back = read_raw(tmp_path / "a.exr")
     assert torch.equal(back.pixels, raw.pixels)
-    assert (back.channels, back.form, back.window) == (raw.channels, "float", window)
-    write_raw(tmp_path / "h.exr", raw._replace(form="half"))
-    assert read_raw(tmp_path / "h.exr").form == "half"
+    assert (back.channels, back.value_type, back.window) == (raw.channels, "float", window)
+    write_raw(tmp_path / "h.exr", raw._replace(value_type="half"))
+    assert read_raw(tmp_path / "h.exr").value_type == "half"
     refuses("PNG holds no floats", write_raw, tmp_path / "a.png", raw)
     write_raw(tmp_path / "a.tif", raw._replace(pixels=hdr()))
     torch.testing.assert_close(read_raw(tmp_path / "a.tif").pixels, hdr(), rtol=1e-5, atol=1e-5)
@@ -60,7 +60,7 @@ def test_all_of_a_picture_comes_back(tmp_path: Path) -> None:
         (tmp_path / "a.pfm").write_bytes(kind + b"\n%d %d\n-1\n" % (WIDTH, HEIGHT) + rows)
         back = read_raw(tmp_path / "a.pfm")
         assert torch.equal(back.pixels, planes)
-        assert (back.channels, back.form) == (channels, "float")
+        assert (back.channels, back.value_type) == (channels, "float")
 
 
 @pytest.mark.parametrize("depth", ["uint8", "uint16"])
@@ -74,9 +74,9 @@ def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> 
     assert raw.alpha == 3
     expected = codes[..., 0] / 255 * (codes[..., 3] / 255)
     np.testing.assert_allclose(raw.pixels[0].numpy(), expected, atol=1e-6)
-    write_raw(tmp_path / "b.png", raw._replace(form=depth))
+    write_raw(tmp_path / "b.png", raw._replace(value_type=depth))
     again = read_raw(tmp_path / "b.png")
-    assert again.form == depth
+    assert again.value_type == depth
     np.testing.assert_allclose(again.pixels.numpy(), raw.pixels.numpy(), atol=1 / 255)
     write_raw(tmp_path / "b.exr", raw)
     opaque = raw.pixels[3] > 0
@@ -140,7 +140,7 @@ def test_neighbours_are_pulled_onto_their_frames(cli: CommandLine) -> None:
     assert "note: no picture for 3: the shot ends there" in err
     assert "2 frames written" in out
     torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], read_frame("p.1.png")[:, :, 2:], atol=1e-6, rtol=0)
-    assert read_raw("w.1.png").form == "uint8"
+    assert read_raw("w.1.png").value_type == "uint8"
     cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "b.%d.png", "--direction", "backward",
                       "--frames", "2-3")  # fmt: skip
     torch.testing.assert_close(read_frame("b.3.png")[:, :, :-2], read_frame("p.3.png")[:, :, :-2], atol=1e-6, rtol=0)
@@ -274,7 +274,7 @@ def test_a_shot_at_another_speed(cli: CommandLine) -> None:
         assert middle == pytest.approx(4 * time + 12.5, abs=0.1), number
         assert made.pixels[0].max() == pytest.approx(30, rel=0.01)
         assert made.pixels[3].max() == pytest.approx(1, rel=0.01)
-        assert made.form == "half"
+        assert made.value_type == "half"
     assert torch.equal(read_raw("s.0001.exr").pixels, read_raw("p.0001.exr").pixels)
     assert cli("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "0.5", "-o", "f.%04d.exr")[0] == 0
     assert torch.equal(read_raw("f.0002.exr").pixels, read_raw("p.0003.exr").pixels)

@@ -309,9 +309,9 @@ def _straight_alpha(part: Part, colour: list[int]) -> int | None:
     """Return the alpha channel, where the stored colour is not multiplied by it."""
     if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
         return None
-    for channels_of_layer in layers(part.channels).values():
-        if colour[0] in channels_of_layer.values():
-            return next((channels_of_layer[name] for name in _ALPHAS if name in channels_of_layer), None)
+    for indices in layers(part.channels).values():
+        if colour[0] in indices.values():
+            return next((indices[name] for name in _ALPHAS if name in indices), None)
     return None
 
 

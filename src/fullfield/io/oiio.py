@@ -267,10 +267,10 @@ class Source:
             block = self.handle.read_tiles(part.index, 0, *window, first, last, value_type)
         else:
             block = self.handle.read_scanlines(part.index, 0, *rows, 0, first, last, value_type)
-        complaint = self.complaint()
+        message = self.take_errors()
         expected = (rows[1] - rows[0], spec.width, last - first)
-        if block is None or complaint:
-            raise self.unreadable(complaint or "its pixels cannot be decoded")
+        if block is None or message:
+            raise self.unreadable(message or "its pixels cannot be decoded")
         if block.size != expected[0] * expected[1] * expected[2]:
             raise self.unreadable(f"its rows have shape {block.shape}")
         return block.reshape(expected)  # type: ignore[no-any-return]
@@ -280,18 +280,18 @@ class Source:
         last = part.spec.y + part.spec.height
         return self._read(part, (last - 1, last), 0, 1, "float")
 
-    def complaint(self) -> str:
+    def take_errors(self) -> str:
         """Return OpenImageIO's pending messages on one line, without the harmless ones."""
         lines = self.handle.geterror().splitlines()
         return one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
 
-    def unreadable(self, complaint: str) -> InputError:
+    def unreadable(self, message: str) -> InputError:
         """Return the InputError for a file that cannot be read."""
-        return _unreadable(self.path, self.kind, complaint)
+        return _unreadable(self.path, self.kind, message)
 
 
-def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
-    return InputError(f"{path}: unreadable {kind} file (truncated, corrupt or unsupported): {complaint}")
+def _unreadable(path: Path, kind: str, message: str) -> InputError:
+    return InputError(f"{path}: unreadable {kind} file (truncated, corrupt or unsupported): {message}")
 
 
 @contextmanager
@@ -314,8 +314,8 @@ def opened(path: Path, expected: str | None = None, description: str = "") -> It
         oiio.geterror()
         handle = oiio.ImageInput.open(str(path), request)
         if handle is None:
-            complaint = one_line(oiio.geterror()) or "its header makes no sense"
-            raise _unreadable(path, kind, complaint)
+            message = one_line(oiio.geterror()) or "its header makes no sense"
+            raise _unreadable(path, kind, message)
         try:
             source = Source(path, kind, size, handle)
             if handle.format_name() != kind:
@@ -487,10 +487,10 @@ def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> Non
     if output is None:
         raise OSError(f"{path}: this OpenImageIO cannot write {kind}")
     written = output.open(str(path), spec) and (pixels is None or output.write_image(pixels))
-    complaint = output.geterror()
+    message = output.geterror()
     closed = output.close()
-    if not (written and closed) or complaint:
-        reason = complaint or output.geterror() or _INCOMPLETE
+    if not (written and closed) or message:
+        reason = message or output.geterror() or _INCOMPLETE
         expected = spec.image_bytes() if pixels is None else pixels.nbytes
         raise _not_written(path, one_line(reason.replace(f' "{path}"', "")), expected)
 
@@ -551,15 +551,15 @@ def list_metadata(source: Source, part: int | str | None = None) -> tuple[Attrib
     """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()
-    entries = list_carried_entries((source.first_part() if part is None else source.part(part)).spec)
+    entries = list_copied_entries((source.first_part() if part is None else source.part(part)).spec)
     return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
 
 
-def list_carried_entries(spec: Any) -> tuple[Attribute, ...]:
+def list_copied_entries(spec: Any) -> tuple[Attribute, ...]:
     """Return the entries that pictures made from this part keep, colour space included."""
-    kept = []
+    entries = []
     for entry in spec.extra_attribs:
         name = entry.name.lower()
         if name not in _OWN and not name.startswith(_OWN_PREFIXES):
-            kept.append(Attribute(entry.name, entry.type, entry.value))
-    return tuple(kept)
+            entries.append(Attribute(entry.name, entry.type, entry.value))
+    return tuple(entries)

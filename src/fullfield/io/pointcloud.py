@@ -47,7 +47,9 @@ def check_lossless(path: PathLike, cloud: PointCloud) -> None:
     if Path(path).suffix.lower() != ".npy":
         return
     extra = [name for name in cloud.attributes if not name.startswith("column_")]
-    lost = [name for name, held in (("colors", cloud.colors), ("normals", cloud.normals)) if held is not None] + extra
+    lost = [
+        name for name, values in (("colors", cloud.colors), ("normals", cloud.normals)) if values is not None
+    ] + extra
     if lost:
         raise InputError(
             f"{path}: .npy holds columns without names, and the cloud has {', '.join(lost)}; take .npz or .ply"
@@ -74,7 +76,7 @@ def _arrays(cloud: PointCloud) -> PointCloud:
     points = from_array(_array(cloud.points, "cloud.points"), "cloud.points")
     if points.attributes:
         raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
-    colors, normals = (_companion(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
+    colors, normals = (_companion(cloud, field, len(points), "cloud") for field in ("colors", "normals"))
     attributes = {}
     for key, values_ in cloud.attributes.items():
         name = f"cloud.attributes[{key!r}]"
@@ -99,7 +101,7 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
         return read_point_cloud(value)
     if hasattr(value, "points"):
         points = from_array(_array(value.points, f"{name}.points"), f"{name}.points")
-        colors, normals = (_companion(value, part, len(points), name) for part in ("colors", "normals"))
+        colors, normals = (_companion(value, field, len(points), name) for field in ("colors", "normals"))
         return PointCloud(points.points, colors, normals, points.attributes)
     return from_array(_array(value, name), name)
 
@@ -114,14 +116,14 @@ def _array(value: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name}: expected a file, an array or a point cloud, got {describe(value)}") from None
 
 
-def _companion(value: Any, part: str, count: int, name: str) -> NDArray[Any] | None:
+def _companion(value: Any, field: str, count: int, name: str) -> NDArray[Any] | None:
     """Return the colours or normals of a cloud-like object as an array [count, 3]; None where it has none."""
-    held = getattr(value, part, None)
-    array = None if held is None else _array(held, f"{name}.{part}")
+    values = getattr(value, field, None)
+    array = None if values is None else _array(values, f"{name}.{field}")
     if array is None or not len(array):
         return None
     if array.shape != (count, 3):
-        raise InputError(f"{name}.{part}: expected [{count}, 3], got {list(array.shape)}")
+        raise InputError(f"{name}.{field}: expected [{count}, 3], got {list(array.shape)}")
     return array
 
 
@@ -143,18 +145,18 @@ def transformed(cloud: PointCloud, transform: NDArray[np.float64]) -> PointCloud
 
 def merge_clouds(clouds: Sequence[PointCloud]) -> tuple[PointCloud, list[str]]:
     """Return one cloud of all points, and the names of what only some of the clouds have, which it leaves out."""
-    parts: list[dict[str, Any]] = [
+    fields: list[dict[str, Any]] = [
         {"colors": cloud.colors, "normals": cloud.normals, **cloud.attributes} for cloud in clouds
     ]
-    names = dict.fromkeys(name for part in parts for name, values in part.items() if values is not None)
-    common = [name for name in names if all(part.get(name) is not None for part in parts)]
-    columns = {name: [part[name] for part in parts] for name in common}
+    names = dict.fromkeys(name for own in fields for name, values in own.items() if values is not None)
+    common = [name for name in names if all(own.get(name) is not None for own in fields)]
+    columns = {name: [own[name] for own in fields] for name in common}
     if len({str(colors.dtype) for colors in columns.get("colors", [])}) > 1:
         columns["colors"] = [as_uint8(colors) for colors in columns["colors"]]
-    whole = {name: np.concatenate(values) for name, values in columns.items()}
-    triples = {name: whole.pop(name, None) for name in _TRIPLES}
+    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    triples = {name: joined.pop(name, None) for name in _TRIPLES}
     points = np.concatenate([cloud.points.astype(np.float64) for cloud in clouds])
-    return PointCloud(points, **triples, attributes=whole), [name for name in names if name not in common]
+    return PointCloud(points, **triples, attributes=joined), [name for name in names if name not in common]
 
 
 _POINTS = ("points", "xyz", "pos", "arr_0")

@@ -21,7 +21,7 @@ from fullfield.io.oiio import (
     Part,
     Source,
     check_name,
-    list_carried_entries,
+    list_copied_entries,
     opened,
     sniff,
     write_picture,
@@ -40,7 +40,7 @@ class Raw(NamedTuple):
     """float32 [C, H, W] on the display window, 0 outside the data window; integers as 0 to 1; colour multiplied by
     alpha. Not encoded or decoded: light where the file holds light."""
     channels: tuple[str, ...]
-    form: str
+    value_type: str
     """Type of the file's values: uint8, uint16, half or float."""
     window: FrameWindow | None = None
     metadata: tuple[Attribute, ...] = ()
@@ -68,15 +68,15 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
-        forms = {str(form) for form in spec.channelformats} or {str(spec.format)}
+        forms = {str(value_type) for value_type in spec.channelformats} or {str(spec.format)}
         check_integers(where, forms)
         exr = source.kind == "openexr"
         box = part.display_window if exr else part.data_window
         planes = source.planes(part, list(range(len(part.channels))), box)
         window = part.window._replace(data=part.display_window) if exr else None
-        form = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
-        form = "float" if form == "double" else form
-        raw = Raw(torch.from_numpy(planes), part.channels, form, window, list_carried_entries(spec))
+        value_type = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
+        value_type = "float" if value_type == "double" else value_type
+        raw = Raw(torch.from_numpy(planes), part.channels, value_type, window, list_copied_entries(spec))
         raw = _mark_valid(where, raw, source if exr else None, mask, part.data_window if exr else None)
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
     if straight and raw.alpha is not None:
@@ -125,7 +125,7 @@ def write_raw(path: PathLike, raw: Raw) -> None:
     suffix = where.suffix.lower()
     if suffix not in RAW_SUFFIXES:
         raise InputError(f"{where}: expected a suffix out of {', '.join(RAW_SUFFIXES)}, got {suffix!r}")
-    is_integer = raw.form in ("uint8", "uint16")
+    is_integer = raw.value_type in ("uint8", "uint16")
     if suffix == ".png" and not is_integer:
         raise InputError(f"{where}: PNG holds no floats; write .exr or .tif")
     check_name(where)
@@ -140,9 +140,9 @@ def write_raw(path: PathLike, raw: Raw) -> None:
         attributes["oiio:UnassociatedAlpha"] = 1
     pixels: NDArray[np.generic] = planes.transpose(1, 2, 0)
     if suffix != ".exr" and is_integer:
-        full = 255 if raw.form == "uint8" else 65535
-        pixels = (pixels.clip(0, 1) * full).round().astype(raw.form)
-    elif raw.form == "half" and suffix == ".exr":
+        full = 255 if raw.value_type == "uint8" else 65535
+        pixels = (pixels.clip(0, 1) * full).round().astype(raw.value_type)
+    elif raw.value_type == "half" and suffix == ".exr":
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float16)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")

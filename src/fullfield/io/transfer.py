@@ -109,15 +109,15 @@ def _from_cineon(planes: Planes) -> None:
 def _ocio_curve(space: str, config: str) -> Curve:
     import OpenImageIO as oiio
 
-    known = _names(config)
-    if space.lower() not in known:
+    spaces = _names(config)
+    if space.lower() not in spaces:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
             f"transfer: expected one of {', '.join(TRANSFERS)}, or a colour space of {where}, got {space!r}"
-            f"{nearest(space, [*TRANSFERS, *sorted(known)])}"
+            f"{nearest(space, [*TRANSFERS, *sorted(spaces)])}"
         )
-    linear = next((name for name in _LINEAR_SPACES if name.lower() in known), "scene_linear")
-    if linear.lower() not in known:
+    linear = next((name for name in _LINEAR_SPACES if name.lower() in spaces), "scene_linear")
+    if linear.lower() not in spaces:
         raise InputError(f"OCIO: the configuration {config!r} has no linear Rec.709 space and no scene_linear role")
 
     def convert(planes: Planes) -> None:
@@ -138,9 +138,9 @@ def _names(config: str) -> frozenset[str]:
     import OpenImageIO as oiio
 
     colours = oiio.ColorConfig(config)
-    complaint = colours.geterror()
-    if complaint:
-        raise InputError(f"OCIO: cannot use the configuration {config!r}: {one_line(complaint)}")
+    message = colours.geterror()
+    if message:
+        raise InputError(f"OCIO: cannot use the configuration {config!r}: {one_line(message)}")
     spaces = list(colours.getColorSpaceNames())
     aliases = [alias for space in spaces for alias in colours.getAliases(space)]
     return frozenset(name.lower() for name in (*spaces, *aliases, *colours.getRoles()))

@@ -71,11 +71,11 @@ def write_vectors(
     require(len(parts) > 0, "parts", "at least one layer", "none")
     values: dict[str, NDArray[np.float32]] = {}
     size: tuple[int, ...] | None = None
-    for name, part in parts.items():
+    for name, layer in parts.items():
         choice(name, "parts", (*DIRECTIONS, *PLANES, VALID))
-        wanted: Sequence[int | str] = ("H", "W") if size is None else size
-        tensor(part, name, (2, *wanted) if name in DIRECTIONS else wanted)
-        values[name] = held(part, name).detach().to("cpu", torch.float32).numpy()
+        expected: Sequence[int | str] = ("H", "W") if size is None else size
+        tensor(layer, name, (2, *expected) if name in DIRECTIONS else expected)
+        values[name] = held(layer, name).detach().to("cpu", torch.float32).numpy()
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
     header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)
@@ -83,11 +83,11 @@ def write_vectors(
 
 
 def vector_lines(
-    parts: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
+    layers: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, buffer: NDArray[np.uint8] | None = None
 ) -> Scanlines:
     """Return vectors as lines of a file, in ``buffer`` if it fits; FlowRangeError where half cannot hold them."""
     channels: list[Channel] = []
-    for name, values in parts.items():
+    for name, values in layers.items():
         if name not in DIRECTIONS:
             channels.append(Channel(name, values))
             continue
@@ -96,15 +96,17 @@ def vector_lines(
     return exr.as_stored(channels, dtype, buffer)
 
 
-def lay_out_on_device(parts: Mapping[str, Tensor], dtype: str | None, y: str) -> tuple[tuple[str, ...], Tensor, Tensor]:
+def lay_out_on_device(
+    layers: Mapping[str, Tensor], dtype: str | None, y: str
+) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Return the channels' names, the lines' bytes and one bool, as tensors on the device of the parts.
 
     The bool is true where a file can hold the vectors: all are finite, and no half float became infinite.
     """
     channels = [
         channel
-        for name, part in parts.items()
-        for channel in (exr.vectors(name, part, y) if name in DIRECTIONS else [Channel(name, part)])
+        for name, layer in layers.items()
+        for channel in (exr.vectors(name, layer, y) if name in DIRECTIONS else [Channel(name, layer)])
     ]
     channels.sort(key=lambda channel: channel.name)
     first, half = channels[0].plane, dtype == "half"
@@ -112,7 +114,7 @@ def lay_out_on_device(parts: Mapping[str, Tensor], dtype: str | None, y: str) ->
     planes = view_planes(body, len(channels), torch.float16 if half else torch.float32)
     for index, (_, plane, negated) in enumerate(channels):
         planes[:, index] = -plane if negated else plane
-    vectors = [torch.isfinite(part).all() for name, part in parts.items() if name in DIRECTIONS]
+    vectors = [torch.isfinite(layer).all() for name, layer in layers.items() if name in DIRECTIONS]
     good = torch.stack([*vectors, ~torch.isinf(planes).any()]).all()
     return tuple(channel.name for channel in channels), body, good
 
@@ -207,16 +209,16 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
         return {name: read_direction(where, name, reading) for name in DIRECTIONS[:count]}
     if where.suffix.lower() != ".exr":
         return {"forward": _or_nan(*read_flow(where))}
-    parts: dict[str, Tensor] = {}
+    layers: dict[str, Tensor] = {}
     for name in list_layers(where):
-        parts[name] = read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
-    if not parts.keys() & DIRECTIONS:
+        layers[name] = read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
+    if not layers.keys() & DIRECTIONS:
         with opened(where, "openexr", "flow in OpenEXR") as source:
             is_blender = exr.has_blender_vectors(source)
         if is_blender:
-            return parts | {name: read_direction(where, name) for name in DIRECTIONS}
-        parts["forward"] = _or_nan(*load_flow(where, marked=False))  # bare u and v, or the complaint
-    return parts
+            return layers | {name: read_direction(where, name) for name in DIRECTIONS}
+        layers["forward"] = _or_nan(*load_flow(where, marked=False))  # bare u and v, or the complaint
+    return layers
 
 
 def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:

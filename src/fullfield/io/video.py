@@ -153,7 +153,7 @@ class _Decoded:
         """Return float32 [3, H, W] in [0, 1], with all the bits that the video has; InputError for a damaged frame."""
         if self._frame.is_corrupt:
             raise InputError(f"{self._name}: is damaged")
-        deep = any(part.bits > 8 for part in self._frame.format.components)
+        deep = any(component.bits > 8 for component in self._frame.format.components)
         pixels = self._array("rgb48le" if deep else "rgb24")
         planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
         return torch.from_numpy(planes).div_(65535.0 if deep else 255.0)

@@ -107,6 +107,6 @@ def to_video_picture(raw: Raw) -> Tensor:
     planes = raw.pixels[indices] if len(indices) == 3 else raw.pixels[:1].expand(3, -1, -1)
     pixels = planes.contiguous().clone()
     encode = curve("linear", auto="linear")
-    if raw.form not in ("uint8", "uint16") and encode is not None:
+    if raw.value_type not in ("uint8", "uint16") and encode is not None:
         encode(pixels.numpy())
     return pixels.nan_to_num(0.0).clamp_(0, 1).mul_(65535).round_().to(torch.int32)

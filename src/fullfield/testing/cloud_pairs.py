@@ -52,9 +52,9 @@ def _pair(seed: int, kind: str | None, kinds: dict[str, Kind], *, determined: bo
     unit, pose = draw.choice(_UNITS), random_pose(draw)
     inverse = pose.T.copy()
     inverse[:3, 3], inverse[3, :3] = -pose[:3, :3].T @ pose[:3, 3] * unit, 0.0
-    moved = (source @ pose[:3, :3].T + pose[:3, 3]) * unit
+    transformed = (source @ pose[:3, :3].T + pose[:3, 3]) * unit
     extent = float(np.linalg.norm(np.ptp(target, axis=0))) * unit
-    return CloudPair(name, moved, target * unit, inverse if determined else None, extent)
+    return CloudPair(name, transformed, target * unit, inverse if determined else None, extent)
 
 
 def random_pose(draw: Draw, shift: float = 5.0) -> Floats:
@@ -89,11 +89,11 @@ def faces(parallelograms: list[Floats]) -> Sampler:
 
 def _join(*samplers: tuple[float, Sampler]) -> Sampler:
     """Return the sampler of several surfaces, each with its share of the points."""
-    shares = np.array([share for share, _ in samplers])
+    shares = np.array([fraction for fraction, _ in samplers])
 
     def sample(draw: Draw, count: int) -> Floats:
         counts = draw.multinomial(count, shares / shares.sum())
-        return np.concatenate([one(draw, part) for (_, one), part in zip(samplers, counts, strict=True)])
+        return np.concatenate([one(draw, points) for (_, one), points in zip(samplers, counts, strict=True)])
 
     return sample
 
@@ -179,8 +179,8 @@ def _profile(draw: Draw) -> Floats:
 def _along_profile(profile: Floats, fractions: Floats) -> Floats:
     steps = np.linalg.norm(np.diff(profile, axis=0), axis=1)
     at = np.concatenate([[0.0], np.cumsum(steps)])
-    places = fractions * at[-1]
-    return np.stack([np.interp(places, at, profile[:, k]) for k in range(2)], 1)
+    positions = fractions * at[-1]
+    return np.stack([np.interp(positions, at, profile[:, k]) for k in range(2)], 1)
 
 
 def _terrain(draw: Draw, size: float) -> Callable[[Floats], Floats]:
@@ -190,8 +190,8 @@ def _terrain(draw: Draw, size: float) -> Callable[[Floats], Floats]:
     angles, phases = draw.uniform(0, 2 * np.pi, (2, count))
     heights = draw.uniform(0.01, 0.05) * lengths * draw.uniform(0.3, 1.0, count) * draw.choice((1.0, 2.0))
 
-    def height(places: Floats) -> Floats:
-        along = np.cos(angles) * places[:, :1] + np.sin(angles) * places[:, 1:]
+    def height(positions: Floats) -> Floats:
+        along = np.cos(angles) * positions[:, :1] + np.sin(angles) * positions[:, 1:]
         return np.asarray((heights * np.sin(2 * np.pi * along / lengths + phases)).sum(1), np.float64)
 
     return height
@@ -202,8 +202,8 @@ def _terrain(draw: Draw, size: float) -> Callable[[Floats], Floats]:
 
 def _overlapping(draw: Draw, sampler: Sampler, low: float = 0.3, high: float = 1.0) -> tuple[Floats, Floats]:
     """Return two windows of a scene that share ``low`` to ``high`` of their points."""
-    share, (first, second) = draw.uniform(low, high), (_count(draw), _count(draw))
-    keep = 1.0 / (2.0 - share)
+    overlap, (first, second) = draw.uniform(low, high), (_count(draw), _count(draw))
+    keep = 1.0 / (2.0 - overlap)
     source, target = sampler(draw, int(first / keep)), sampler(draw, int(second / keep))
     angle = draw.uniform(0, 2 * np.pi)
     direction = np.array([np.cos(angle), np.sin(angle), draw.normal(scale=0.1)])
@@ -211,7 +211,7 @@ def _overlapping(draw: Draw, sampler: Sampler, low: float = 0.3, high: float = 1
     return source[a <= np.quantile(b, keep)], target[b >= np.quantile(a, 1 - keep)]
 
 
-def _apart(draw: Draw, sampler: Sampler) -> tuple[Floats, Floats]:
+def _cut_with_gap(draw: Draw, sampler: Sampler) -> tuple[Floats, Floats]:
     """Return two windows of a scene with a gap between them."""
     source, target = sampler(draw, 2 * _count(draw)), sampler(draw, 2 * _count(draw))
     angle = draw.uniform(0, 2 * np.pi)
@@ -249,8 +249,8 @@ def _bend(draw: Draw) -> tuple[Floats, Floats]:
     for low, high in _window(draw, draw.uniform(0.5, 2.0)):
         count = _count(draw)
         section, angle = _along_profile(profile, draw.random(count)), draw.uniform(low, high, count)
-        wide = radius + section[:, 0]
-        clouds.append(np.column_stack((wide * np.cos(angle), wide * np.sin(angle), section[:, 1])))
+        distance = radius + section[:, 0]
+        clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
     return clouds[0], clouds[1]
 
 
@@ -264,8 +264,8 @@ def _revolved(draw: Draw) -> tuple[Floats, Floats]:
     for start in (0.0, draw.uniform(0, 1.5)):
         count = _count(draw)
         section, angle = _along_profile(profile, draw.random(count)), start + turn * draw.random(count)
-        wide = section[:, 0]
-        clouds.append(np.column_stack((wide * np.cos(angle), wide * np.sin(angle), section[:, 1])))
+        distance = section[:, 0]
+        clouds.append(np.column_stack((distance * np.cos(angle), distance * np.sin(angle), section[:, 1])))
     if draw.random() < 0.5:  # a floor
         clouds = [
             np.vstack((c, np.column_stack((_disc(draw, len(c) // 3, 1.5), np.zeros(len(c) // 3))))) for c in clouds
@@ -274,8 +274,8 @@ def _revolved(draw: Draw) -> tuple[Floats, Floats]:
 
 
 def _disc(draw: Draw, count: int, radius: float) -> Floats:
-    angle, wide = draw.uniform(0, 2 * np.pi, count), radius * np.sqrt(draw.random(count))
-    return np.stack((wide * np.cos(angle), wide * np.sin(angle)), 1)
+    angle, distance = draw.uniform(0, 2 * np.pi, count), radius * np.sqrt(draw.random(count))
+    return np.stack((distance * np.cos(angle), distance * np.sin(angle)), 1)
 
 
 def _plain(draw: Draw) -> tuple[Floats, Floats]:
@@ -304,8 +304,8 @@ def _spiral(draw: Draw) -> tuple[Floats, Floats]:
     riser = np.array([[0.3, -0.05, -rise], [1.1, 0.0, 0.0], [0.0, 0.0, rise]])
     count, clouds = int(draw.integers(7, 14)), []
     for start in (0, int(draw.integers(0, 4))):
-        parts = [_turn_faces([tread, riser], step * n, np.zeros(3), rise * n) for n in range(start, start + count)]
-        clouds.append(faces([face for part in parts for face in part])(draw, _count(draw)))
+        steps = [_turn_faces([tread, riser], step * n, np.zeros(3), rise * n) for n in range(start, start + count)]
+        clouds.append(faces([face for step_faces in steps for face in step_faces])(draw, _count(draw)))
     return clouds[0], clouds[1]
 
 
@@ -330,8 +330,8 @@ def _symmetric(draw: Draw) -> tuple[Floats, Floats]:
     for _ in range(draw.integers(1, 5)):
         size = draw.uniform((0.2, 0.2, 0.3), (0.9, 0.7, height))
         turn = draw.uniform(0, np.pi) if draw.random() < 0.5 else 0.0
-        away, around = draw.uniform(0.5, 0.75 * min(radius, 2.5)), draw.uniform(0, 2 * np.pi)
-        corner = center + np.array([away * np.cos(around), away * np.sin(around), 0.0])
+        distance, around = draw.uniform(0.5, 0.75 * min(radius, 2.5)), draw.uniform(0, 2 * np.pi)
+        corner = center + np.array([distance * np.cos(around), distance * np.sin(around), 0.0])
         pieces += _box(corner, size, turn)
     scene += [face for n in range(fold) for face in _turn_faces(pieces, angle * n, center)]
     sampler = faces(scene)
@@ -363,8 +363,8 @@ def _ground_pair(
 ) -> tuple[Floats, Floats]:
     clouds = []
     for height, start in ((first, 0.0), (second, shift)):
-        places = draw.random((_count(draw), 2)) * (6.0, 5.0) + (start, 0.0)
-        clouds.append(np.column_stack((places, height(places))))
+        positions = draw.random((_count(draw), 2)) * (6.0, 5.0) + (start, 0.0)
+        clouds.append(np.column_stack((positions, height(positions))))
     return clouds[0], clouds[1]
 
 
@@ -409,18 +409,18 @@ def _strangers(draw: Draw) -> tuple[Floats, Floats]:
     return furnished_room(draw)(draw, _count(draw)), furnished_room(draw)(draw, _count(draw))
 
 
-def _parts(draw: Draw) -> tuple[Floats, Floats]:
-    return _apart(draw, furnished_room(draw, (10, 20)))
+def _draw_pieces(draw: Draw) -> tuple[Floats, Floats]:
+    return _cut_with_gap(draw, furnished_room(draw, (10, 20)))
 
 
 # Kinds with one pose
 
 
-def _room(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_indoor(draw: Draw) -> tuple[Floats, Floats]:
     return _overlapping(draw, furnished_room(draw))
 
 
-def _sparse_room(draw: Draw) -> tuple[Floats, Floats]:
+def _draw_sparse_indoor(draw: Draw) -> tuple[Floats, Floats]:
     return _overlapping(draw, furnished_room(draw, (3, 6)), 0.5)
 
 
@@ -507,11 +507,11 @@ UNDETERMINED: dict[str, Kind] = {
     "mirrored": _mirrored,
     "refurnished": _refurnished,
     "strangers": _strangers,
-    "parts": _parts,
+    "parts": _draw_pieces,
 }
 DETERMINED: dict[str, Kind] = {
-    "room": _room,
-    "sparse room": _sparse_room,
+    "room": _draw_indoor,
+    "sparse room": _draw_sparse_indoor,
     "ground": _ground,
     "broken symmetry": _broken_symmetry,
     "closed stairs": _closed_stairs,

@@ -125,7 +125,7 @@ class SyntheticShot:
         side, turn = min(self.height, self.width), 2 * math.pi
         radius = draw(0.1, 0.2) * side
         x, y = draw(0.25, 0.75) * self.width, draw(0.3, 0.7) * self.height
-        reach_x, reach_y = draw(0.15, 0.35) * self.width, draw(0.05, 0.2) * self.height
+        swing_x, swing_y = draw(0.15, 0.35) * self.width, draw(0.05, 0.2) * self.height
         cycles, phase = draw(0.5, 1.2), draw(0, turn)
         spin, sway, growth = draw(-1.2, 1.2), draw(0, 0.4), draw(-0.2, 0.3)
         return _Body(
@@ -139,8 +139,8 @@ class SyntheticShot:
             radius,
             2 + index % 4,
             lambda time: (
-                x + reach_x * math.cos(turn * cycles * time + phase),
-                y + reach_y * math.sin(turn * cycles * time + phase),
+                x + swing_x * math.cos(turn * cycles * time + phase),
+                y + swing_y * math.sin(turn * cycles * time + phase),
             ),
             lambda time: spin * time + sway * math.sin(turn * time),
             lambda time: 1 + growth * math.sin(math.pi * time),

@@ -128,7 +128,7 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
     if len(head) < _SHORTEST:
         raise InputError(f"{path}: truncated LAS file: it ends inside its header, after {size} bytes")
     header_size, points_at, records = struct.unpack_from("<HII", head, 94)
-    form, row, points = struct.unpack_from("<BHI", head, 104)
+    point_format, row, points = struct.unpack_from("<BHI", head, 104)
     if not _SHORTEST <= header_size <= points_at <= size:
         raise InputError(
             f"{path}: corrupt LAS file: a header of {header_size} bytes and points from byte {points_at} on, "
@@ -141,15 +141,15 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
         extended_at, extended, points = struct.unpack_from("<QIQ", head, 235)
         _walk(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
     expected_bytes, stored = points * row, size - points_at
-    if form & _COMPRESSED:
+    if point_format & _COMPRESSED:
         check_inflated(path, f"the header ({points} points)", expected_bytes, stored, _LAZ_RATIO)
         if points:
-            _check_chunks(path, file, points_at, size, form & 0x3F, row)
+            _check_chunks(path, file, points_at, size, point_format & 0x3F, row)
     elif expected_bytes > stored:
         raise InputError(f"{path}: the header says {points} points, {expected_bytes} bytes; {stored} are stored")
 
 
-def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: int, row: int) -> None:
+def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, point_format: int, row: int) -> None:
     """Refuse a table with more chunks than bytes of points, and chunks that are longer than the rest.
 
     lazrs allocates what the table announces.
@@ -166,10 +166,10 @@ def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: 
     chunks = int.from_bytes(file.read(4), "little")
     if chunks > at - points_at:
         raise InputError(f"{path}: corrupt LAZ file: {chunks} chunks of points in {at - points_at} bytes")
-    if form not in _LAYERS or row < _ROWS[form]:
+    if point_format not in _LAYERS or row < _ROWS[point_format]:
         return
     # From format 6 on a chunk is its first point, its number of points, and the lengths of its layers before them.
-    layers = _LAYERS[form] + row - _ROWS[form]  # each extra byte has its own
+    layers = _LAYERS[point_format] + row - _ROWS[point_format]  # each extra byte has its own
     position, end = points_at + 8, at
     while position < end:
         file.seek(position + row + 4)
@@ -190,11 +190,11 @@ def _walk(
         raise InputError(
             f"{path}: the header says {count} variable-length records, and {max(end - at, 0)} bytes hold them"
         )
-    form, offset = length
+    layout, offset = length
     for number in range(1, count + 1):
         file.seek(at)
         head = file.read(header)
         if len(head) == header:
-            at += header + int(struct.unpack_from(form, head, offset)[0])
+            at += header + int(struct.unpack_from(layout, head, offset)[0])
         if len(head) < header or at > end:
             raise InputError(f"{path}: variable-length record {number} of {count} goes beyond its place in the file")

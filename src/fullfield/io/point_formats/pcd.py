@@ -224,10 +224,10 @@ def _lzf(path: Path, data: bytes, size: int) -> bytes:
             start, length = len(out) - distance, length + 2
             if start < 0:
                 raise IndexError
-            part = out[start : start + length]
+            copied = out[start : start + length]
             if distance < length:  # a copy that reaches into itself repeats what it begins with
-                part = (part * (length // distance + 1))[:length]
-            out += part
+                copied = (copied * (length // distance + 1))[:length]
+            out += copied
             if len(out) > size:
                 break
     except IndexError:
