@@ -40,7 +40,7 @@ from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, 
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
-from fullfield.ops._splatting import moved_forward
+from fullfield.ops._splatting import move_forward
 from fullfield.registration import (
     LearnedDescriptor,
     alignment,
@@ -348,7 +348,7 @@ def _() -> Any:
     from fullfield.estimators.cascaded import AtScale
 
     halved = AtScale(TVL1Estimator(), Fraction(1, 2))
-    return moved_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
+    return move_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
 
 
 @case("metrics.FlowMetrics")

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fullfield.datasets import FlowDataset, Pairs
 from fullfield.evaluation import EvaluationSettings, Run, evaluate
 from fullfield.io import read_flow, write_image
-from fullfield.ops._splatting import fill_holes, moved_forward
+from fullfield.ops._splatting import fill_holes, move_forward
 
 
 def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_warm_start_passes_moved_flow(pairs: FlowDataset, tmp_path: Path) -> Non
     starts = estimator.starts[1:]
     assert [start is None for start in starts] == [True, False, False, True, False]
     first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
-    assert torch.equal(starts[1][0], moved_forward(first))
+    assert torch.equal(starts[1][0], move_forward(first))
 
 
 def test_warm_start_ends_at_gap_and_sequence(tmp_path: Path) -> None:
@@ -45,26 +45,26 @@ def test_warm_start_resumes_from_stored_flow(pairs: FlowDataset, tmp_path: Path)
         evaluate(Counting(fail_at=2), pairs, tmp_path / "run", settings)
     rest = Counting()
     evaluate(rest, pairs, tmp_path / "run", settings)
-    assert torch.equal(rest.starts[0][0], moved_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
+    assert torch.equal(rest.starts[0][0], move_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
 
 
-def test_moved_forward_equals_loop() -> None:
+def test_move_forward_equals_loop() -> None:
     flow = torch.zeros(2, 7, 9)
     flow[0, 3, 2] = 4.0
-    moved = moved_forward(flow)
+    moved = move_forward(flow)
     assert moved[:, 3, 6].tolist() == [4.0, 0.0]
     assert moved[:, 3, 2].tolist() == [0.0, 0.0]
     constant = torch.tensor([3.0, -2.0])[:, None, None].expand(2, 7, 9)
-    assert torch.equal(moved_forward(constant), constant)
-    assert torch.equal(moved_forward(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
+    assert torch.equal(move_forward(constant), constant)
+    assert torch.equal(move_forward(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
     broken = constant.clone()
     broken[:, 2, 2] = float("nan")
-    assert moved_forward(broken).isfinite().all()
+    assert move_forward(broken).isfinite().all()
     flow = torch.full((2, 1, 9), float("nan"))
     flow[:, 0, [0, 2, 7]] = torch.tensor([[4.0, 2.0, -3.0], [0.0, 0.0, 0.0]])
-    assert moved_forward(flow)[0, 0, 4] == 4.0
+    assert move_forward(flow)[0, 0, 4] == 4.0
     flow[:, 0, 8] = torch.tensor([-4.0, 0.0])
-    assert moved_forward(flow)[0, 0, 4] == -4.0
+    assert move_forward(flow)[0, 0, 4] == -4.0
 
 
 def filled_by_rings(flow: Tensor, known: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def filled_by_rings(flow: Tensor, known: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.4, 0.9])
-def test_moved_forward_fills_holes_from_rim(share: float) -> None:
+def test_move_forward_fills_holes_from_rim(share: float) -> None:
     generator = torch.Generator().manual_seed(4)
     known = torch.rand(23, 31, generator=generator) < share
     known[5, 7] = True
@@ -103,9 +103,9 @@ class Elements(TorchDispatchMode):
         return out
 
 
-def test_moved_forward_work_grows_with_pixels() -> None:
+def test_move_forward_work_grows_with_pixels() -> None:
     flow = torch.zeros(2, 64, 512)
     flow[0, :, :256] = 200.0
     with Elements() as elements:
-        assert moved_forward(flow).isfinite().all()
+        assert move_forward(flow).isfinite().all()
     assert elements.count < 200 * flow[0].numel()  # ring after ring over the whole frame takes more than 1000

@@ -41,5 +41,5 @@ def test_fill_unknown_without_anything_known_is_zero() -> None:
 
 
 def test_fill_unknown_names_what_does_not_fit() -> None:
-    with pytest.raises(InputError, match="known: expected"):
+    with pytest.raises(InputError, match="valid: expected"):
         fill_unknown(torch.ones(3, 5, 6), torch.ones(5, 5, dtype=torch.bool))

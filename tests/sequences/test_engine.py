@@ -132,14 +132,14 @@ def test_a_gap_is_named_and_the_ends_are_not(shot: Path, estimator: TVL1Estimato
 
 
 def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) -> None:
-    from fullfield.ops._splatting import moved_forward
+    from fullfield.ops._splatting import move_forward
 
     frames = moving(4)
     found = list(estimate_sequence(frames, estimator, settings=ShotSettings("both", warm_start=True)))
     for name, sign in (("forward", 1), ("backward", -1)):
         at = 1 if sign > 0 else 2
         before = getattr(found[at - 1], name)
-        start = sign * moved_forward(sign * before.flow)
+        start = sign * move_forward(sign * before.flow)
         expected = estimate(frames[at], frames[at + sign], estimator, initial_flow=start)
         assert torch.equal(getattr(found[at], name).flow, expected.flow), name
         cold = estimate(frames[at], frames[at + sign], estimator)

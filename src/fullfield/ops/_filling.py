@@ -9,7 +9,7 @@ from torch.nn import functional
 from fullfield import _check
 
 
-def fill_unknown(values: Tensor, known: Tensor) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
+def fill_unknown(values: Tensor, valid: Tensor) -> Tensor:  # [C, H, W], bool [H, W] -> [C, H, W]
     """Return values whose unknown pixels continue the known ones around them, smoothly; 0 where nothing is known.
 
     Known pixels are averaged over blocks of 2, 4, 8, ... pixels. An unknown pixel takes the value of the smallest block
@@ -19,9 +19,9 @@ def fill_unknown(values: Tensor, known: Tensor) -> Tensor:  # [C, H, W], bool [H
         InputError: if the shapes or devices do not fit.
     """
     _check.tensor(values, "values", ("C", "H", "W"))
-    _check.tensor(known, "known", values.shape[1:], dtypes=(torch.bool,), device=values.device)
-    weights = known[None, None].to(values.dtype)
-    means = torch.where(known, values, 0.0)[None]
+    _check.tensor(valid, "valid", values.shape[1:], dtypes=(torch.bool,), device=values.device)
+    weights = valid[None, None].to(values.dtype)
+    means = torch.where(valid, values, 0.0)[None]
     levels = [(means, weights)]
     while max(means.shape[-2:]) > 1:
         sums = functional.avg_pool2d(means * weights, 2, ceil_mode=True)

@@ -234,13 +234,13 @@ class Launch:
         threads: int,
         params: ctypes.Structure,
         shared: int = 0,
-        *beside: int,  # addresses of further arguments
+        *extra_addresses: int,  # addresses of further arguments
         early: bool = False,  # begins before the kernel ahead ends, and waits for its results itself
     ) -> None:
         self.blocks, self.params = blocks, params
         self._kernel, self._index = kernels.kernel(name, shared), kernels.index
         self._grid, self._threads, self._shared, self.early = (blocks, 1), threads, shared, early
-        self._arguments = (ctypes.c_void_p * (1 + len(beside)))(ctypes.addressof(params), *beside)
+        self._arguments = (ctypes.c_void_p * (1 + len(extra_addresses)))(ctypes.addressof(params), *extra_addresses)
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream of the kernels' device, which is current."""

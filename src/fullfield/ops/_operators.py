@@ -53,7 +53,7 @@ def register_for_func(
 
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         # A registered operator has a gradient for each tensor of a list, an autograd.Function one for the whole list.
-        return tuple(None if isinstance(found, list) else found for found in gradient(ctx, *grads))
+        return tuple(None if isinstance(grad, list) else grad for grad in gradient(ctx, *grads))
 
     forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": backward}
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in forms.items()})

@@ -21,7 +21,7 @@ from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.io.vectors import VALID
 from fullfield.ops._filling import fill_unknown
-from fullfield.ops._splatting import moved_forward
+from fullfield.ops._splatting import move_forward
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
 from fullfield.sequences.plates import Plate, Plates, common_box, pin_plate, place_in_box
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
@@ -439,7 +439,7 @@ class Engine:
             return None
         flow = flow.to(self._device)
         flow = flow.half().float() if self._rounds_to_half else flow
-        return moved_forward(flow)[None] if offset > 0 else -moved_forward(-flow)[None]
+        return move_forward(flow)[None] if offset > 0 else -move_forward(-flow)[None]
 
     def _change(self, first: int, second: int) -> str:
         """Return ``cut`` or ``duplicate``, or an empty text for two frames of one shot."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops._splatting import cpu, fill_holes, moved_forward, reference, splat_flow
+from fullfield.ops._splatting import cpu, fill_holes, move_forward, reference, splat_flow
 
 SIZES = [(1, 1), (1, 9), (7, 1), (37, 53)]
 
@@ -41,10 +41,10 @@ def test_kernels_move_as_pytorch_does(height: int, width: int) -> None:
     for seed in range(3):
         flow = wild(height, width, seed)
         before = flow.clone()
-        assert torch.equal(moved_forward(flow), reference.moved_forward(flow))
+        assert torch.equal(move_forward(flow), reference.move_forward(flow))
         assert torch.equal(flow.nan_to_num(), before.nan_to_num())
         turned = flow.transpose(1, 2)
-        assert torch.equal(moved_forward(turned), reference.moved_forward(turned.contiguous()))
+        assert torch.equal(move_forward(turned), reference.move_forward(turned.contiguous()))
 
 
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.6, 1.0])
@@ -74,13 +74,13 @@ def test_kernels_carry_as_pytorch_does(height: int, width: int, part: float) -> 
 
 def test_both_in_double_precision_are_close_to_single() -> None:
     flow = wild(37, 53)
-    torch.testing.assert_close(moved_forward(flow.double()).float(), moved_forward(flow), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(move_forward(flow.double()).float(), move_forward(flow), rtol=1e-5, atol=1e-4)
 
 
 def test_mistakes_are_named() -> None:
     flow, plane = torch.zeros(2, 4, 5), torch.zeros(4, 5)
     with pytest.raises(InputError, match="flow: expected shape"):
-        moved_forward(torch.zeros(3, 4, 5))
+        move_forward(torch.zeros(3, 4, 5))
     with pytest.raises(InputError, match="valid: expected shape"):
         fill_holes(flow, torch.ones(5, 4, dtype=torch.bool))
     with pytest.raises(InputError, match="trust: expected shape"):

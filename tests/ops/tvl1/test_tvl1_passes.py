@@ -456,7 +456,7 @@ class AnyOrder:
     def __call__(self, _: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self.forgotten += 1
 
 

@@ -174,7 +174,7 @@ class PreparedFlow:
                 return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._runs:
                 self._runs[count] = _Run(self, count)
-                self._in_order.forget()  # it knows another set of tensors
+                self._in_order.reset()  # it knows another set of tensors
             run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
             self._passes.frames_to_cells(first, second, self._frame, self._cells)

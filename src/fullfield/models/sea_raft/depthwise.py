@@ -37,7 +37,7 @@ class DepthwiseConvolution(torch.autograd.Function):
 
 
 def _apply(x: Tensor, weight: Tensor) -> Tensor:
-    if cuda.depthwise_why_not(x, weight) is None:
+    if cuda.explain_depthwise_refusal(x, weight) is None:
         filters = weight.float().flatten(1).t().contiguous()
         convolved: Tensor = _depthwise(x.contiguous(memory_format=torch.channels_last), filters)
         return convolved

@@ -269,7 +269,7 @@ def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out:
     kernels.launch("depthwise_norm", batch * height, channels // 2, params, rows=-(-width // 8))
 
 
-def depthwise_why_not(x: Tensor, weight: Tensor) -> str | None:
+def explain_depthwise_refusal(x: Tensor, weight: Tensor) -> str | None:
     """Return None if :func:`depthwise` serves a tensor [B, C, H, W] and filters [C, 1, side, side], else the reason."""
     channels, _, *sides = weight.shape
     if sides != [7, 7] or channels % 64 or channels > 2048:

@@ -11,7 +11,7 @@ from fullfield import _check
 from fullfield.ops._splatting import cpu, reference
 
 
-def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     """Predict the flow of the next pair: move each vector along itself, as if motion were constant.
 
     Each vector is written to the pixel nearest to its end. Of several vectors the longest wins, as if it covered
@@ -25,7 +25,7 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
         InputError: if the flow has another shape.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    return cpu.moved_forward(flow) if cpu.serves(flow) else reference.moved_forward(flow)
+    return cpu.move_forward(flow) if cpu.serves(flow) else reference.move_forward(flow)
 
 
 def fill_holes(flow: Tensor, valid: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]

@@ -15,8 +15,8 @@ def serves(flow: Tensor) -> bool:
     return flow.device.type == "cpu" and flow.dtype == torch.float32 and explain_refusal() is None
 
 
-def moved_forward(flow: Tensor) -> Tensor:
-    """Move each vector along itself; see :func:`fullfield.ops._splatting.moved_forward`."""
+def move_forward(flow: Tensor) -> Tensor:
+    """Move each vector along itself; see :func:`fullfield.ops._splatting.move_forward`."""
     valid = torch.zeros(flow.shape[1:], dtype=torch.uint8)
     target = torch.zeros(flow.shape, dtype=torch.float32)
     kernels = _kernels()

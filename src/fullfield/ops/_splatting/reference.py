@@ -9,8 +9,8 @@ from torch.nn import functional
 from fullfield.ops._positions import positions
 
 
-def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
-    """Move each vector along itself; see :func:`fullfield.ops._splatting.moved_forward`."""
+def move_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+    """Move each vector along itself; see :func:`fullfield.ops._splatting.move_forward`."""
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
     xs, ys = positions((height, width), flow.device, flow.dtype)

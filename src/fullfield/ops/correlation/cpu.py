@@ -135,7 +135,7 @@ class Cpu(Prepared):
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         """Add one lookup's share to ``grads``; return the gradient of ``coords`` if it is requested."""
-        if any(grads.wanted):
+        if any(grads.requested):
             self._accumulate(grad_out, coords, grads)
         if not coords_grad:
             return None
@@ -190,7 +190,7 @@ class Cpu(Prepared):
         if grads.levels is not None:
             views = _level_views(r, grads.levels[0])
             rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]
-        return Gradients(first, rest, grads.wanted)
+        return Gradients(first, rest, grads.requested)
 
 
 restore = Cpu

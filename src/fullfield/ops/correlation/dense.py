@@ -99,15 +99,15 @@ class Dense(in_pytorch.PreparedInPyTorch):
         volumes = self._volumes(grads)
         source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])
         first, rest = None, None
-        if grads.wanted[0]:
+        if grads.requested[0]:
             sums = sum(torch.bmm(t, v.transpose(1, 2)) for t, v in zip(targets, volumes, strict=True))
             first = torch.as_tensor(sums).view(r.batch, r.channels, *r.size1) / r.channels**0.25
-        if grads.wanted[1]:
+        if grads.requested[1]:
             rest = [
                 (torch.bmm(source, v) / r.channels**0.25).view(r.batch, r.channels, *size)
                 for v, size in zip(volumes, r.sizes2, strict=True)
             ]
-        return Gradients(first, rest, grads.wanted)
+        return Gradients(first, rest, grads.requested)
 
 
 restore = Dense

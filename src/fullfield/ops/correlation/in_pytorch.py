@@ -162,7 +162,7 @@ class PreparedInPyTorch(Prepared):
         for level, pixels, window, x, y, inside in self._chunks(coords):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
-            if any(grads.wanted):
+            if any(grads.requested):
                 dot_gradients = torch.where(inside, blend_adjoint(grad, window, r.side), 0.0)
                 self.add_gradient(level, pixels, x, y, inside, dot_gradients, grads)
             if grad_coords is not None:

@@ -193,7 +193,7 @@ class Gradients:
 
     fmap1: Tensor | None
     levels: list[Tensor] | None
-    wanted: tuple[bool, bool] = (True, True)
+    requested: tuple[bool, bool] = (True, True)
     """Whether fmap1's and fmap2's gradients are requested."""
 
 

@@ -300,7 +300,7 @@ class Cuda(Prepared):
         stream = raw_stream(index)
         if stream not in self._streams:
             self._use_on(stream)
-        if grads.wanted[0] or grads.wanted[1]:
+        if grads.requested[0] or grads.requested[1]:
             if not isinstance(grads, Sums):
                 raise TypeError("these accumulators were not made by the cuda backend")
             self._feature_gradients().add(grad_out, coords, grads, stream)

@@ -160,15 +160,15 @@ class FeatureGradients:
             self._run(sums, END, stream)
         if sums.fmap1 is None or sums.levels is None:
             raise TypeError("these accumulators were not made by the cuda backend")
-        first = self._unpadded(sums.fmap1, r.size1) if sums.wanted[0] else None
-        if not sums.wanted[1]:
-            return Gradients(first, None, sums.wanted)
+        first = self._unpadded(sums.fmap1, r.size1) if sums.requested[0] else None
+        if not sums.requested[1]:
+            return Gradients(first, None, sums.requested)
         rest, start = [], 0
         for size in r.sizes2:
             count = r.batch * size[0] * size[1] * self._config.channels
             rest.append(self._unpadded(sums.levels[0][start : start + count], size))
             start += count
-        return Gradients(first, rest, sums.wanted)
+        return Gradients(first, rest, sums.requested)
 
     def _unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
         """Return a view [B, C, H, W] of [B, H, W, padded channels]."""

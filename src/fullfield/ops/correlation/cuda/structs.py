@@ -51,16 +51,16 @@ def fill(params: ctypes.Structure, request: Request, config: Config, f1: Tensor,
     params.tiles = params.batch * params.tiles_x * params.tiles_y
 
 
-def split_levels(params: ctypes.Structure, levels: int, parts: int, whole: int = 0) -> None:
-    """Divide every tile's levels into ``parts`` items (1 to 4): the finest levels apart, the others together.
+def split_levels(params: ctypes.Structure, levels: int, count: int, full_tiles: int = 0) -> None:
+    """Divide every tile's levels into ``count`` items (1 to 4): the finest levels apart, the others together.
 
-    The first ``whole`` tiles are one item each.
+    The first ``full_tiles`` tiles are one item each.
     """
-    ends = sorted({min(end, levels) for end in (*range(1, parts), levels)})
+    ends = sorted({min(end, levels) for end in (*range(1, count), levels)})
     for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         params.part_begin[index], params.part_end[index] = start, end
-    params.whole = whole
-    params.items = whole + (params.tiles - whole) * len(ends)
+    params.whole = full_tiles
+    params.items = full_tiles + (params.tiles - full_tiles) * len(ends)
 
 
 @functools.lru_cache(maxsize=256)

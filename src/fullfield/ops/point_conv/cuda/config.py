@@ -73,11 +73,11 @@ class Channels:
         return -(-self.outputs // 8) * 8
 
 
-def choose_operands(request: Request, beside: bool) -> Operands:
+def choose_operands(request: Request, has_cells: bool) -> Operands:
     """Return the operands' form for a request."""
     exact = request.dtype == torch.float32
     bf16 = request.dtype == torch.bfloat16 or (exact and request.precision == "medium")
-    return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", beside)
+    return Operands(CODES[request.dtype], bf16, exact and request.precision == "highest", has_cells)
 
 
 def without_bfloat16(request: Request) -> Request:

@@ -59,8 +59,8 @@ class _MultiplyPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _multiply_plan(device: Device, request: Request, beside: bool) -> _MultiplyPlan:
-    operands, channels = choose_operands(request, beside), pad_channels(request)
+def _multiply_plan(device: Device, request: Request, has_cells: bool) -> _MultiplyPlan:
+    operands, channels = choose_operands(request, has_cells), pad_channels(request)
     config = multiply_config(request, operands, device)
     blocks = -(-channels.outputs // config.columns)
     columns = blocks * channels.groups
@@ -97,8 +97,8 @@ class _OuterPlan(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def _outer_plan(device: Device, request: Request, beside: bool) -> _OuterPlan:
-    operands, channels = choose_operands(request, beside), pad_channels(request)
+def _outer_plan(device: Device, request: Request, has_cells: bool) -> _OuterPlan:
+    operands, channels = choose_operands(request, has_cells), pad_channels(request)
     config = outer_config(request, operands, device)
     input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
     output_blocks = -(-channels.outputs // config.outputs)
@@ -158,8 +158,8 @@ def multiply(
     if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
         widened_bias = None if bias is None else bias.float()
         return out.copy_(multiply(widened, features.float(), weight.float(), widened_bias, triplets, transposed))
-    rows, entries, beside = triplets
-    plan = _multiply_plan(device, _canonical_request(request), beside.numel() > 0)
+    rows, entries, cells = triplets
+    plan = _multiply_plan(device, _canonical_request(request), cells.numel() > 0)
     kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
     buffer = features.new_empty((plan.buffer_bytes,), dtype=torch.uint8)
@@ -172,7 +172,7 @@ def multiply(
     aligned = _aligned(features, plan.groups, plan.padded)
     main = _Multiply.from_buffer_copy(plan.main)
     t = main.triplets
-    t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), request.rows
+    t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
     main.features, main.weights, main.bias, main.out = aligned.data_ptr(), packed, address(bias), out.data_ptr()
     main.magnitude, main.queue = address(magnitude), packed + plan.weights
     each = min(plan.max_blocks, -(-request.rows // plan.unit))
@@ -190,8 +190,8 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     device = _launching.device_at(features.get_device())
     if not device.multiplies_bfloat16 and request != (widened := without_bfloat16(request)):
         return out.copy_(outer(widened, features.float(), grad.float(), triplets))
-    rows, entries, beside = triplets
-    plan = _outer_plan(device, _canonical_request(request), beside.numel() > 0)
+    rows, entries, cells = triplets
+    plan = _outer_plan(device, _canonical_request(request), cells.numel() > 0)
     kernels = _launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, grad)) if plan.scaled else None
     config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
@@ -204,7 +204,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     aligned, aligned_grad = _aligned(features, groups, inputs), _aligned(grad, groups, outputs)
     main = _Outer.from_buffer_copy(plan.main)
     t = main.triplets
-    t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), request.rows
+    t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), cells.data_ptr(), request.rows
     main.features, main.grad, main.shares = aligned.data_ptr(), aligned_grad.data_ptr(), shares.data_ptr()
     main.turns, main.magnitude = address(turns), address(magnitude)
     main.segments, main.slots = segments, slots

@@ -29,10 +29,10 @@ def supports(features: Tensor) -> str | None:
 
 
 @functools.cache
-def source(dtype: torch.dtype, beside: bool) -> Source:
-    """Return the source of all kernels; ``beside``: whether triplets keep cells apart from the words."""
+def source(dtype: torch.dtype, has_cells: bool) -> Source:
+    """Return the source of all kernels; ``has_cells``: whether triplets keep cells apart from the words."""
     text = _launching.read_source(_launching.HALVES, _launching.VALUES, _SOURCE)
-    return Source.defining(text, IN=_CODES[dtype], BESIDE=beside)
+    return Source.defining(text, IN=_CODES[dtype], BESIDE=has_cells)
 
 
 def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:
