@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.paper.matching import read_runs
 from fullfield.cli.main import main
-from fullfield.cli.methods import Chosen
+from fullfield.cli.methods import MethodChoice
 from fullfield.datasets import DATASETS
 from fullfield.io import read_flow, read_frame, write_flow, write_image
 from fullfield.metrics import FlowMetrics
@@ -87,13 +87,13 @@ def test_evaluate_scale_has_own_folder(cli: Any, pairs: Path) -> None:  # noqa: 
 @pytest.mark.usefixtures("pairs")
 def test_evaluate_prepares_method_for_reduced_frames(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, int]] = []
-    once = Chosen.prepare
+    once = MethodChoice.prepare
 
-    def noted(self: Chosen, size: tuple[int, int], *more: Any, **named: Any) -> None:
+    def noted(self: MethodChoice, size: tuple[int, int], *more: Any, **named: Any) -> None:
         sizes.append(size)
         once(self, size, *more, **named)
 
-    monkeypatch.setattr(Chosen, "prepare", noted)
+    monkeypatch.setattr(MethodChoice, "prepare", noted)
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST, "--scale", "1/4").code == 0
     assert sizes == [(12, 16)]
 
@@ -104,7 +104,7 @@ def test_evaluate_records_memory_shortage_of_preparation(cli: Any, monkeypatch: 
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Chosen, "prepare", no_room)
+        patched.setattr(MethodChoice, "prepare", no_room)
         assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code != 0
     assert json.loads(Path("runs/mine/tvl1/failure.json").read_text()) == {"failure": "out of memory"}
     assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code == 0
