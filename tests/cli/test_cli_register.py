@@ -160,6 +160,9 @@ def test_apply_moves_a_cloud_by_a_pose_that_was_written(cli: Any, scans: Path) -
         (("--apply", "pose.txt", "c.ply"), "--apply: expected one cloud and --output"),
         (("c.ply",), "CLOUD: expected at least two clouds"),
         (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--merge", "e.ply"), "--merge: --apply moves a cloud"),
+        (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--voxel", "1"), "--voxel: --apply moves a cloud"),
+        (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--seed", "0"), "--seed: --apply moves a cloud"),
+        (("--apply", "pose.txt", "c.ply", "-o", "d.ply", "--iterations", "50000"), "--iterations: --apply moves"),
     ):
         ran = cli("register", *arguments)
         assert ran.code == 2

@@ -54,7 +54,7 @@ def test_observability_describes_a_turn_about_an_axis() -> None:
     assert direction.motion == "turning"
     assert np.abs(direction.axis - (0, 0, 1)).max() < 0.02
     assert np.abs(direction.point[:2] - (7, -2)).max() < 0.1
-    assert str(direction).startswith("turning about the axis (0, 0, 1) through (")
+    assert str(direction) == "turning about the axis (0, 0, 1)"
 
 
 def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> None:

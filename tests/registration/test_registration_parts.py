@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fullfield.registration import search
 from fullfield.registration.descriptors import BINS, around, histograms, mutual_matches, nearest_within, plane_normals
+from fullfield.registration.group import combine
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
 from fullfield.registration.refinement import Refiner, library
+from fullfield.registration.result import AcceptedRegistration, RefusedRegistration
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence, estimate_confidence
 
 Floats = NDArray[np.float64]
@@ -191,3 +196,50 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
     ):
         assert not refused.accepted
         assert refused.reason is not None
+
+
+def test_accepted_pairs_without_the_first_cloud_leave_the_others_without_a_pose() -> None:
+    points = np.random.default_rng(0).uniform(0, 10, (200, 3))
+    accepted = AcceptedRegistration(np.eye(4), True, None, 0.9, 100, 90, 0.9, 0.01, 0.1)
+    refused = RefusedRegistration(None, False, "nothing", 0.1, 100, 3, 0.1, 0.01, 0.1)
+    group = combine([points] * 3, {(1, 0): refused, (2, 0): refused, (2, 1): accepted})
+    assert [pose is None for pose in group.poses] == [False, True, True]
+    assert not group.contradictions
+
+
+@pytest.mark.parametrize("switches", [1, 2, 3])
+def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    poses = [np.eye(4) for _ in range(4)]
+    for number, pose in enumerate(poses):
+        pose[0, 3] = number
+    judged: list[float] = []
+    evidence = SimpleNamespace(accepted=True)
+    pair = SimpleNamespace(
+        source=SimpleNamespace(fine=None),
+        target=SimpleNamespace(fine=None),
+        weigh=lambda refined: [(evidence, refined[0])],
+    )
+
+    def find_rivals(pose: Floats, *_: object) -> list[SimpleNamespace]:
+        number = int(pose[0, 3])
+        return [SimpleNamespace(transform=poses[number + 1], is_better=True)] if number < switches else []
+
+    for name, replacement in (
+        ("_object_to_reflection", lambda *_: None),
+        ("_observe", lambda _, pose: judged.append(pose[0, 3])),
+        ("compare", lambda *_: SimpleNamespace(contradiction=0.0)),
+        ("find_rivals", find_rivals),
+        ("Refiner", lambda *_: lambda pose, _reaches: pose),
+        ("_find_deformation", lambda *_: None),
+        ("select_equal", lambda _: []),
+    ):
+        monkeypatch.setattr(search, name, replacement)
+    objection, pose = search._judge(pair, evidence, poses[0], [], SimpleNamespace(seed=0))
+    assert judged == [0, 1, 2][: switches + 1]
+    if switches < 3:
+        assert objection is None
+        assert pose[0, 3] == switches
+    else:
+        assert objection is not None
+        assert "another one fits better still" in objection.reason
+        assert [other[0, 3] for other in objection.alternatives] == [3]

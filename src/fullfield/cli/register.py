@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
     search.add_argument("--descriptor", choices=("fpfh", "learned"), help="features [fpfh; learned with --weights]")
     search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [those in the package]")
-    search.add_argument("--seed", type=argtypes.natural, default=0, help="seed of the random draws")
-    search.add_argument("--iterations", type=argtypes.count, default=50_000, help="number of triples that RANSAC draws")
+    search.add_argument("--seed", type=argtypes.natural, help="seed of the random draws [0]")
+    search.add_argument("--iterations", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
     _check_files(args)
     if args.apply is not None:
         return _apply(args)
+    args.seed = 0 if args.seed is None else args.seed
+    args.iterations = 50_000 if args.iterations is None else args.iterations
     if args.weights is not None and args.descriptor == "fpfh":
         raise InputError("--weights: expected --descriptor learned, got fpfh, which has no weights")
 
@@ -145,7 +147,8 @@ def _check_count(args: argparse.Namespace) -> None:
             raise InputError(
                 f"--apply: expected one cloud and --output, got {count}{'' if args.output else ' without'}"
             )
-        options: tuple[str, ...] = ("init", "viz", "merge", "pose")
+        search = ("voxel", "init", "descriptor", "weights", "seed", "iterations", "threads")
+        options: tuple[str, ...] = (*search, "viz", "merge", "pose")
     elif count == 1:
         raise InputError("CLOUD: expected at least two clouds, or --apply with a pose, got one cloud")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -80,7 +81,8 @@ def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Re
     dropped = dict[tuple[int, int], Registration]()
     while True:
         poses = _solve(corners, edges)
-        off = {pair: _residual(corners, poses, pair, one) / one.voxel for pair, one in edges.items()}
+        residuals = {pair: _residual(corners, poses, pair, one) / one.voxel for pair, one in edges.items()}
+        off = {pair: value for pair, value in residuals.items() if not math.isnan(value)}  # NaN: not tied to cloud 0
         worst = max(off.values(), default=0.0)
         if worst <= _CONTRADICTS:
             break

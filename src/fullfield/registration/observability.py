@@ -30,10 +30,7 @@ class FreeDirection(NamedTuple):
 
     def __str__(self) -> str:
         axis = ", ".join(f"{value + 0.0:.2g}" for value in np.round(self.axis, 2))
-        if self.motion == "sliding":
-            return f"sliding along ({axis})"
-        point = ", ".join(f"{value:.4g}" for value in self.point)
-        return f"{self.motion} about the axis ({axis}) through ({point})"
+        return f"sliding along ({axis})" if self.motion == "sliding" else f"{self.motion} about the axis ({axis})"
 
 
 class Observability(NamedTuple):

@@ -213,7 +213,7 @@ def _judge(
     pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats], search: Search
 ) -> tuple[Objection | None, Floats]:
     """Return what speaks against the pose, None if nothing does, and the pose, or a rival that is better."""
-    for _ in range(_MAX_SWITCHES):
+    for switches in range(_MAX_SWITCHES + 1):
         mirrored = _object_to_reflection(pair, evidence, search)
         if mirrored is not None:
             return mirrored, pose
@@ -232,6 +232,9 @@ def _judge(
         weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
         if not weighed or not weighed[0][0].accepted:
             break
+        if switches == _MAX_SWITCHES:
+            reason = f"no pose holds: after {switches} better poses another one fits better still"
+            return Objection(reason, max_confidence=BELOW_HALF, alternatives=(weighed[0][1],)), pose
         evidence, pose = weighed[0]
     explanation = _find_deformation(pair, pose)
     if explanation is not None:
