@@ -12,6 +12,7 @@ import torch
 from sequence_shots import CommandLine
 
 from fullfield.io import read_frame, write_vectors
+from fullfield.io.raw import read_raw
 from fullfield.sequences.motion import interpolate, warp_image
 
 HEIGHT, WIDTH = 24, 32
@@ -56,6 +57,25 @@ def test_retime_does_not_darken_what_one_plate_lacks(run: CommandLine) -> None:
     run.done("retime", "p.%d.exr", "--flow", "mv.%d.exr", "--factor", "4", "-o", "slow.%d.exr")
     for number in (1, 2, 3, 4):
         assert np.abs(light(f"slow.{number}.exr") - 0.5).max() < 1e-5, number
+
+
+def test_read_raw_keeps_the_colour_where_depth_is_infinite(tmp_path: Path) -> None:
+    pixels = np.full((HEIGHT, WIDTH, 6), 0.5)
+    names = ("R", "G", "B", "A", "Z", "position.Y")
+    pixels[2, 3, 4] = np.inf
+    write_exr(str(tmp_path / "a.exr"), pixels, names)
+    raw = read_raw(tmp_path / "a.exr")
+    order = [raw.channels.index(name) for name in names]
+    assert raw.valid is None
+    assert raw.pixels[order, 2, 3].tolist() == [0.5, 0.5, 0.5, 0.5, 0, 0.5]
+    assert "a.exr: Z: 1 pixel is NaN or infinite, the first at x = 3, y = 2" in raw.note
+    pixels[5, 6, 1] = np.nan
+    write_exr(str(tmp_path / "b.exr"), pixels, names)
+    raw = read_raw(tmp_path / "b.exr")
+    assert raw.valid is not None
+    assert (~raw.valid).nonzero().tolist() == [[5, 6]]
+    assert raw.pixels[order, 5, 6].tolist() == [0, 0, 0, 0, 0.5, 0.5]
+    assert "b.exr: 1 pixel is NaN or infinite, the first at x = 6, y = 5" in raw.note
 
 
 def test_retime_takes_a_mask(run: CommandLine) -> None:

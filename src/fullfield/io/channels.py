@@ -151,9 +151,9 @@ def check_integers(path: Path, forms: Collection[str]) -> None:
         )
 
 
-def describe_dead(path: Path, dead: Mask) -> str:
-    """Return the message on pixels that are NaN or infinite."""
+def describe_dead(subject: str, dead: Mask) -> str:
+    """Return the message on pixels of a file, or of its channels, that are NaN or infinite."""
     count = int(dead.sum())
     y, x = divmod(int(dead.argmax()), dead.shape[1])
     pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
-    return f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}; nothing is known there"
+    return f"{subject}: {pixels} NaN or infinite, the first at x = {x}, y = {y}; nothing is known there"

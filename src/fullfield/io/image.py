@@ -157,7 +157,7 @@ class FrameReader:
             mask = read_mask(self.mask, source, box, full if window is None else window.display)
             valid_mask = mask if valid_mask is None else valid_mask & mask
         valid = None if valid_mask is None or valid_mask.all() else torch.from_numpy(valid_mask)
-        note = "" if dead is None else describe_dead(path, dead)
+        note = "" if dead is None else describe_dead(str(path), dead)
         return ReadFrame(torch.from_numpy(planes), window, metadata, valid, note)
 
 

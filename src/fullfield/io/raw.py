@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.channels import check_integers, describe_dead, find_colour
+from fullfield.io.channels import ColourChannels, check_integers, describe_dead, find_colour
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats.plain import read_pfm_planes
 from fullfield.io.masks import read_mask
 from fullfield.io.oiio import (
     Attribute,
     Header,
-    Part,
     Source,
     check_name,
     list_copied_entries,
@@ -45,7 +44,7 @@ class Raw(NamedTuple):
     window: FrameWindow | None = None
     metadata: tuple[Attribute, ...] = ()
     valid: Tensor | None = None
-    """bool [H, W]: where the picture is known (data window, finite values, mask); None: everywhere."""
+    """bool [H, W]: where the picture is known (data window, finite colour and alpha, mask); None: everywhere."""
     note: str = ""
     """Message on values that are NaN or infinite, which become 0; empty where there are none."""
 
@@ -62,9 +61,10 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     if sniff(where)[0] == "pfm":
         planes = read_pfm_planes(where)
         names = ("R", "G", "B") if len(planes) == 3 else ("Y",)
-        return _mark_valid(where, Raw(torch.from_numpy(planes), names, "float"), None, mask)
+        raw = Raw(torch.from_numpy(planes), names, "float")
+        return _mark_valid(where, raw, [*range(len(names))], None, mask)
     with opened(where) as source:
-        part = _choose_part(source)
+        part, indices = _choose_part(source)
         spec = part.spec
         if spec.deep:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
@@ -77,7 +77,8 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
         value_type = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         value_type = "float" if value_type == "double" else value_type
         raw = Raw(torch.from_numpy(planes), part.channels, value_type, window, list_copied_entries(spec))
-        raw = _mark_valid(where, raw, source if exr else None, mask, part.data_window if exr else None)
+        judged = _add_alpha(part.channels, indices)
+        raw = _mark_valid(where, raw, judged, source if exr else None, mask, part.data_window if exr else None)
         straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
     if straight and raw.alpha is not None:
         others = [index for index in range(len(raw.channels)) if index != raw.alpha]
@@ -85,8 +86,14 @@ def read_raw(path: PathLike, mask: str | None = None) -> Raw:
     return raw
 
 
-def _mark_valid(path: Path, raw: Raw, source: Source | None, mask: str | None, stored: Box | None = None) -> Raw:
-    """Return the picture with what is known of it; values that are not finite become 0, in place."""
+def _mark_valid(
+    path: Path, raw: Raw, judged: list[int], source: Source | None, mask: str | None, stored: Box | None = None
+) -> Raw:
+    """Return the picture with what is known of it; values that are not finite become 0, in place.
+
+    The channels ``judged``, colour and alpha, become 0 together, and the pixel is unknown. Others, such as a depth that
+    is infinite in the sky, say nothing of the colour.
+    """
     height, width = raw.pixels.shape[-2:]
     display: Box = (0, 0, width, height) if raw.window is None else raw.window.display
     valid_mask = np.ones((height, width), np.bool_)
@@ -94,23 +101,39 @@ def _mark_valid(path: Path, raw: Raw, source: Source | None, mask: str | None, s
         valid_mask[:] = False
         top, left = stored[1] - display[1], stored[0] - display[0]
         valid_mask[max(top, 0) : max(top + stored[3], 0), max(left, 0) : max(left + stored[2], 0)] = True
-    dead = ~np.isfinite(raw.pixels.numpy()).all(axis=0)
+    values = raw.pixels.numpy()
+    dead_values = ~np.isfinite(values)
     note = ""
-    if dead.any():
-        raw.pixels[:, torch.from_numpy(dead)] = 0
-        note, valid_mask = describe_dead(path, dead), valid_mask & ~dead
+    if dead_values.any():
+        dead = dead_values[judged].any(axis=0)
+        dead_values[judged] = dead
+        values[dead_values] = 0
+        valid_mask &= ~dead
+        if dead.any():
+            note = describe_dead(str(path), dead)
+        else:
+            names = [name for name, plane in zip(raw.channels, dead_values, strict=True) if plane.any()]
+            note = describe_dead(f"{path}: {', '.join(names)}", dead_values.any(axis=0))
     if mask is not None:
         valid_mask &= read_mask(mask, source, display, display)
-    return raw if valid_mask.all() else raw._replace(valid=torch.from_numpy(valid_mask), note=note)
+    return raw._replace(valid=None if valid_mask.all() else torch.from_numpy(valid_mask), note=note)
 
 
-def _choose_part(source: Source) -> Part:
-    """Return the part in colour, or the first one where none is (depth, masks)."""
+def _add_alpha(channels: tuple[str, ...], indices: list[int]) -> list[int]:
+    """Return the indices of colour channels and of the alpha of their layer."""
+    layers = {channels[index].rpartition(".")[0] for index in indices}
+    parts = [name.rpartition(".") for name in channels]
+    alphas = [n for n, (layer, _, name) in enumerate(parts) if layer in layers and name.lower() in _ALPHAS]
+    return sorted({*indices, *alphas})
+
+
+def _choose_part(source: Source) -> ColourChannels:
+    """Return the part in colour, or the first one with all its channels where none is (depth, masks)."""
     first = source.first_part()
     try:
-        return find_colour(source, None, None).part
+        return find_colour(source, None, None)
     except InputError:
-        return first
+        return ColourChannels(first, [*range(len(first.channels))])
 
 
 def write_raw(path: PathLike, raw: Raw) -> None:
