@@ -55,7 +55,8 @@ def pack_run(
     if not has_state(folder):
         raise InputError(f"{folder}: expected the folder of a run with a checkpoint, got none")
     target.mkdir(parents=True, exist_ok=True)
-    foreign = sorted(path.name for path in target.iterdir() if not path.name.startswith("packed"))
+    earlier = [target / INDEX, *target.glob(_FILE.format("*"))]
+    foreign = sorted({path.name for path in target.iterdir()} - {path.name for path in earlier})
     if foreign:
         raise InputError(f"{target}: expected an empty folder or a packed run, got {foreign[0]}")
     pointer = read_notes(folder / STATE / POINTER)
@@ -68,8 +69,8 @@ def pack_run(
             free_bytes = file_bytes
         files[-1][key] = tensor
         free_bytes -= size
-    for path in target.iterdir():
-        path.unlink()
+    for path in earlier:
+        path.unlink(missing_ok=True)
     names = [_FILE.format(number) for number in range(len(files))]
     for name, content in zip(names, files, strict=True):
         write_tensors(target / name, content)
@@ -77,7 +78,7 @@ def pack_run(
     index = {
         "files": names,
         "recipe": read_notes(folder / RECIPE),
-        "state": pointer,
+        "state": {**pointer, "best": None} if "best" in pointer else pointer,  # the best weights are not packed
         "history": history.read_text("utf-8") if history.is_file() else "",
     }
     write_notes(target / INDEX, index)

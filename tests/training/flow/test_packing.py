@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,20 @@ def test_unpacked_run_is_the_run_within_its_rounding(run: Path, tmp_path: Path) 
                 assert change <= limit, (name, part, change)
     average, weights = tensors(copy, "average"), read_safetensors(copy / "weights.safetensors")
     assert all(torch.equal(value, weights[name]) for name, value in average.items())
+
+
+def test_a_packed_run_has_no_best_error_since_it_has_not_the_best_weights(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    pointer = tmp_path / "run/state/state.json"
+    pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "best": 0.5}))
+    pack_run(tmp_path / "run", tmp_path / "packed")
+    copy = unpack_run(tmp_path / "packed", tmp_path / "copy")
+    assert json.loads((copy / "state/state.json").read_text())["best"] is None
+
+
+def test_pack_run_deletes_no_file_of_others(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "packed_by_hand.zip").write_text("")
+    refuses("expected an empty folder or a packed run, got packed_by_hand.zip", pack_run, run, tmp_path)
 
 
 def test_packed_run_takes_3_7_bytes_per_parameter_in_files_of_limited_size(run: Path, tmp_path: Path) -> None:
