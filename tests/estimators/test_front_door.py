@@ -17,6 +17,7 @@ from fullfield import estimate, estimate_batch
 from fullfield.estimators import as_frame, release_memory
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.devices import choose_device
+from fullfield.estimators.estimation import build
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver
 from fullfield.testing import textured_scene
 from refusals import refuses
@@ -208,6 +209,7 @@ def test_a_method_can_be_a_class_of_the_users(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "own_methods", raising=False)
     flow = estimate(*FRAMES, "own_methods:Shift")
     assert (flow.method, float(flow.flow.mean())) == ("shift", 3.0)
+    assert build("own_methods:Shift") is not build("own_methods:Shift"), "it may keep a state"
     release_memory()
     for name, message in (
         ("no_such_module:Shift", "no_such_module:Shift: expected a class that can be imported, got: No module named"),

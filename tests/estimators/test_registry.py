@@ -51,13 +51,11 @@ def test_a_new_method_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.METHODS, "shift", entry)
     flow = estimate(torch.rand(3, 8, 9), torch.rand(3, 8, 9), "shift", config=ShiftConfig(pixels=2.5))
     assert torch.equal(flow.flow, torch.full((2, 8, 9), 2.5))
-    assert not entry.has_weights
     assert build("shift", backend="fast").requested_backend == "fast"  # type: ignore[attr-defined]
 
 
 def test_entries_agree_with_the_networks() -> None:
     for name, entry in METHODS.items():
-        assert entry.has_weights == (name != "tvl1"), name
         if entry.network is not None and entry.network not in DEFAULTS:  # not trained yet
             message = f"^weights: expected a file for {name}, which has no published weights, got None"
             refuses(message, estimate, torch.zeros(3, 16, 16), torch.zeros(3, 16, 16), name)

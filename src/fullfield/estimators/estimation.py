@@ -21,7 +21,7 @@ from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import Frame, FrameBatches, as_batches
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refiner
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, get_method
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, OwnMethod, canonical, get_method
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops.devices import AUTO, resolve_device
@@ -70,7 +70,10 @@ def build(
             raise InputError(
                 f"{parameter}: expected a parameter of {name} ({', '.join(own_parameters)}), got {came}{hint}"
             )
-    return _load_cached_estimator(name, config.replace(**parameters), backend)
+    config = config.replace(**parameters)
+    if isinstance(entry, OwnMethod):  # it may keep a state, such as the flow before
+        return entry.build(name, config, backend)
+    return _load_cached_estimator(name, config, backend)
 
 
 @lru_cache(maxsize=2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +62,6 @@ class Method:
         """Return the configurations by name of preset."""
         presets: Mapping[str, Any] = getattr(import_module(self.module), self.presets_name)
         return presets
-
-    @property
-    def has_weights(self) -> bool:
-        """True if the method loads weights, so that its estimator is worth keeping between calls."""
-        return any(field.name == "weights" for field in fields(self.load()))
 
     def build(self, name: str, config: Any, backend: str | None) -> Estimator:
         """Return a new estimator of the method ``name``, which for ptlflow's models is longer than the entry's."""
