@@ -61,6 +61,24 @@ def test_an_error_is_raised_for_its_key_alone() -> None:
         assert reads.take(2) == 2
 
 
+def test_discarded_keys_do_not_keep_others_from_being_read_ahead() -> None:
+    started: list[int] = []
+
+    def read(key: int) -> bytes:
+        started.append(key)
+        return bytes(10)
+
+    with ReadAhead(read, len, threads=1, max_bytes=1) as reads:
+        reads.extend(range(8))
+        reads.take(0)
+        assert wait_until_idle(started) == 3
+        reads.discard(lambda key: key in (1, 2, 4))
+        assert wait_until_idle(started) == 5
+        assert started == [0, 1, 2, 3, 5]
+        assert reads.take(3) == bytes(10)
+    assert 4 not in started
+
+
 def test_leaving_ends_the_threads_and_keys_are_not_added_twice() -> None:
     before, started = threading.active_count(), []
     with ReadAhead(started.append, lambda _: 1, threads=2) as reads:

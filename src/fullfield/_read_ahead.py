@@ -82,6 +82,13 @@ class ReadAhead(Generic[Key, Item]):
         self._fill()
         return item
 
+    def discard(self, is_unneeded: Callable[[Key], bool]) -> None:
+        """Forget keys that will not be taken, so that their items do not occupy the place of others."""
+        self._queue = deque(key for key in self._queue if not is_unneeded(key))
+        for key in [key for key in self._pending if is_unneeded(key)]:
+            self._pending.pop(key).cancel()
+        self._fill()
+
     def _limit(self) -> int:
         """Return how many reads may be pending."""
         if self._largest_bytes == 0:

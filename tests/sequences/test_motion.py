@@ -15,10 +15,14 @@ from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 from fullfield import InputError, estimate
 from fullfield.io import FrameWindow, read_frame, read_vectors, write_flow, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
+from fullfield.io.vectors import VectorReading
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
 from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
-from fullfield.sequences.pictures import InputReader
+from fullfield.sequences.pictures import InputReader, run_pictures
 from fullfield.sequences.results import StageTimes
+from fullfield.sequences.retiming import plan_retime
+from fullfield.sequences.stored_flow import StoredFlow
+from fullfield.sequences.warping import plan_warp
 from fullfield.testing import textured_scene
 from refusals import refuses
 
@@ -153,6 +157,20 @@ def test_what_is_hidden_can_be_left_out(cli: CommandLine) -> None:
     write_raw("m.exr", Raw(torch.ones(1, HEIGHT, WIDTH), ("A",), "float"))
     assert cli("warp", "m.exr", "--flow", "mv.1.exr", "-o", "o.exr", "--hide-occluded")[0] == 0
     assert torch.equal(read_raw("o.exr").pixels[0], 1 - hidden)
+
+
+@pytest.mark.usefixtures("cli")
+def test_hidden_pixels_are_left_out_along_vectors_of_the_reading_options() -> None:
+    hidden = torch.zeros(HEIGHT, WIDTH)
+    hidden[:, 10:20] = 1
+    write_vectors("mv.1.exr", {"forward": steady(3), "occlusion.forward": hidden})
+    reading = VectorReading(scale=2.0)
+    plain, masked = (
+        StoredFlow("mv.1.exr", reading=reading).read(1, "forward", hide_occluded=on) for on in (False, True)
+    )
+    assert plain[0].unique().tolist() == [6]
+    assert torch.equal(masked.isnan().all(0), hidden > 0.5)
+    assert masked[0][hidden == 0].unique().tolist() == [6]
 
 
 def test_occlusion_of_a_pair_can_be_left_out(cli: CommandLine) -> None:
@@ -422,6 +440,38 @@ def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahe
         replacement.replace(paths[1])
         assert reader.get(paths[1]) == "second"
     assert texts == ["first", "first", "second"]
+
+
+def test_input_reader_releases_what_was_never_taken() -> None:
+    started: list[str] = []
+    with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), threads=1) as reader:
+        for key in "bcdef":  # "a" is never taken
+            reader.release(lambda other, key=key: other >= key)
+            reader.get(key)
+            assert "a" not in reader._reads._pending
+            assert len(reader._reads._pending) <= 2
+
+
+@pytest.mark.usefixtures("cli")
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_video_is_closed_after_warp_and_retime(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    write_video("clip.mov", moving(3), "prores")
+    stored(1, 3, -2.0)
+    for name, job in (
+        ("w", plan_warp("clip.mov", "mv.%04d.exr", "w.%d.png")),
+        ("r", plan_retime("clip.mov", "mv.%04d.exr", "r.%d.png", 2)),
+    ):
+        closed: list[str] = []
+        monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
+        settled, plan = job.settle()
+        if is_broken:
+            monkeypatch.setattr(type(job), "_read", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run_pictures(settled, plan.missing)
+        else:
+            assert run_pictures(settled, plan.missing).written
+        assert closed == [name]
 
 
 def test_retime_reads_each_file_once_and_notices_a_replaced_plate(

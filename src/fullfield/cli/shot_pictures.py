@@ -135,8 +135,9 @@ def _open_output(args: argparse.Namespace, job: ShotJob) -> Iterator[Callable[[i
         return
     rate = _RATE
     if job.frame_files.video is not None:
-        with suppress(InputError, OSError):
-            rate = io.open_video(job.frame_files.video).rate or _RATE
+        from fullfield.sequences.picture_files import read_rate
+
+        rate = read_rate(job.frame_files.video)
     writer: io.VideoWriter | None = None
     with paths.record_output(args.viz):
         try:

@@ -211,7 +211,7 @@ def read_vectors(path: PathLike, reading: VectorReading | None = None) -> dict[s
         return {"forward": _or_nan(*read_flow(where))}
     layers: dict[str, Tensor] = {}
     for name in list_layers(where):
-        layers[name] = read_direction(where, name) if name in DIRECTIONS else _plane(where, name)
+        layers[name] = read_direction(where, name) if name in DIRECTIONS else read_plane(where, name)
     if not layers.keys() & DIRECTIONS:
         with opened(where, "openexr", "flow in OpenEXR") as source:
             is_blender = exr.has_blender_vectors(source)
@@ -245,9 +245,9 @@ def read_note(path: PathLike, name: str) -> str:
         return str(source.first_part().spec.get_string_attribute(name))
 
 
-def _plane(path: Path, name: str) -> Tensor:
-    """Return one channel on the display window, 0 outside the data window."""
-    with opened(path) as source:
+def read_plane(path: PathLike, name: str) -> Tensor:
+    """Return a channel of :func:`list_layers` on the display window, 0 outside the data window."""
+    with opened(Path(path)) as source:
         part = source.first_part()
         names = [have.lower() for have in part.channels]
         channel = names.index(name if name in names else name.removesuffix(".forward"))

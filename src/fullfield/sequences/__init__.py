@@ -6,7 +6,7 @@
 - ``changes``: cuts and duplicate frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
 - ``tracking``: one reference frame in all others; ``follow``: the same for a shot, with its files
-- ``outputs``: the files of a shot; ``records``: what each of them was made from
+- ``outputs``: the files of a shot
 - ``run``: estimates and writes, in one process; ``writing``: its threads that write
 - ``pool``: several devices of one machine; ``cluster``: many machines, through Ray
 - ``warping``, ``retiming``: of a shot along its ``stored_flow``; ``pictures``: their run; ``motion``: the computation

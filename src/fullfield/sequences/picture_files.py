@@ -45,7 +45,7 @@ class PictureFiles:
                 raise InputError(f"mask: expected None for a video, got {mask}")
             self._plates = open_frame_files(self._frame_files, None)
             self.numbers, self.readers = list(self._plates.numbers), self._plates.readers
-            self.rate = _read_rate(source)
+            self.rate = read_rate(source)
         else:
             self.numbers, self.readers = list(self._frame_files.files), reader_count()
 
@@ -85,7 +85,8 @@ class PictureFiles:
             self._plates.close()
 
 
-def _read_rate(video: str) -> float:
+def read_rate(video: str) -> float:
+    """Return the frames a second of a video; 24 where it does not say."""
     try:
         source = io.open_video(video)
     except (InputError, OSError):

@@ -6,7 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -92,8 +92,9 @@ class InputReader:
                 raise InputError(f"{self._path(key)}: was replaced during the run; run the command again")
 
     def release(self, is_needed: Callable[[Any], bool]) -> None:
-        """Forget what is no longer needed."""
+        """Forget what is no longer needed, read or not."""
         self._stamped = {key: item for key, item in self._stamped.items() if is_needed(key)}
+        self._reads.discard(lambda key: not is_needed(key))
 
     def _read_stamped(self, key: Any) -> tuple[Any, Any]:
         stamp = read_stamp(self._path(key))
@@ -173,6 +174,10 @@ class PictureJob(ABC):
         self, numbers: Sequence[int], device: torch.device, outcome: Outcome, stages: StageTimes
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
         """Yield each frame with a callback that computes its picture on the device."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the pictures that are read."""
 
     @property
     def has_records(self) -> bool:
@@ -276,6 +281,7 @@ def run_pictures(
 
     writers = None if video is None else 1  # in the order of the frames
     with (
+        closing(job),
         nullcontext() if video is None else video,
         one_thread_a_file,
         WriterThreads(outcome, stages, device, report, writers) as threads,

@@ -159,7 +159,11 @@ class RetimeJob(PictureJob):
                 before, _ = self._position(number)
                 reader.release(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
                 yield number, partial(self._compute, number, device, reader, outcome)
-        self.plates.close()
+
+    def close(self) -> None:
+        """Close the plates."""
+        if self.plates is not None:
+            self.plates.close()
 
     @property
     def rate(self) -> float:

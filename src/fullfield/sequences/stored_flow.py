@@ -8,10 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from fullfield import io
 from fullfield._check import InputError
 from fullfield.io.names import FLOW_SUFFIXES, is_exr
-from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, VALID, VectorReading, read_direction, read_note
+from fullfield.io.vectors import (
+    ENDS_NOTE,
+    INCOMPLETE_NOTE,
+    VALID,
+    VectorReading,
+    list_layers,
+    read_direction,
+    read_note,
+    read_plane,
+)
 from fullfield.sequences.names import FrameFiles, find_frames, is_pattern
 from fullfield.sequences.outputs import Output
 
@@ -115,13 +123,13 @@ class StoredFlow:
                 raise ShotEndsError(f"{path}: has no {direction} vectors: the shot ends there")
             if direction in incomplete:
                 raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
+        flow = read_direction(path, direction, self.reading)
         if not hide_occluded:
-            return read_direction(path, direction, self.reading)
-        tensors = io.read_vectors(path)
-        if direction not in tensors or f"occlusion.{direction}" not in tensors:
-            layers = f"{direction} and occlusion.{direction}"
-            raise InputError(f"{path}: has no layers {layers}; it has {', '.join(tensors)}")
-        hidden = tensors[f"occlusion.{direction}"] > 0.5
-        if VALID in tensors:  # there, occlusion only says that nothing is known
-            hidden &= tensors[VALID] > 0.5
-        return tensors[direction].masked_fill(hidden, float("nan"))
+            return flow
+        layers, occlusion = list_layers(path) if is_exr(path) else [direction], f"occlusion.{direction}"
+        if occlusion not in layers:
+            raise InputError(f"{path}: has no layer {occlusion}; it has {', '.join(layers) or 'none that is known'}")
+        hidden = read_plane(path, occlusion) > 0.5
+        if VALID in layers:  # there, occlusion only says that nothing is known
+            hidden &= read_plane(path, VALID) > 0.5
+        return flow.masked_fill_(hidden, float("nan"))

@@ -224,6 +224,11 @@ class WarpJob(PictureJob):
             else:
                 yield from self._iterate_chain(self._chain_reference, numbers, device, reader)
 
+    def close(self) -> None:
+        """Close the plates."""
+        if self.plates is not None:
+            self.plates.close()
+
     def _list_keys(self, numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
         """Yield what is read, in the order of use: pictures by path, flow by direction and frame."""
         reference = self._chain_reference
@@ -262,21 +267,25 @@ class WarpJob(PictureJob):
             return self._warp(number, flow.to(device), device, reader)
 
         for number in numbers:
+            current = {(direction, number), ("picture", self._picture_key(number))}
             try:
                 reader.get((direction, number))
             except ShotEndsError:
                 outcome.shot_ends.append(number)
+                reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
                 continue
             except (InputError, OSError):
                 pass  # raised again by compute
             yield number, partial(compute, number)
-            current = {(direction, number), ("picture", self._picture_key(number))}
             reader.release(lambda key, current=current: key not in current)  # type: ignore[misc]
 
     def _iterate_chain(
         self, reference: int, numbers: Sequence[int], device: torch.device, reader: InputReader
     ) -> Iterator[tuple[int, Callable[[], Raw]]]:
+        taken = set[tuple[str, int]]()
+
         def read(direction: str, number: int) -> Tensor:
+            taken.add((direction, number))
             try:
                 flow: Tensor = reader.get((direction, number)).to(device)
             except OSError as error:
@@ -292,7 +301,10 @@ class WarpJob(PictureJob):
             yield reference, partial(compute, reference, None)
         for number, flow in accumulate_flow(reference, numbers, partial(read, "forward"), partial(read, "backward")):
             yield number, partial(compute, number, flow)
-            reader.release(lambda key: key[0] == "picture")
+            reader.release(lambda key: key not in taken)
+            if isinstance(flow, InputError):  # and so for all further frames of that side
+                direction = "backward" if number > reference else "forward"
+                reader.release(lambda key, direction=direction: key[0] != direction)  # type: ignore[misc]
 
     def _warp(self, number: int, flow: Tensor | None, device: torch.device, reader: InputReader) -> Raw:
         """Return the picture for a frame; without flow the picture as it is."""
