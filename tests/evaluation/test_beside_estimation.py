@@ -67,11 +67,13 @@ def test_read_ahead_stops_without_requests(pairs: FlowDataset, monkeypatch: pyte
 
     monkeypatch.setattr(type(pairs), "truth", slowly)
     monkeypatch.setattr(loading, "reader_count", lambda: 1)
+    before = set(threading.enumerate())
     ahead = read_ahead(pairs, range(len(pairs)))
     next(ahead)
     ahead.close()
     assert len(asked) <= 2
-    assert not any(thread.name.startswith("fullfield-read") for thread in threading.enumerate())
+    started = set(threading.enumerate()) - before
+    assert not any(thread.name.startswith("fullfield-read") for thread in started)
 
 
 class Raising(Counting):

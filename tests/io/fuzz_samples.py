@@ -394,7 +394,7 @@ def _facts(path: Path) -> Any:
     _put(path, run / "predictions" / "facts.json")
     (run / "config.json").write_text("{}")
     (run / "predictions" / "facts.npy").write_bytes(bytes(128))
-    return ScanRun.load(run).facts("facts")
+    return ScanRun.load(run).read_info("facts")
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

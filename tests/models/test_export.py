@@ -74,7 +74,7 @@ def plainly_encoded(config: RAFTConfig | SEARAFTConfig, *encoders: str) -> Netwo
 def test_the_parts_of_a_graph_are_the_network(config: Any, lookup: str) -> None:
     """Called one after the other, without an exporter; frames of 65×86 are padded, those of 64×80 are not."""
     model = network(config)
-    begin, step = export._Begin(model, lookup), export._Step(model, lookup)
+    begin, step = export._FirstSection(model, lookup), export._Step(model, lookup)
     for size in ((65, 86), (64, 80)):
         pictures = frames(*size, batch=2)
         with torch.no_grad():

@@ -181,7 +181,7 @@ def test_files_of_others_count_in_the_folder_that_was_named(
     for folder in (temporary, cache):
         (folder / "weights").mkdir(parents=True)
         (folder / "weights" / "mine.pth").write_bytes(b"somebody's")
-    monkeypatch.setattr("fullfield.models.weights._is_ours", lambda _: False)
+    monkeypatch.setattr("fullfield.models.weights._is_own", lambda _: False)
     assert cached_weights(mine) == cache / "weights" / "mine.pth"
     (cache / "weights" / "mine.pth").unlink()
     assert cached_weights(mine) is None
@@ -191,4 +191,4 @@ def test_files_of_others_count_in_the_folder_that_was_named(
 def test_whose_files_are_ours() -> None:
     for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
         path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
-        assert weights._is_ours(path) is ours  # type: ignore[arg-type]
+        assert weights._is_own(path) is ours  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fullfield.cli.main import main as fullfield
 from tools.__main__ import main
 
 
@@ -81,11 +80,3 @@ def test_a_verb_is_required(capsys: pytest.CaptureFixture[str]) -> None:
         "no verb given; one of render, textures, meshes, training (see python -m tools --help)"
         in capsys.readouterr().err
     )
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize("verb", ["render", "textures"])
-def test_former_verbs_name_their_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fullfield([verb, "-o", "x"]) == 2
-    said = f"{verb}: is not part of the package; in a checkout of fullfield run python -m tools {verb}\n"
-    assert capsys.readouterr().err == f"fullfield: error: {said}"

@@ -26,12 +26,14 @@ def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     behind = (dy * (rows - 1) - ry, dx * (columns - 1) - rx)
     two = functional.pad(fmap2.to(exact), (pw + rx, pw + behind[1], ph + ry, ph + behind[0]))
     last_y, last_x = sy * (height - 1) + 1, sx * (width - 1) + 1
-    planes = [
-        (one * two[:, :, i * dy : i * dy + last_y : sy, j * dx : j * dx + last_x : sx]).sum(1)
-        for i in range(rows)
-        for j in range(columns)
-    ]
-    return torch.unflatten(torch.stack(planes, 1), 1, (rows, columns)).to(fmap1.dtype)
+    lines = []
+    for i in range(rows):
+        planes = [
+            (one * two[:, :, i * dy : i * dy + last_y : sy, j * dx : j * dx + last_x : sx]).sum(1)
+            for j in range(columns)
+        ]
+        lines.append(torch.stack(planes, 1))
+    return torch.stack(lines, 1).to(fmap1.dtype)  # no view, so that callers may change it in place
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
