@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 QUICK = ["--method", "tvl1", "--preset", "fast", "--iterations", "4", "--warps", "2"]
 ELSEWHERE = ("train", "demo")  # run by their own tests
-SLOWER = ("live camera:", "live rtsp:", "--method sea-raft", "runs/descriptor")  # need a device, or a training before
+SLOWER = (
+    *("live camera:", "live rtsp:", "--method sea-raft"),  # need a device or weights
+    *("runs/descriptor", "blender.", "render.", "half."),  # need a training, or files of other programs
+)
 
 
 def blocks(page: str, language: str = "") -> list[str]:

@@ -23,9 +23,10 @@ from fullfield._ledger.notes import check_entries
 from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_checksum, digest, read_stamp
-from fullfield.io import read_flow, read_frame, write_flow, write_st_map
+from fullfield.io import read_flow, write_flow, write_st_map
 from fullfield.io.files import cut_bytes, one_line, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
+from fullfield.io.image import FrameReader
 from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, VALID, read_note, vector_lines, write_vector_lines
@@ -293,11 +294,11 @@ class Output:
         settings: dict[str, Any] = (self._settings_file.read() or {"settings": {}})["settings"]
         kinds = {"step": "count", "direction": "text", "reading": "object"}
         check_entries(self.sidecar, settings, **{name: kinds[name] for name in kinds if name in settings})
-        options = inspect.signature(read_frame).parameters
+        options = inspect.signature(FrameReader).parameters
         for name, value in settings.get("reading", {}).items():
             if name not in options or not isinstance(value, (str, int, float, NoneType)):
                 option = one_line(f"{name}={value!r}", 60)
-                raise InputError(f"{self.sidecar}: expected options of read_frame as reading, got {option}")
+                raise InputError(f"{self.sidecar}: expected options for reading frames as reading, got {option}")
         return settings
 
     @property
