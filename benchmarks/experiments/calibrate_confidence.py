@@ -4,7 +4,7 @@ python -m benchmarks.experiments.calibrate_confidence      fullfield-s, refined;
 
 Each pair is scored with constants fitted on all other scenes, and with the forward-backward distance alone. Writes
 benchmarks/results/confidence_cpu.json. When the weights change, run it again and replace the constants in
-src/fullfield/estimators/reliability.py.
+src/fullfield/estimators/_reliability.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import fullfield
 from benchmarks.experiments.score_methods import DATA, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from fullfield.estimators import RefinedEstimator
+from fullfield.estimators._frames import as_batches
+from fullfield.estimators._reliability import evidence
 from fullfield.estimators.estimation import build
-from fullfield.estimators.frames import as_batches
-from fullfield.estimators.reliability import evidence
 from fullfield.io import atomic_path, read_flow
 
 RIGHT = 1.0

@@ -22,10 +22,10 @@ from benchmarks.experiments.calibrate_confidence import sparsification
 from benchmarks.experiments.score_methods import DATA, RAFT, RESULT
 from benchmarks.shared_pairs import shared_pairs
 from fullfield.estimators import RefinedEstimator
+from fullfield.estimators._frames import as_batches
+from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.estimation import build
-from fullfield.estimators.frames import as_batches
 from fullfield.estimators.refined import Directions
-from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import atomic_path, read_flow, read_frame
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fullfield.estimators import devices as copies
+from fullfield.estimators import _devices as copies
 
 
 def test_chunks_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from fullfield import estimate, estimate_batch
 from fullfield.estimators import as_frame, release_memory
+from fullfield.estimators._devices import choose_device
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
-from fullfield.estimators.devices import choose_device
 from fullfield.estimators.estimation import build
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver
 from fullfield.testing import textured_scene
@@ -75,7 +75,7 @@ def test_estimate_refuses_a_meta_context() -> None:
 
 
 def test_automatic_device_is_the_tensors_own_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.estimators.devices.resolve_device", lambda _: torch.device("cuda", 1))
+    monkeypatch.setattr("fullfield.estimators._devices.resolve_device", lambda _: torch.device("cuda", 1))
     assert choose_device(["a.png", np.zeros((2, 2))]) == torch.device("cuda", 1)
     assert choose_device(["a.png", torch.zeros(1)]) == torch.device("cpu")
     assert choose_device([torch.zeros(1, device="meta"), "b.png"]) == torch.device("cuda", 1)

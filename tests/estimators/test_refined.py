@@ -10,9 +10,9 @@ import torch
 
 from fullfield import estimate
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
+from fullfield.estimators._reliability import occlusion_and_confidence, reached
 from fullfield.estimators.estimation import build
 from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
-from fullfield.estimators.reliability import occlusion_and_confidence, reached
 from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
 from fullfield.ops.tvl1.config import THREE_PASSES
 from fullfield.testing import textured_scene

@@ -13,8 +13,8 @@ from sequence_shots import HEIGHT, WIDTH, moving, quick
 
 from fullfield import estimate, estimate_sequence
 from fullfield.estimators import TVL1Estimator
-from fullfield.estimators.frames import as_frame
-from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.estimators._frames import as_frame
+from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import ShotSettings, open_plates
 from fullfield.sequences.changes import _block_means, is_cut, is_duplicate, reduce_frame

@@ -20,7 +20,7 @@ from benchmarks.shared_pairs import shared_pairs
 from fullfield import Flow, estimate, estimate_batch
 from fullfield._check import InputError
 from fullfield.estimators import NetworkSettings
-from fullfield.estimators.devices import to_device
+from fullfield.estimators._devices import to_device
 from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
 from fullfield.models import Cascade, PreparedSizes, load_weights

@@ -205,7 +205,7 @@ def read_frames(args: argparse.Namespace, frames: Sequence[str], area: Box | Non
     same position in all frames. Otherwise the window is None unless the first frame is an EXR. A mask that is a pattern
     gets the number in the name of each frame.
     """
-    from fullfield.estimators.frames import fill_frame, warn_about_range
+    from fullfield.estimators._frames import fill_frame, warn_about_range
     from fullfield.io.image import FrameReader
     from fullfield.io.oiio import sniff
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
+    from fullfield.estimators._frames import as_frame as as_frame
     from fullfield.estimators.cascaded import CascadedEstimator as CascadedEstimator
     from fullfield.estimators.estimation import estimate as estimate
     from fullfield.estimators.estimation import estimate_batch as estimate_batch
     from fullfield.estimators.estimation import release_memory as release_memory
     from fullfield.estimators.flow import Flow as Flow
-    from fullfield.estimators.frames import as_frame as as_frame
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
     from fullfield.estimators.network_config import NetworkSettings as NetworkSettings
     from fullfield.estimators.network_config import PtlflowSettings as PtlflowSettings
@@ -31,7 +31,7 @@ __all__, __getattr__, __dir__ = lazy(
         "cascaded": "CascadedEstimator",
         "estimation": "estimate estimate_batch release_memory",
         "flow": "Flow",
-        "frames": "as_frame",
+        "_frames": "as_frame",
         "network": "NetworkEstimator",
         "network_config": "NetworkSettings PtlflowSettings RAFTSettings",
         "opencv": "OpenCVFlow",

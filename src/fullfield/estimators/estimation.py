@@ -16,13 +16,13 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.devices import check_fork, choose_device, limit_threads, to_device
+from fullfield.estimators._devices import check_fork, choose_device, limit_threads, to_device
+from fullfield.estimators._frames import Frame, FrameBatches, as_batches
+from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.frames import Frame, FrameBatches, as_batches
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import SHARED_REFINERS, RefinedEstimator, choose_refiner
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, OwnMethod, canonical, get_method
-from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops.devices import AUTO, resolve_device
 

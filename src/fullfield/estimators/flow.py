@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators.devices import to_device, to_host
+from fullfield.estimators._devices import to_device, to_host
 
 if TYPE_CHECKING:
     import numpy as np

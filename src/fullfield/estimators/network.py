@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._switch import Switch
+from fullfield.estimators._devices import check_fork
+from fullfield.estimators._frames import check_pair
 from fullfield.estimators._still import find_still_areas
-from fullfield.estimators.devices import check_fork
-from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator

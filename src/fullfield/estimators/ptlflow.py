@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.devices import check_fork
-from fullfield.estimators.frames import check_pair
+from fullfield.estimators._devices import check_fork
+from fullfield.estimators._frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowSettings
 from fullfield.estimators.protocol import LoadingEstimator, Progress
 from fullfield.models.downloads import DownloadError, DownloadProgress, digest, download

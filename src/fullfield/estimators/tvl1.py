@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators._devices import check_fork
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
-from fullfield.estimators.devices import check_fork
 from fullfield.estimators.protocol import BackendRequest, Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead
+from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import choose_refiner
-from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.io.vectors import VALID

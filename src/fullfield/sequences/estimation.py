@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators import Estimator, Flow
+from fullfield.estimators._frames import Frame
 from fullfield.estimators.estimation import load_estimator
-from fullfield.estimators.frames import Frame
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
 from fullfield.io.oiio import Attribute

@@ -16,9 +16,9 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums, digest
 from fullfield._read_ahead import ReadAhead
-from fullfield.estimators.devices import check_fork
+from fullfield.estimators._devices import check_fork
+from fullfield.estimators._frames import Frame
 from fullfield.estimators.estimation import build, load_estimator
-from fullfield.estimators.frames import Frame
 from fullfield.estimators.protocol import Estimator, get_bidirectional, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_METHOD

@@ -10,7 +10,7 @@ from torch import Tensor
 from fullfield import io
 from fullfield._check import InputError
 from fullfield._read_ahead import reader_count
-from fullfield.estimators.frames import fill_frame
+from fullfield.estimators._frames import fill_frame
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.raw import Raw, read_raw

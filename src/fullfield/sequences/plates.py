@@ -18,7 +18,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
 from fullfield._read_ahead import reader_count
-from fullfield.estimators.frames import Frame, as_frame, fill_frame, label
+from fullfield.estimators._frames import Frame, as_frame, fill_frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, mask_path

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.warping import warp
 

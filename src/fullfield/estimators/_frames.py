@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.devices import to_device
+from fullfield.estimators._devices import to_device
 from fullfield.ops._splatting import fill_holes
 
 
