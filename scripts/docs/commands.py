@@ -1,34 +1,44 @@
 """Write the options in docs/commands from the parsers of the command line.
 
+Options that several verbs share are described once, in docs/commands/options.md.
+
 python scripts/docs/commands.py           write them; a verb without a page gets one
-python scripts/docs/commands.py --check   exit with 1 when a page says something else
+python scripts/docs/commands.py --check   exit with 1 if a page differs from the parsers
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from fullfield.cli.main import build_parser
+from fullfield.estimators import METHODS
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "commands"
+SHARED_PAGE = PAGES / "options.md"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
-FULL = "flow"  # the page with the options that several verbs share
-SHARED = ("Reading frames",)
+PARAMETERS = "Parameters of "
+COMMON = "Common"
+MIN_VERBS = 3
+"""Verbs that share a meaning of an option that has others too; an option with one meaning is shared by two."""
+
+Sections = dict[str, dict[str, str]]
+"""Entries of options by the title of their group and their names."""
 
 
-def verbs(
+def list_verbs(
     parser: argparse.ArgumentParser | None = None, path: str = ""
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield every verb that runs and its parser, also nested ones such as ``train flow``."""
     parser = parser or build_parser()
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if not below:
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
         yield path, parser
-    for name, sub in below[0].choices.items() if below else ():
-        yield from verbs(sub, f"{path} {name}".strip())
+    for name, verb_parser in nested[0].choices.items() if nested else ():
+        yield from list_verbs(verb_parser, f"{path} {name}".strip())
 
 
 def page_of(verb: str) -> Path:
@@ -36,79 +46,129 @@ def page_of(verb: str) -> Path:
     return PAGES / f"{verb.replace(' ', '-')}.md"
 
 
-def shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
-    """Return the options of a group that its help shows."""
-    actions = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
-    return [action for action in actions if "--help" not in action.option_strings]
-
-
-def row(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
-    """Return the row of a table: names, value, meaning."""
+def format_names(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    """Return the names of an option with the placeholder of its value."""
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest}`"
     formatter = parser._get_formatter()
-    value = (
-        "" if action.nargs == 0 else formatter._format_args(action, formatter._get_default_metavar_for_optional(action))
-    )
-    names = [f"`{name}`" for name in action.option_strings] or [f"`{action.metavar or action.dest}`"]
-    if not action.option_strings or isinstance(action, argparse.BooleanOptionalAction):
-        value = ""
-    cells = (", ".join(names), f"`{value}`" if value else "", formatter._expand_help(action))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    names = list(action.option_strings)
+    if action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction):
+        names[-1] += " " + formatter._format_args(action, formatter._get_default_metavar_for_optional(action))
+    return ", ".join(f"`{name}`" for name in names)
 
 
-def groups(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """Return the rows of each group of options, by title."""
-    found = {}
+def format_help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    """Return the help of an option, in which long lists of methods are shorter."""
+    text = parser._get_formatter()._expand_help(action)
+    networks = [name for name in METHODS if name not in ("tvl1", "ptlflow:NAME")]
+    without_raft = [name for name in networks if not name.startswith("raft")]
+    for names, short in ((networks, "networks"), (without_raft, "networks but RAFT")):
+        text = text.replace(f"{', '.join(names)}:", f"{short}:")
+    return text
+
+
+def read_sections(parser: argparse.ArgumentParser) -> Sections:
+    """Return an entry for each option that the help shows, by group."""
+    sections: Sections = {}
     for group in parser._action_groups:
-        rows = [row(action, parser) for action in shown(group)]
-        if rows:
-            title = "Arguments" if group.title == "positional arguments" else str(group.title)
-            found[title[0].upper() + title[1:]] = rows
-    return found
+        title = "Arguments" if group.title == "positional arguments" else str(group.title)
+        if "(--method " in title:
+            title = PARAMETERS + title.partition("(--method ")[2].rstrip(")")
+        for action in group._group_actions:
+            if action.help != argparse.SUPPRESS and "--help" not in action.option_strings:
+                entry = f"{format_names(action, parser)}: {format_help(action, parser)}"
+                sections.setdefault(title[0].upper() + title[1:], {})[action.dest] = entry
+    return sections
 
 
-def options(verb: str, parser: argparse.ArgumentParser, shared: dict[str, list[str]]) -> str:
-    """Return the options of a verb as tables; groups shared with ``flow`` become a link."""
+def find_shared(verbs: dict[str, Sections]) -> Sections:
+    """Return the most frequent meaning of each shared option, by the group in which most verbs have it."""
+    titles: dict[tuple[str, str], Counter[str]] = {}
+    for sections in verbs.values():
+        for title, entries in sections.items():
+            for name, entry in entries.items() if title != "Arguments" else ():
+                titles.setdefault((name, entry), Counter())[COMMON if title == "Options" else title] += 1
+    meaning_counts = Counter(name for name, _ in titles)
+    frequent = [
+        (key, counts)
+        for key, counts in titles.items()
+        if counts.total() >= (2 if meaning_counts[key[0]] == 1 else MIN_VERBS)
+    ]
+    frequent.sort(key=lambda item: item[1].total())
+    meanings = {name: (entry, counts.most_common(1)[0][0]) for (name, entry), counts in frequent}
+    shared: Sections = {}
+    for name, entry in titles:
+        if name in meanings and meanings[name][0] == entry:
+            shared.setdefault(meanings[name][1], {})[name] = entry
+    return shared
+
+
+def format_sections(sections: Sections) -> str:
+    """Return lists of options with their titles."""
     lines: list[str] = []
-    elsewhere: list[str] = []
-    for title, rows in groups(parser).items():
-        if verb != FULL and title.startswith("Parameters of"):
-            elsewhere = [*dict.fromkeys([*elsewhere, "the parameters of the methods"])]
-        elif verb != FULL and title in SHARED and rows == shared[title]:
-            elsewhere.append(title[0].lower() + title[1:])
-        else:
-            lines += [f"**{title}**", "", "| name | value | meaning |", "| --- | --- | --- |", *rows, ""]
-    if elsewhere:
-        lines += [f"As for [`flow`]({FULL}.md#options): {', '.join(elsewhere)}.", ""]
+    for title, entries in sections.items():
+        lines += [f"**{title}**", "", *(f"- {entry}" for entry in entries.values()), ""]
     return "\n".join(lines)
 
 
-def filled(text: str, tables: str) -> str:
-    """Return the page with the tables of its options replaced."""
+def format_shared(shared: Sections) -> str:
+    """Return the shared options as sections of a page, which other pages link to."""
+    networks = [name for name in METHODS if name not in ("tvl1", "ptlflow:NAME")]
+    short = {", ".join(networks): "networks", ", ".join(n for n in METHODS if n != "tvl1"): "networks and ptlflow:NAME"}
+    short[", ".join(n for n in METHODS if n != "ptlflow:NAME")] = "tvl1 and networks"
+    lines: list[str] = []
+    for title, entries in sorted(shared.items(), key=lambda item: item[0].startswith(PARAMETERS)):
+        owners = title.removeprefix(PARAMETERS)
+        heading = f"{PARAMETERS}{short.get(owners, owners)}" if owners != title else title
+        lines += [f"## {heading}", "", *(f"- {entry}" for entry in entries.values()), ""]
+    return "\n".join(lines)
+
+
+def format_options(sections: Sections, shared: Sections) -> str:
+    """Return the options of a verb: its own with their meaning, the shared ones by name."""
+    shared_entries = {entry for entries in shared.values() for entry in entries.values()}
+    own: Sections = {}
+    names: list[str] = []
+    for title, entries in sections.items():
+        for name, entry in entries.items():
+            if entry not in shared_entries:
+                own.setdefault(title, {})[name] = entry
+            elif not title.startswith(PARAMETERS):
+                names.append("`" + entry.partition("`: ")[0].rpartition("`")[2].partition(" ")[0] + "`")
+    text = format_sections(own)
+    if any(title.startswith(PARAMETERS) for title in sections):
+        names.append("the parameters of the method")
+    text += "\n" if text and names else ""
+    return text + (f"[Shared](options.md): {', '.join(names)}.\n" if names else "")
+
+
+def replace_options(text: str, options: str) -> str:
+    """Return the page with its options replaced."""
     head, _, rest = text.partition(BEGIN)
-    return head + BEGIN + tables + END + rest.partition(END)[2]
+    return head + BEGIN + options + END + rest.partition(END)[2]
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with ``--check`` compare them; return the exit code."""
-    parsers = dict(verbs())
-    shared = groups(parsers[FULL])
-    different = []
-    for verb, parser in parsers.items():
-        page = page_of(verb)
-        text = (
-            page.read_text("utf-8")
-            if page.is_file()
-            else f"# fullfield {verb}\n\n{parser.description}\n\n## Options\n\n"
-        )
-        wanted = filled(text, options(verb, parser, shared))
-        if not page.is_file() or text != wanted:
-            different.append(page.name)
+    parsers = dict(list_verbs())
+    verbs = {verb: read_sections(parser) for verb, parser in parsers.items()}
+    shared = find_shared(verbs)
+    options = {SHARED_PAGE: format_shared(shared)}
+    options |= {page_of(verb): format_options(sections, shared) for verb, sections in verbs.items()}
+    introductions = {
+        page_of(verb): f"# fullfield {verb}\n\n{parser.description}\n\n" for verb, parser in parsers.items()
+    }
+    outdated = []
+    for page, lists in options.items():
+        text = page.read_text("utf-8") if page.is_file() else introductions.get(page, "# Shared options\n\n")
+        expected = replace_options(text, lists)
+        if not page.is_file() or text != expected:
+            outdated.append(page.name)
             if arguments != ["--check"]:
-                page.write_text(wanted, "utf-8")
+                page.write_text(expected, "utf-8")
     if arguments == ["--check"]:
-        pages = ", ".join(different)
-        print(f"{pages}: run scripts/docs/commands.py" if different else "every page agrees with the parsers")
-        return int(bool(different))
+        print(f"{', '.join(outdated)}: run scripts/docs/commands.py" if outdated else "every page is current")
+        return int(bool(outdated))
     return 0
 
 

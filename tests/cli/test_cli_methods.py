@@ -89,12 +89,12 @@ def test_help_names_what_the_presets_set(cli: Any) -> None:
     ran = cli("flow", "--help")
     text = " ".join(ran.out.split())
     assert ran.code == 0
-    assert "flow updates, 100 % of them [default 12, sharp 32]" in text
+    assert "flow updates, 100 % of them [12 (sharp: 32)]" in text
     assert "--rounds N" in text
     assert "(--method other)" in text
     assert "parameters of TV-L1, Other (--method tvl1, other)" in text
     assert (
-        "tvl1: linearisations of the data term per level [default 10, realtime 6, fast 4, paper 1]; other: shared with"
+        "tvl1: linearisations of the data term per level [10 (realtime: 6, fast: 4, paper: 1)]; other: shared with"
         in text
     )
     assert "--precision {float32,float16}|{auto,exact,fast,bfloat16}" in text

@@ -172,7 +172,7 @@ def add_method_options(
     if positional:
         parser.add_argument("method", type=partial(_method, others=others), metavar="MODEL", help=names)
     else:
-        names += ", or package.module:Class, an Estimator of your own"
+        names += ", or your own package.module:Class"
         usual.add_argument("--method", type=_method, metavar="NAME", default=default, help=names)
     usual.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
     usual.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
@@ -305,10 +305,11 @@ def _values(owners: tuple[str, ...], parameter: Parameter) -> str:
 
 
 def _preset_values(method: Method, field: str) -> str:
+    """Return the value of the default preset, and those of the presets that differ."""
     values = {preset: _show(getattr(config, field)) for preset, config in method.presets().items()}
-    if len(set(values.values())) == 1:
-        return next(iter(values.values()))
-    return ", ".join(f"{preset} {value}" for preset, value in values.items())
+    default = values[DEFAULT_PRESET]
+    others = ", ".join(f"{preset}: {value}" for preset, value in values.items() if value != default)
+    return f"{default} ({others})" if others else default
 
 
 def _show(value: object) -> str:

@@ -74,8 +74,8 @@ def _add_data_options(group: Any) -> None:
         nargs="+",
         default=mixture,
         metavar="NAME[:FOLDER][=WEIGHT]",
-        help="synthetic (generated pairs), synthetic-STYLE (usual, small, figures, bodies, meshes), or a data set and "
-        f"its folder: synthetic=0.4 synthetic-figures=0.3 chairs-train:/data/chairs=0.3 [{' '.join(mixture)}]",
+        help="synthetic, synthetic-STYLE (usual, small, figures, bodies, meshes), or a data set and its folder, as "
+        f"chairs-train:/data/chairs=0.3 [{' '.join(mixture)}]",
     )
     group.add_argument("--size", type=argtypes.size, default=(368, 496), help="size of the frames [496x368]")
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the synthetic pairs [procedural pictures]")
@@ -83,7 +83,7 @@ def _add_data_options(group: Any) -> None:
         "--augment",
         choices=_AUGMENTATIONS,
         default="usual",
-        help="of data sets: place, scale, colour and eraser; colours; none",
+        help="augmentation of data sets; usual: place, scale, colour and eraser",
     )
     group.add_argument(
         "--validate",

@@ -28,34 +28,28 @@ class NetworkSettings(Config):
 
     weights: str | None = parameter(
         None,
-        "file, or name of published weights ('fullfield weights list'; for ptlflow's models ptlflow's names), or "
-        "random (seeded, for timing); 'auto' is the method's own choice",
+        "file, name of published weights (fullfield weights list), or random (for timing); auto: the method's own",
         metavar="PATH|NAME",
     )
     updates: int | None = parameter(
         None,
-        "flow updates; 'auto': 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s (more while the flow "
-        "still moves), ptlflow's own",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, by the motion left",
     )
     cascade: bool | None = parameter(
         None,
         "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; by "
-        "default the methods auto and fullfield-s do, others do not",
+        "default for the package's own networks",
     )
-    coarse_updates: int | None = parameter(
-        None, "updates at every level of a cascade but the finest; 'auto': the same number as at the finest"
-    )
+    coarse_updates: int | None = parameter(None, "updates at the coarser levels of a cascade; auto: as at the finest")
     double: bool | None = parameter(
         None,
-        "estimate the frames at twice their size as well and keep at every pixel the more confident flow: five times "
-        "the work, for networks that estimate their uncertainty; by default only auto, not in its fast form, "
-        "enlarges frames of at most 500,000 pixels, by one and a half",
+        "estimate the frames at twice their size as well and keep the more confident flow of each pixel: five times "
+        "the work; by default auto enlarges frames of at most 500,000 pixels by one and a half",
     )
     precision: str = parameter(
         "auto",
-        "auto: fast on a GPU that has the kernels, else exact; exact: float32, convolutions too; fast: half precision "
-        "(on a CPU if it has AVX-512 BF16), prepared once per size; bfloat16: as fast with more range and less "
-        "precision",
+        "auto: fast on a GPU that has the kernels, else exact; exact: float32; fast: half precision (on a CPU with "
+        "AVX-512 BF16); bfloat16: fast with more range and less precision",
         PRECISIONS,
     )
 
@@ -85,7 +79,7 @@ class RAFTSettings(NetworkSettings):
 
     padding: str = parameter(
         "sintel",
-        "padding of frames to multiples of 8: sintel on all sides, kitti only below and left and right",
+        "padding of frames to multiples of 8: on all sides (sintel), or not above (kitti)",
         PADDINGS,
     )
 
@@ -105,14 +99,11 @@ class PtlflowSettings(Config):
 
     weights: str | None = parameter(
         None,
-        "file, or name of one of the model's checkpoints at ptlflow, or random (seeded, for timing); 'auto' is its "
-        "checkpoint sintel, else things, else its first",
+        "file, name of a checkpoint at ptlflow, or random (for timing); auto: sintel, else things, else the first",
         metavar="PATH|NAME",
     )
-    updates: int | None = parameter(None, "flow updates; 'auto': the model's own")
-    patched: bool = parameter(
-        True, "run a model that has RAFT's correlation block on our lookups; others run as they are"
-    )
+    updates: int | None = parameter(None, "flow updates; auto: the model's own")
+    patched: bool = parameter(True, "patch a model whose correlation block is known; others run as they are")
 
     def __post_init__(self) -> None:
         if self.weights is not None:

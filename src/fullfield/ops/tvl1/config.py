@@ -25,21 +25,21 @@ class TVL1Config(Config):
     lambda_: float = parameter(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
     theta: float = parameter(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
     tau: float = parameter(0.25, "step of the dual update; stable up to 0.25")
-    scales: int | None = parameter(None, "pyramid levels; 'auto': down to a side of at least 16 pixels")
+    scales: int | None = parameter(None, "pyramid levels; auto: down to a side of at least 16 pixels")
     scale_factor: float = parameter(0.9, "size of a pyramid level over the next finer one")
     warps: int = parameter(10, "linearisations of the data term per level")
     iterations: int = parameter(10, "inner iterations per warp")
     median: int = parameter(5, "side of the median filter on the flow after each warp; 0 for none", MEDIANS)
     gradient_blend: float = parameter(
-        0.5, "share of the first frame's gradient in the data term: 0 is the warped second frame's alone"
+        0.5, "share of the first frame's gradient in the data term; the rest is the warped second frame's"
     )
     borders: str = parameter(
         "adjoint",
-        "adjoint: divergence is the negative adjoint of the gradient; clamp: every index is clamped to the frame",
+        "divergence: the negative adjoint of the gradient, or with clamped indices",
         BORDERS,
     )
     precision: str = parameter(
-        "float32", "arithmetic and storage of the inner iterations; float16: on the CUDA backend alone", PRECISIONS
+        "float32", "arithmetic of the inner iterations; float16 needs the backend cuda", PRECISIONS
     )
 
     def __post_init__(self) -> None:
