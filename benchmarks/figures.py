@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -144,7 +144,7 @@ def _check_shown(args: argparse.Namespace) -> None:
 
 def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:
     """Figures, tables, and the results on stdout."""
-    from fullfield.io import atomic_path
+    from fullfield.io.files import atomic_path
 
     lines = bench.report(results)
     page = None if bench.tables is None or args.tables is None else bench.tables(results)

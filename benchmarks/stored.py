@@ -104,7 +104,7 @@ def write_results(path: str | os.PathLike[str], results: dict[str, Any]) -> None
     target = Path(path)
     if not target.parent.is_dir():
         raise InputError(f"{target}: expected an existing folder for the results")
-    from fullfield.io import atomic_path
+    from fullfield.io.files import atomic_path
 
     with atomic_path(target) as temporary:
         temporary.write_text(json.dumps({**results, "environment": environment()}, indent=1) + "\n")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from fullfield.testing import Scene, textured_scene
+from fullfield.testing import textured_scene
+from fullfield.testing.scenes import Scene
 
 
 @functools.cache

@@ -24,36 +24,30 @@ from torch import Tensor
 from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
 from fullfield.datasets import open_dataset
-from fullfield.estimators import (
-    NetworkEstimator,
-    OpenCVFlow,
-    RefinedEstimator,
-    TVL1Estimator,
-    as_frame,
-    estimate,
-    estimate_batch,
-)
+from fullfield.estimators import NetworkEstimator, OpenCVFlow, RefinedEstimator, TVL1Estimator
+from fullfield.estimators._frames import as_frame
+from fullfield.estimators.estimation import estimate, estimate_batch
 from fullfield.integrations import forms
 from fullfield.io import write_flow, write_image
 from fullfield.metrics import registration as poses
+from fullfield.metrics.distance import boundary_distance
+from fullfield.metrics.pixels import true_motion
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops._splatting import move_forward
-from fullfield.registration import (
-    LearnedDescriptor,
-    alignment,
-    alignment_errors,
-    choose_voxel,
-    register,
-    register_by_ransac,
-)
-from fullfield.sequences import ShotSettings, estimate_sequence, follow_frames, warp_image
+from fullfield.registration import LearnedDescriptor, alignment, alignment_errors, register, register_by_ransac
+from fullfield.registration.scan import choose_voxel
+from fullfield.sequences import ShotSettings, follow_frames, warp_image
+from fullfield.sequences.estimation import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
-from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
+from fullfield.training.descriptor import contrastive_loss, matching_ratio
 from fullfield.training.flow.pictures import PicturePack
+from fullfield.viz.errors import error_colors, error_legend
+from fullfield.viz.points import alignment_legend
+from fullfield.viz.wheel import FlowColors, color_wheel
 
 F32 = torch.float32
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
@@ -336,7 +330,7 @@ def _() -> Any:
 
 
 def _small(path: Path) -> Any:
-    from fullfield.estimators import RAFTSettings
+    from fullfield.estimators.network_config import RAFTSettings
 
     return RAFTSettings(weights=str(path), updates=2)
 
@@ -432,7 +426,7 @@ def _() -> Any:
 
 @case("training.train_descriptor", "training.cut_pair", "training.synthetic_scene")
 def _() -> Any:
-    from fullfield.registration import DescriptorConfig
+    from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
     from fullfield.training import descriptor as loop
 
@@ -499,7 +493,7 @@ def _() -> Any:
 @case("viz.FlowColors", "viz.flow_to_image", "viz.flow_scale", "viz.overlay", "viz.error_map", "viz.sheet")
 def _() -> Any:
     first = frames(3, 24, 32)[0].to(F32) / 255
-    made = [viz.flow_to_image(flow()), viz.FlowColors(5.0).draw(flow()), viz.overlay(flow(), first, arrows=8)]
+    made = [viz.flow_to_image(flow()), FlowColors(5.0).draw(flow()), viz.overlay(flow(), first, arrows=8)]
     errors = viz.error_map(flow() + 1, flow())
     return [
         *made,
@@ -516,8 +510,8 @@ def _() -> Any:
 
 @case("viz.wheel_legend", "viz.color_wheel", "viz.error_colors", "viz.error_legend", "viz.alignment_legend")
 def _() -> Any:
-    legends = viz.wheel_legend(64, 5.0), viz.error_legend(256, max_error=3.0), viz.alignment_legend(200, max_error=1.0)
-    return *legends, viz.color_wheel(), viz.error_colors()
+    legends = viz.wheel_legend(64, 5.0), error_legend(256, max_error=3.0), alignment_legend(200, max_error=1.0)
+    return *legends, color_wheel(), error_colors()
 
 
 @case("viz.frame_to_image", "viz.alignment_view")
@@ -698,8 +692,8 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
     ),
     ("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance"): lambda: (
         metrics.four_values(flow()),
-        metrics.true_motion(flow()),
-        metrics.boundary_distance(noise(24, 32) > 1),
+        true_motion(flow()),
+        boundary_distance(noise(24, 32) > 1),
     ),
 }
 for _names, _compute in TABLE.items():

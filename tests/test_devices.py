@@ -14,7 +14,8 @@ from fullfield import Flow, InputError, estimate, io, metrics, viz
 from fullfield.metrics import registration as poses
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.registration import register
-from fullfield.sequences import estimate_sequence, warp_image
+from fullfield.sequences import warp_image
+from fullfield.sequences.estimation import estimate_sequence
 
 pytestmark = pytest.mark.unit
 

@@ -20,17 +20,14 @@ _CASES = _HERE / "modes_cases.py"
 # What computes nothing in PyTorch: records, data sets, readers and writers, registries, what runs a job of files;
 # training of the user's network.
 _DO_NOT = {
-    "AcceptedRegistration", "Alignment", "Augmentation", "backends", "DescriptorTraining", "Downsampled", "Estimator",
-    "evaluate_scans", "fetch_weights", "find_frames", "FlowBatch", "FlowRun", "FlowTraining", "FollowedFrame",
-    "FollowJob", "format_frames", "FrameFlows", "FreeDirection", "Handle", "InputError", "Neighbors", "open_plates",
-    "Outcome", "Output", "parse_frames", "patch", "Plate", "Plates", "PointGeometry", "Problem", "read_pose",
-    "RecordedStep", "refinement_backends", "RefusedRegistration", "Registrar", "Registration", "release_memory",
-    "Replacement", "retime_shot", "rigid", "Run", "run_follow", "run_on_devices", "run_shot", "ScanRun", "SceneStyle",
-    "score", "score_scans", "ShotJob", "StoredFlow", "Trained", "TrainedFlow", "Triplets", "warp_shot",
-    "WeightsEntry", "write_submission",
+    "AcceptedRegistration", "Augmentation", "backends", "DescriptorTraining", "Estimator", "evaluate_scans",
+    "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "open_plates",
+    "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose", "RecordedStep",
+    "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "run_follow",
+    "run_on_devices", "run_shot", "SceneStyle", "score", "score_scans", "ShotJob", "warp_shot", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
-_ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package
+_ON_A_GPU = {"PreparedFlow", "PersistentSolver"}
 
 
 Told = dict[str, dict[str, str | None]]

@@ -25,7 +25,8 @@ from fullfield.estimators import RefinedEstimator
 from fullfield.estimators._frames import as_batches
 from fullfield.estimators._reliability import evidence
 from fullfield.estimators.estimation import build
-from fullfield.io import atomic_path, read_flow
+from fullfield.io import read_flow
+from fullfield.io.files import atomic_path
 
 RIGHT = 1.0
 """Largest error of a correct flow, px."""

@@ -27,7 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.shared_pairs import data_folder
-from fullfield.io import atomic_path, read_point_cloud
+from fullfield.io import read_point_cloud
+from fullfield.io.files import atomic_path
 from fullfield.metrics import inlier_ratio, registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import LearnedDescriptor, Registration, read_pose, register, register_by_ransac
 from fullfield.registration.scan import prepare

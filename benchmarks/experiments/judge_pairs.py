@@ -37,7 +37,8 @@ from torch import Tensor
 from benchmarks.shared_pairs import FrameFiles, data_folder, shared_pairs
 from fullfield import InputError
 from fullfield.cli.argtypes import count, positive, size, updates
-from fullfield.io import atomic_path, read_flow
+from fullfield.io import read_flow
+from fullfield.io.files import atomic_path
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, load_weights
 from fullfield.training.flow import Augmentation, Augmented, FlowTraining, Mixture, PairGenerator, SceneStyle
 from fullfield.training.flow.batch import PairSource

@@ -21,7 +21,8 @@ from benchmarks.shared_pairs import data_folder, shared_pairs
 from benchmarks.stored import RESULTS
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
-from fullfield.io import atomic_path, read_flow
+from fullfield.io import read_flow
+from fullfield.io.files import atomic_path
 from fullfield.metrics import epe
 from fullfield.ops.tvl1.config import THREE_PASSES
 

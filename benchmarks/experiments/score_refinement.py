@@ -26,7 +26,8 @@ from fullfield.estimators._frames import as_batches
 from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.estimation import build
 from fullfield.estimators.refined import Directions
-from fullfield.io import atomic_path, read_flow, read_frame
+from fullfield.io import read_flow, read_frame
+from fullfield.io.files import atomic_path
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import RefinementConfig, refine_flow

@@ -161,7 +161,7 @@ def _stand_ins(words: list[str]) -> dict[str, str]:
 
 def _write_tables(tables: list[Table], folder: Path) -> list[Path]:
     from benchmarks.paper.writing import comma_separated, markdown
-    from fullfield.io import atomic_path
+    from fullfield.io.files import atomic_path
 
     texts = {f"table{table.key}.csv": comma_separated(table) for table in tables}
     if tables:

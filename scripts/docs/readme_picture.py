@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 import fullfield
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 from fullfield.metrics import end_point_error
 from fullfield.viz import flow_to_image
 

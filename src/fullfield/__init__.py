@@ -11,19 +11,20 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fullfield._check import InputError as InputError
-    from fullfield.estimators import Flow as Flow
-    from fullfield.estimators import estimate as estimate
-    from fullfield.estimators import estimate_batch as estimate_batch
-    from fullfield.integrations import patch as patch
-    from fullfield.sequences import estimate_sequence as estimate_sequence
+    from fullfield.estimators.estimation import estimate as estimate
+    from fullfield.estimators.estimation import estimate_batch as estimate_batch
+    from fullfield.estimators.flow import Flow as Flow
+    from fullfield.integrations.patching import patch as patch
+    from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "_check": "InputError",
-        "estimators": "Flow estimate estimate_batch",
-        "integrations": "patch",
-        "sequences": "estimate_sequence",
+        "estimators.estimation": "estimate estimate_batch",
+        "estimators.flow": "Flow",
+        "integrations.patching": "patch",
+        "sequences.estimation": "estimate_sequence",
     },
     "__version__",
 )

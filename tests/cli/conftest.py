@@ -12,7 +12,8 @@ from commands import Ran
 from fullfield import estimate
 from fullfield.cli.main import main
 from fullfield.io import write_flow, write_image
-from fullfield.testing import Scene, textured_scene
+from fullfield.testing import textured_scene
+from fullfield.testing.scenes import Scene
 
 Cli = Callable[..., Ran]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fullfield.io import read_flow, read_frame, write_flow
-from fullfield.testing import Scene
+from fullfield.testing.scenes import Scene
 from fullfield.viz import flow_to_image
 
 

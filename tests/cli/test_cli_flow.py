@@ -16,15 +16,17 @@ import torch
 import fullfield.estimators.estimation
 import fullfield.io
 from fullfield._check import InputError
-from fullfield.estimators import estimate
-from fullfield.estimators.estimation import estimate_tensors
-from fullfield.io import FrameWindow, flow_window, read_flow, read_frame, write_flow, write_image
+from fullfield.estimators.estimation import estimate, estimate_tensors
+from fullfield.io import read_flow, read_frame, write_flow, write_image
+from fullfield.io.flow import flow_window
 from fullfield.io.names import FLOW_WRITE_SUFFIXES
 from fullfield.io.oiio import Header, write_picture
+from fullfield.io.windows import FrameWindow
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.testing import Scene, textured_scene
+from fullfield.testing import textured_scene
+from fullfield.testing.scenes import Scene
 
 FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "3", "--warps", "2")
 CONFIG = TVL1Config.preset("fast").replace(iterations=3, warps=2)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.estimators import RAFTSettings, estimate
+from fullfield.estimators.estimation import estimate
+from fullfield.estimators.network_config import RAFTSettings
 from fullfield.io import read_flow, write_flow, write_image
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.models.downloads import DownloadError

@@ -11,7 +11,7 @@ import torch
 
 from fullfield.io import read_flow, read_frame, write_flow, write_image
 from fullfield.metrics import FlowMetrics
-from fullfield.testing import Scene
+from fullfield.testing.scenes import Scene
 
 
 def test_keys_and_values(cli: Any, made: Scene) -> None:

@@ -19,7 +19,6 @@ from fullfield.datasets import (
     HD1K,
     KITTI2012,
     KITTI2015,
-    Charge8K,
     FlowDataset,
     FlowSample,
     FlyingChairs,
@@ -32,6 +31,7 @@ from fullfield.datasets import (
     Spring,
     open_dataset,
 )
+from fullfield.datasets.own import Charge8K
 from fullfield.io import write_flow
 from refusals import refuses
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.estimators import NetworkEstimator, RAFTSettings, RefinedEstimator
-from fullfield.estimators.network_config import NetworkSettings
+from fullfield.estimators import NetworkEstimator, RefinedEstimator
+from fullfield.estimators.network_config import NetworkSettings, RAFTSettings
 from fullfield.models import PreparedFlow
 from fullfield.models.cascade import cascade_sizes
 from fullfield.testing import textured_scene

@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from fullfield import Flow, InputError, estimate, estimate_batch
-from fullfield.estimators import Estimator, TVL1Estimator, as_frame
+from fullfield.estimators import Estimator, TVL1Estimator
+from fullfield.estimators._frames import as_frame
 from fullfield.estimators.estimation import build
-from fullfield.io import FrameWindow, flow_window, read_frame, write_image
+from fullfield.io import read_frame, write_image
+from fullfield.io.flow import flow_window
+from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
 from refusals import refuses

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from fullfield import estimate, estimate_batch
-from fullfield.estimators import as_frame, release_memory
+from fullfield.estimators import release_memory
 from fullfield.estimators._devices import choose_device
+from fullfield.estimators._frames import as_frame
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators.estimation import build
 from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, TVL1Solver

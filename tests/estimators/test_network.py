@@ -22,14 +22,13 @@ from fullfield.estimators import (
     Estimator,
     NetworkEstimator,
     NetworkSettings,
-    RAFTSettings,
     TVL1Estimator,
-    as_frame,
     release_memory,
 )
+from fullfield.estimators._frames import as_frame
 from fullfield.estimators.estimation import build
 from fullfield.estimators.network import AutoEstimator, PairSize, _lookup_request
-from fullfield.estimators.network_config import PRECISIONS
+from fullfield.estimators.network_config import PRECISIONS, RAFTSettings
 from fullfield.io import read_flow
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig

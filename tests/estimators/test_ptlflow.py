@@ -185,7 +185,7 @@ def test_what_is_to_be_patched_is_known_though_the_device_has_no_room(monkeypatc
         raise torch.OutOfMemoryError("no room")
 
     estimator = PtlflowEstimator("raft_small", RANDOM)
-    monkeypatch.setattr("fullfield.integrations.patch", no_room)  # after the move, which may fail the same way
+    monkeypatch.setattr("fullfield.integrations.patching.patch", no_room)  # after the move, which may fail the same way
     with pytest.raises(torch.OutOfMemoryError):
         estimator.prepare()
     assert estimator.parameters["patched"] is True

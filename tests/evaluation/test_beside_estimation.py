@@ -16,8 +16,9 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
-from fullfield.evaluation import EvaluationSettings, Run, evaluate, finishing, loading
+from fullfield.evaluation import EvaluationSettings, evaluate, finishing, loading
 from fullfield.evaluation.loading import read_ahead
+from fullfield.evaluation.run import Run
 from fullfield.metrics import FlowMetrics
 
 

@@ -20,10 +20,10 @@ from fullfield import InputError
 from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
 from fullfield.estimators import TVL1Estimator
 from fullfield.estimators.cascaded import AtScale, read_scale
-from fullfield.evaluation import EvaluationSettings, Run, evaluate, predict, score, write_submission
+from fullfield.evaluation import EvaluationSettings, evaluate, predict, score, write_submission
 from fullfield.evaluation import run as runs
 from fullfield.evaluation.predict import describe_run
-from fullfield.evaluation.run import _constant
+from fullfield.evaluation.run import Run, _constant
 from fullfield.evaluation.sharing import ProcessRank, current_process
 from fullfield.io import read_flow, write_flow, write_image
 from refusals import refuses

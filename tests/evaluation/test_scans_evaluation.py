@@ -18,12 +18,13 @@ from fullfield import InputError
 from fullfield.cli import evaluate_scans as evaluate_scans_verb
 from fullfield.datasets import KITTIOdometry, open_scans
 from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord
-from fullfield.evaluation import EvaluationSettings, Registrar, ScanRun, evaluate_scans, score_scans
+from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
+from fullfield.evaluation.run import ScanRun
 from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, predict_scans
 from fullfield.evaluation.sharing import ProcessRank
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
-from fullfield.registration import DescriptorConfig, LearnedDescriptor, Registration
-from fullfield.registration.learned_network import DescriptorNetwork
+from fullfield.registration import LearnedDescriptor, Registration
+from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
 from fullfield.registration.refinement import true_overlap
 from fullfield.testing import room_scan
 from refusals import refuses

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield.datasets import FlowDataset, Pairs
-from fullfield.evaluation import EvaluationSettings, Run, evaluate
+from fullfield.evaluation import EvaluationSettings, evaluate
+from fullfield.evaluation.run import Run
 from fullfield.io import read_flow, write_image
 from fullfield.ops._splatting import fill_holes, move_forward
 

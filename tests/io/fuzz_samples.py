@@ -228,7 +228,8 @@ def _frame(path: Path) -> Any:
 
 
 def _flow(path: Path) -> Any:
-    from fullfield.io import flow_window, read_flow, read_vectors
+    from fullfield.io import read_flow, read_vectors
+    from fullfield.io.flow import flow_window
 
     flow, valid = read_flow(path)
     if path.suffix == ".exr":
@@ -382,13 +383,13 @@ def _pose(path: Path) -> Any:
 
 
 def _config(path: Path) -> Any:
-    from fullfield.evaluation import Run
+    from fullfield.evaluation.run import Run
 
     return Run.load(path.parent)
 
 
 def _facts(path: Path) -> Any:
-    from fullfield.evaluation import ScanRun
+    from fullfield.evaluation.run import ScanRun
 
     run = path.parent / "run"
     _put(path, run / "predictions" / "facts.json")

@@ -14,11 +14,8 @@ from bombs import npy
 from io_files import ExrPart, complaint, refused, samples, save
 
 from fullfield import InputError
-from fullfield.io import (
-    FLOW_SUFFIXES,
-    read_flow,
-    write_flow,
-)
+from fullfield.io import read_flow, write_flow
+from fullfield.io.names import FLOW_SUFFIXES
 
 pytestmark = pytest.mark.unit
 

@@ -18,20 +18,10 @@ from io_files import ExrPart, complaint, samples, save
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.io import (
-    EXR_COMPRESSIONS,
-    FLOW_SUFFIXES,
-    FlowData,
-    FlowRangeError,
-    FrameWindow,
-    flow_window,
-    read_flow,
-    read_vectors,
-    write_flow,
-    write_st_map,
-    write_vectors,
-)
-from fullfield.io.names import FLOW_WRITE_SUFFIXES
+from fullfield.io import FlowData, FlowRangeError, read_flow, read_vectors, write_flow, write_st_map, write_vectors
+from fullfield.io.flow import flow_window
+from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
+from fullfield.io.windows import FrameWindow
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,8 @@ from io_files import ExrPart, complaint, samples, save
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.io import flow_window, read_flow, read_vectors, write_vectors
+from fullfield.io import read_flow, read_vectors, write_vectors
+from fullfield.io.flow import flow_window
 from fullfield.io.masks import read_mask_array
 
 pytestmark = pytest.mark.unit

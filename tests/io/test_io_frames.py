@@ -17,8 +17,10 @@ from io_files import ExrPart, complaint, samples, save, srgb
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import FRAME_SUFFIXES, FrameWindow, frame_window, read_frame, write_image
+from fullfield.io import frame_window, read_frame, write_image
 from fullfield.io.files import check_pixels
+from fullfield.io.names import FRAME_SUFFIXES
+from fullfield.io.windows import FrameWindow
 from peak_memory import PeakMemory
 
 pytestmark = pytest.mark.unit

@@ -16,8 +16,8 @@ from io_files import refused
 from numpy.typing import NDArray
 
 from fullfield import InputError
-from fullfield.io import PointCloud, read_point_cloud, transformed, write_point_cloud
-from fullfield.io.pointcloud import as_point_cloud
+from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
+from fullfield.io.pointcloud import as_point_cloud, transformed
 
 pytestmark = pytest.mark.unit
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from fullfield.io import FrameWindow, read_frame, write_vectors
+from fullfield.io import read_frame, write_vectors
 from fullfield.io.flow_formats import FlowRangeError, exr
 from fullfield.io.oiio import Header, one_thread_a_file, opened, read_metadata, write_picture, write_scanlines
 from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
 from fullfield.io.transfer import encode_srgb
 from fullfield.io.vectors import lay_out_on_device, vector_lines
+from fullfield.io.windows import FrameWindow
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,8 @@ from io_files import ExrPart, complaint, samples, save, srgb
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import TRANSFERS, read_frame, transfer
-from fullfield.io.names import OCIO_TRANSFERS
+from fullfield.io import read_frame, transfer
+from fullfield.io.names import OCIO_TRANSFERS, TRANSFERS
 from fullfield.io.transfer import curve, decode_srgb, encode_srgb
 
 pytestmark = pytest.mark.unit

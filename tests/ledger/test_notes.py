@@ -12,7 +12,7 @@ import pytest
 from fullfield._ledger.notes import read_notes, write_first_notes, write_notes
 from fullfield._ledger.records import Journal, Records
 from fullfield._ledger.settings import SettingsFile
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 from refusals import refuses
 
 pytestmark = pytest.mark.unit

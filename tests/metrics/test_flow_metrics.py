@@ -20,6 +20,9 @@ from PIL import Image
 from fullfield import metrics
 from fullfield._check import InputError
 from fullfield.metrics import FlowMetrics
+from fullfield.metrics.accumulator import AVERAGING
+from fullfield.metrics.distance import boundary_distance
+from fullfield.metrics.pixels import angular_error, true_motion
 from refusals import refuses
 
 
@@ -90,7 +93,7 @@ def test_flow_metrics_equal_definitions(size, four):
         "px5": metrics.outliers(pred, truth, valid, threshold=5),
         "fl_all": metrics.fl_all(pred, truth, valid),
         "wauc": metrics.wauc(pred, truth, valid),
-        "lm_epe": metrics.epe(pred, truth, valid & (metrics.true_motion(truth) > 128)),
+        "lm_epe": metrics.epe(pred, truth, valid & (true_motion(truth) > 128)),
     }
     assert_same(single, {key: wanted[key] for key in single})
 
@@ -252,7 +255,7 @@ def test_flow_metrics_of_batch_equal_images():
 
 @pytest.mark.unit
 @settings(max_examples=10, deadline=None)
-@given(st.permutations(range(6)), st.integers(0, 6), st.sampled_from(metrics.AVERAGING))
+@given(st.permutations(range(6)), st.integers(0, 6), st.sampled_from(AVERAGING))
 def test_flow_metrics_merge_is_exact(order, cut, averaging):
     cases = [tensors(*random_case(seed, 6, 7, spread=40, error=3)) for seed in range(6)]
     whole, left, right = (FlowMetrics(averaging=averaging) for _ in range(3))
@@ -300,13 +303,13 @@ def test_flow_metrics_name_wrong_input(change, message):
 def test_error_maps_equal_definitions():
     case = random_case(8, 40, 30)
     pred, truth, valid, _ = tensors(*case)
-    error, angle = metrics.end_point_error(pred, truth, valid), metrics.angular_error(pred, truth, valid)
+    error, angle = metrics.end_point_error(pred, truth, valid), angular_error(pred, truth, valid)
     assert error.dtype == torch.float64
     flat = records(*case[:3])
     assert error[~error.isnan()].tolist() == pytest.approx([r["epe"] for r in flat], rel=1e-12)
     assert angle[~angle.isnan()].tolist() == pytest.approx([r["aae"] for r in flat], rel=1e-9)
     assert bool((error.isnan() == angle.isnan()).all())
-    motion = metrics.true_motion(truth)
+    motion = true_motion(truth)
     assert bool((motion.isnan() == ((truth.abs() <= 1e9).all(0)).logical_not()).all())
 
 
@@ -361,7 +364,7 @@ def test_boundary_distance_equals_all_pairs(seed):
         occluded[y : y + rng.integers(1, 9), x : x + rng.integers(1, 9)] = True
     wanted = definitions.boundary_distance(occluded)
     for reach in (1, 6, 140):
-        got = metrics.boundary_distance(torch.from_numpy(occluded), radius=reach).double().numpy()
+        got = boundary_distance(torch.from_numpy(occluded), radius=reach).double().numpy()
         limited = np.where(wanted < reach, wanted, np.inf)
         np.testing.assert_allclose(got, limited, rtol=1e-6)
 
@@ -371,7 +374,7 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     monkeypatch.setattr("fullfield.metrics.pixels._BLOCK_PIXELS", 700)
     occluded = torch.zeros(330, 340, dtype=torch.bool)
     occluded[3, 5] = True
-    got = metrics.boundary_distance(occluded)
+    got = boundary_distance(occluded)
     y, x = torch.meshgrid(torch.arange(330.0), torch.arange(340.0), indexing="ij")
     to_cross = torch.stack(
         [torch.hypot(y - 3 - dy, x - 5 - dx) for dy, dx in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))]
@@ -379,9 +382,9 @@ def test_boundary_distance_across_blocks_and_extremes(monkeypatch):
     wanted = to_cross.amin(0)
     torch.testing.assert_close(got, torch.where(wanted < 140, wanted, math.inf))
     for constant in (False, True):
-        assert bool(metrics.boundary_distance(torch.full((4, 6), constant)).isinf().all())
-    assert metrics.boundary_distance(torch.zeros(0, 4, dtype=torch.bool)).shape == (0, 4)
-    refuses("radius", metrics.boundary_distance, occluded, radius=182)
+        assert bool(boundary_distance(torch.full((4, 6), constant)).isinf().all())
+    assert boundary_distance(torch.zeros(0, 4, dtype=torch.bool)).shape == (0, 4)
+    refuses("radius", boundary_distance, occluded, radius=182)
 
 
 @pytest.mark.unit
@@ -393,7 +396,7 @@ def test_sintel_bands_on_a_real_occlusion_map(data_dir):
     edge = occluded & ~scipy.binary_erosion(occluded, cross, border_value=1)
     edge |= ~occluded & scipy.binary_dilation(occluded, cross)
     wanted = scipy.distance_transform_edt(~edge)
-    got = metrics.boundary_distance(torch.from_numpy(occluded)).numpy()
+    got = boundary_distance(torch.from_numpy(occluded)).numpy()
     np.testing.assert_allclose(got, np.where(wanted < 140, wanted, np.inf), rtol=1e-6)
 
 

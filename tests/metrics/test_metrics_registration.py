@@ -16,9 +16,8 @@ from fullfield.metrics import (
     relative_rotation_error,
     relative_translation_error,
     rmse_by_information,
-    rmse_by_moment,
-    second_moment,
 )
+from fullfield.metrics.registration import rmse_by_moment, second_moment
 from refusals import refuses
 
 pytestmark = pytest.mark.unit

@@ -89,7 +89,7 @@ def test_strange_sizes(name: str, size: tuple[int, int]) -> None:
 
 
 def test_official_weights_on_real_frames(data_dir: Path) -> None:
-    from fullfield.estimators import as_frame
+    from fullfield.estimators._frames import as_frame
     from fullfield.io import read_flow
 
     model = RAFT()

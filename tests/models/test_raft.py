@@ -240,7 +240,7 @@ def test_double_precision(small: RAFT) -> None:
 
 
 def test_official_weights_reproduce_the_listed_error(data_dir: Path) -> None:
-    from fullfield.estimators import as_frame
+    from fullfield.estimators._frames import as_frame
     from fullfield.io import read_flow
 
     folder = data_dir / "flow" / "middlebury" / "Venus"

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fullfield._kernels.cache_folder import candidates
-from fullfield.models import RAFT, RAFTConfig, WeightsEntry, fetch_weights, load_weights, weights
+from fullfield.models import RAFT, RAFTConfig, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
-from fullfield.models.weights import DEFAULTS, WEIGHTS, build_model, cached_weights, weights_folder
+from fullfield.models.weights import DEFAULTS, WEIGHTS, WeightsEntry, build_model, cached_weights, weights_folder
 from refusals import refuses
 
 pytestmark = pytest.mark.unit

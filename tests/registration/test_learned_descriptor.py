@@ -19,7 +19,7 @@ from fullfield import InputError
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
-from fullfield.registration import DescriptorConfig, LearnedDescriptor, cuda, learned, register
+from fullfield.registration import LearnedDescriptor, cuda, learned, register
 from fullfield.registration.descriptors import surfaces
 from fullfield.registration.learned import MAX_BYTES, batched, levels_on_device, network_input, network_levels
 from fullfield.registration.learned_network import (
@@ -28,6 +28,7 @@ from fullfield.registration.learned_network import (
     KERNEL,
     RINGS,
     WIDTH,
+    DescriptorConfig,
     DescriptorNetwork,
     surroundings,
 )

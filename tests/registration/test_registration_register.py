@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield.io import read_point_cloud
+from fullfield.io.pointcloud import rigid
 from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import (
     AcceptedRegistration,
@@ -19,13 +20,12 @@ from fullfield.registration import (
     Registration,
     alignment,
     alignment_errors,
-    choose_voxel,
     read_pose,
     register,
     register_by_ransac,
-    rigid,
 )
 from fullfield.registration.register import Settings, register_clouds
+from fullfield.registration.scan import choose_voxel
 from fullfield.registration.search import _different
 from fullfield.testing import room_scan
 from refusals import refuses

@@ -16,7 +16,8 @@ from pathlib import Path
 from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_image
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.sequences import Output, ShotJob, ShotSettings, find_frames, run_shot
+from fullfield.sequences import Output, ShotJob, ShotSettings, run_shot
+from fullfield.sequences.names import find_frames
 from fullfield.testing import textured_scene
 
 HEIGHT, WIDTH = 180, 320

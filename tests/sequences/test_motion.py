@@ -13,9 +13,10 @@ import torch
 from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 
 from fullfield import InputError, estimate
-from fullfield.io import FrameWindow, read_frame, read_vectors, write_flow, write_image, write_vectors
+from fullfield.io import read_frame, read_vectors, write_flow, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.io.vectors import VectorReading
+from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
 from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
 from fullfield.sequences.pictures import InputReader, run_pictures

@@ -18,9 +18,10 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, moving
 from fullfield import sequences
 from fullfield._ledger.records import Journal, Records
 from fullfield.cli.main import main
-from fullfield.io import atomic_path, files, read_vectors, write_image, write_vectors
-from fullfield.io.files import remove_abandoned
-from fullfield.sequences import ShotJob, cluster, find_frames, outputs
+from fullfield.io import files, read_vectors, write_image, write_vectors
+from fullfield.io.files import atomic_path, remove_abandoned
+from fullfield.sequences import ShotJob, cluster, outputs
+from fullfield.sequences.names import find_frames
 
 pytestmark = pytest.mark.usefixtures("shot")
 SHOT = ("shot", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)

@@ -19,8 +19,10 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forki
 from fullfield import Flow, estimate
 from fullfield._check import InputError
 from fullfield.cli.main import main
-from fullfield.io import FrameWindow, flow_window, read_flow, read_frame, read_metadata, read_vectors, write_image
+from fullfield.io import read_flow, read_frame, read_metadata, read_vectors, write_image
+from fullfield.io.flow import flow_window
 from fullfield.io.scanlines import HEAD
+from fullfield.io.windows import FrameWindow
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.sequences import outputs
 from fullfield.sequences.pool import _Chunks, split_into_chunks

@@ -11,7 +11,8 @@ import torch
 from sequence_shots import QUICK, CommandLine, loaded
 
 from fullfield.io import read_flow, read_vectors
-from fullfield.sequences import ShotSettings, estimate_sequence, open_plates
+from fullfield.sequences import ShotSettings, open_plates
+from fullfield.sequences.estimation import estimate_sequence
 
 HEIGHT, WIDTH, STEP = 48, 64, 2
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.training import contrastive_loss, matching_ratio
+from fullfield.training.descriptor import contrastive_loss, matching_ratio
 from refusals import refuses
 
 pytestmark = pytest.mark.unit

@@ -18,19 +18,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fullfield import InputError
-from fullfield.registration import DescriptorConfig, LearnedDescriptor
-from fullfield.registration.learned_network import DescriptorNetwork
+from fullfield.registration import LearnedDescriptor
+from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork
 from fullfield.testing import room_scan
-from fullfield.training import (
-    DescriptorTraining,
-    contrastive_loss,
-    cut_pair,
-    descriptor,
-    matching_ratio,
-    train_descriptor,
-)
+from fullfield.training import DescriptorTraining, descriptor, train_descriptor
 from fullfield.training.batches import Cutter, batches, describe_pairs, example
 from fullfield.training.checkpoint import DivergedError
+from fullfield.training.descriptor import contrastive_loss, matching_ratio
+from fullfield.training.pairs import cut_pair
 from refusals import refuses
 
 SMALL = DescriptorConfig(channels=8, layers=1)

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import surfaces
 from fullfield.testing import room_scan
-from fullfield.training import cut_pair, synthetic_scene
-from fullfield.training.pairs import PARTNER, Pair, _density, _seen, match_points
+from fullfield.training.pairs import PARTNER, Pair, _density, _seen, cut_pair, match_points, synthetic_scene
 
 Floats = NDArray[np.float64]
 

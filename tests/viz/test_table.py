@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.viz import FlowColors, flow_to_image
+from fullfield.viz import flow_to_image
+from fullfield.viz.wheel import FlowColors
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fullfield import InputError
-from fullfield.viz import alignment_legend, alignment_view
+from fullfield.viz import alignment_view
+from fullfield.viz.points import alignment_legend
 
 pytestmark = pytest.mark.unit
 

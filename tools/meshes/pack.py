@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fullfield._check import InputError
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 from fullfield.training.flow.pictures import MANIFEST, MESHES, licence_list
 from tools.meshes.glb import Model, UnreadableModelError
 from tools.meshes.reduce import Mesh, reduce_model

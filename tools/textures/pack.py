@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 from fullfield.training.flow.pictures import FORMAT, MANIFEST, SHAPES
 from fullfield.training.flow.procedural import MARGIN, SHAPE_SIZE, Pixels
 from tools.textures.sources import PACKAGES, Candidate, Package, fetch, unpack

@@ -150,7 +150,7 @@ def _draw(offsets: Tensor, shares: Sequence[Share], radius: int, path: Path) -> 
     """Draw the matrix in both layouts and the finest level's shares by block size: figure 3 of Briedis et al."""
     from benchmarks.cases.correlation.analysis import sampling_matrix
     from benchmarks.cases.correlation.recorded import resized
-    from fullfield.io import atomic_path
+    from fullfield.io.files import atomic_path
 
     height, width = offsets.shape[-2:]
     small = offsets

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from fullfield import estimate
-    from fullfield.io import atomic_path
+    from fullfield.io.files import atomic_path
 
     folder = Path(args.output)
     if not folder.is_dir():

@@ -23,7 +23,8 @@ from fullfield.estimators import NetworkSettings
 from fullfield.estimators._devices import to_device
 from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
-from fullfield.models import Cascade, PreparedSizes, load_weights
+from fullfield.models import Cascade, load_weights
+from fullfield.models.prepared.runner import PreparedSizes
 from fullfield.testing import textured_scene
 
 NETWORK = "fullfield-s"

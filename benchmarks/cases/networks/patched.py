@@ -22,8 +22,8 @@ from benchmarks.cases.networks.models import Plan as FramePlan
 from benchmarks.cases.networks.models import frames
 from benchmarks.harness import Candidate, clock_of, given_up, interleaved, peak_bytes, release
 from fullfield._check import InputError
-from fullfield.integrations import patch
 from fullfield.integrations.forms import quiet
+from fullfield.integrations.patching import patch
 from fullfield.nn import CorrelationPyramid
 
 # Of the largest value. Convolutions in float32, not TF32, while it is found.

@@ -45,13 +45,8 @@ from benchmarks.harness import (
     wall_clock,
 )
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
-from fullfield.ops.point_conv import (
-    kernel_radius,
-    knn_geometry,
-    protocol,
-    radius_geometry,
-    voxel_geometry,
-)
+from fullfield.ops.point_conv import knn_geometry, protocol, radius_geometry, voxel_geometry
+from fullfield.ops.point_conv.geometry import kernel_radius
 
 PARTS = {
     "build": "search, triplets and downsampling",

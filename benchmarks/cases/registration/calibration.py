@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 
 Floats = NDArray[np.float64]
 _EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.98, 1.0001)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 from fullfield.registration import register
 from fullfield.registration.verdict import list_signs
 from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, CloudPair, determined_pair, undetermined_pair

@@ -34,7 +34,8 @@ from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import canonical, get_method
 from fullfield.io import read_vectors
 from fullfield.io.oiio import Header, write_picture
-from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, find_frames, run_on_devices, run_shot
+from fullfield.sequences import Outcome, Output, ShotJob, ShotSettings, run_on_devices, run_shot
+from fullfield.sequences.names import find_frames
 from fullfield.testing import textured_scene
 
 ALONE, SHOT = "estimation alone", "files to files"

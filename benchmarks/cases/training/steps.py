@@ -14,9 +14,11 @@ from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import Unsupported, clock_of, given_up, peak_bytes, release, spread
 from fullfield.models.raft import RAFT, RAFTConfig
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
-from fullfield.training.flow import FlowBatch, FlowTraining, Stepper
+from fullfield.training.flow import FlowTraining
+from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import procedural_pictures
+from fullfield.training.flow.stepping import Stepper
 
 _NEAR = 0.02  # relative difference of the first step's loss: half precision
 _BEFORE = 4

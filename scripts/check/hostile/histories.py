@@ -103,8 +103,8 @@ class History:
 
     def _write_window(self, path: Path, frame: torch.Tensor) -> None:
         """Write a frame as an EXR, often with a smaller data window."""
-        from fullfield.io import FrameWindow
         from fullfield.io.oiio import Header, write_picture
+        from fullfield.io.windows import FrameWindow
 
         width, height = (self.draw.choice((side, side, self.draw.randint(side // 2, side))) for side in (WIDTH, HEIGHT))
         left, top = self.draw.randint(0, WIDTH - width), self.draw.randint(0, HEIGHT - height)

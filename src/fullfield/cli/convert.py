@@ -101,13 +101,15 @@ def _list_pairs(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[str, Any]) -> dict[str, Any]:
     """Convert one file, compare what was written with what was read, and return the facts about it."""
+    from fullfield.io.flow import flow_window
+
     choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **vector_arguments(args)}
     if "channels" in choice:
         choice["channels"] = choice["channels"][:2]
     is_exr_twice = is_exr(source) and is_exr(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}
-    window = io.flow_window(source, **names) if keeps else None
+    window = flow_window(source, **names) if keeps else None
     window_choice: Any = {"window": "data"} if keeps else {}
     with naming(channels="--channels", layer="--layer"):
         flow, valid = _resize(args, *io.read_flow(source, **choice, **window_choice))

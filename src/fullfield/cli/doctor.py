@@ -235,7 +235,7 @@ def _colour_management() -> dict[str, object]:
 
 
 def _main_job() -> dict[str, object]:
-    from fullfield.estimators import estimate
+    from fullfield.estimators.estimation import estimate
     from fullfield.metrics import epe
     from fullfield.testing import textured_scene
 

@@ -21,7 +21,7 @@ from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from fullfield.datasets import FlowDataset
-    from fullfield.evaluation import Run
+    from fullfield.evaluation.run import Run
     from fullfield.evaluation.sharing import ProcessRank
 
 _FETCH = (0.0, 0.02)
@@ -90,8 +90,9 @@ def _run(args: argparse.Namespace, process: ProcessRank) -> int:
         return evaluate_scans.run(args, process, weights)
     evaluate_scans.refuse(evaluate_scans.list_options(args), f"MODEL {args.method} estimates flow")
     from fullfield.estimators.cascaded import AtScale, read_scale, reduced
-    from fullfield.evaluation import EvaluationSettings, Run, evaluate, score, write_submission
+    from fullfield.evaluation import EvaluationSettings, evaluate, score, write_submission
     from fullfield.evaluation.predict import check_submission, record_shortage
+    from fullfield.evaluation.run import Run
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")
@@ -186,8 +187,7 @@ def _device(requested: str, name: str) -> str:
 def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """Return the stored run to score; InputError if it is of another method or an option of estimation is given."""
     from fullfield._ledger.notes import check_entries
-    from fullfield.evaluation import Run
-    from fullfield.evaluation.run import CONFIG
+    from fullfield.evaluation.run import CONFIG, Run
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
     options = [*methods.list_options(args), *(option for option, value in estimation if value)]

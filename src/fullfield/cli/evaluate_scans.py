@@ -16,7 +16,7 @@ from fullfield.cli.report import naming
 
 if TYPE_CHECKING:
     from fullfield.datasets.scans import Criteria, ScanDataset
-    from fullfield.evaluation import ScanRun
+    from fullfield.evaluation.run import ScanRun
     from fullfield.evaluation.sharing import ProcessRank
 
 METHODS = ("fpfh", "learned")
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
 
 def _load_run(folder: Path, method: str) -> ScanRun:
     """Load the run to score again, which must be of this method."""
-    from fullfield.evaluation import ScanRun
+    from fullfield.evaluation.run import ScanRun
 
     if not folder.is_dir():
         raise InputError(

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fullfield import estimators, io, viz
+from fullfield import io, viz
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, report, scenes
 from fullfield.cli.options import (
@@ -29,6 +29,9 @@ from fullfield.sequences.names import is_sequence
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fullfield.estimators.flow import Flow
+    from fullfield.io.windows import FrameWindow
 
 MAPS = ("occlusion", "confidence")
 """Maps that can be written with the flow."""
@@ -181,7 +184,7 @@ def _check_files(args: argparse.Namespace) -> None:
         paths.check_own([(option, path) for option, path, _ in outputs])
 
 
-def _initial_flow(args: argparse.Namespace, frame: Tensor, window: io.FrameWindow | None) -> Tensor:
+def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
     """Return the initial flow; unknown vectors start from zero."""
     choice: dict[str, Any] = flow_choice(args, "initial")
     if window is not None and args.window == "data" and is_exr(args.initial_flow):
@@ -215,7 +218,7 @@ class _Outcome(NamedTuple):
 
 
 def _write(
-    args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: io.FrameWindow | None
+    args: argparse.Namespace, scene: scenes.Scene, layers: dict[str, Any], window: FrameWindow | None
 ) -> _Outcome:
     contents: dict[str, Any] = {"valid": scene.valid}
     if is_exr(args.output):
@@ -246,7 +249,7 @@ def _write(
 def _report(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
-    flows: list[estimators.Flow],  # and the one to the frame before
+    flows: list[Flow],  # and the one to the frame before
     scene: scenes.Scene,
     outcome: _Outcome,
     seconds: dict[str, float],

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check as check
-from fullfield import io, viz
+from fullfield import io
 from fullfield._check import InputError
 from fullfield._read_ahead import iterate_ahead
 from fullfield.cli import argtypes, methods, paths, report, scenes
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fullfield.estimators.live import FramePair, LiveStatistics, PairFlow, Slot
     from fullfield.io.video import VideoSource, VideoWriter
     from fullfield.ops.tvl1 import PersistentSolver
+    from fullfield.viz.wheel import FlowColors
 
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two lines, on a terminal and elsewhere
 _PATIENCE = 5.0
@@ -221,13 +222,15 @@ class _Window:
 class _Screen:
     """Outputs of the pictures: a file, a window, both or none."""
 
-    colors: viz.FlowColors | None
+    colors: FlowColors | None
     writer: VideoWriter | None
     window: _Window | None
     drawn_count: int = 0
 
     @classmethod
     def open(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
+        from fullfield.viz.wheel import FlowColors
+
         window = writer = None
         if args.preview:
             window = _Window(f"fullfield {args.source}")
@@ -235,7 +238,7 @@ class _Screen:
         if args.viz is not None:
             writer = io.VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
             stack.callback(writer.close)  # keeps what was recorded however the run ends
-        return cls(viz.FlowColors(args.max_motion, device) if writer or window else None, writer, window)
+        return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
     def show(self, result: PairFlow) -> bool:
         """Draw a flow; return False once the user closes the window."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from fullfield import _check, estimators
+from fullfield import _check
 from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.report import naming, note
@@ -22,6 +22,8 @@ from fullfield.models.weights import Origin, find_origin
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fullfield.estimators.flow import Flow
 
 REFINE_HELP = "refine to sub-pixel accuracy with TV-L1, in both directions"
 DEVICE_HELP = "auto (the first GPU with kernels, else the CPU), cpu, cuda, cuda:1, ..."
@@ -75,7 +77,7 @@ class MethodChoice:
             note(f"downloading the weights {self.origin.name}")
         estimator.prepare(device, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
-    def estimate(self, frame1: Tensor, frame2: Tensor, **options: Any) -> estimators.Flow:
+    def estimate(self, frame1: Tensor, frame2: Tensor, **options: Any) -> Flow:
         """Estimate the flow of frames that were read from files; the result is on the host."""
         from fullfield.estimators.estimation import estimate_tensors
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.vectors import VectorReading
+    from fullfield.io.windows import FrameWindow
 
 
 def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
@@ -192,7 +193,7 @@ class FrameFiles(NamedTuple):
 
     frames: list[Tensor]
     """[C, H, W] each, filled where they are not known."""
-    window: io.FrameWindow | None
+    window: FrameWindow | None
     """Window of the first frame, with the data window that was read."""
     valid: list[Tensor | None]
     """bool [H, W]: where the frames are known; None: everywhere."""

@@ -229,12 +229,12 @@ def _load(files: ImageFiles, args: argparse.Namespace) -> tuple[Tensor, Tensor, 
 
 def _outside(path: str, predicted: Tensor, choice: dict[str, Any]) -> Tensor:
     """Return where a prediction is not known because its frame was not: bool ``[H, W]``."""
-    from fullfield.io.flow import load_flow
+    from fullfield.io.flow import flow_window, load_flow
 
     outside = predicted.new_zeros(predicted.shape)
     if not is_exr(path) or bool(predicted.all()):
         return outside
-    window = io.flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
+    window = flow_window(path, **{name: choice.get(name) for name in ("layer", "part", "channels")})
     left, top = window.data[0] - window.display[0], window.data[1] - window.display[1]
     outside[:] = True
     outside[max(top, 0) : max(top + window.data[3], 0), max(left, 0) : max(left + window.data[2], 0)] = False

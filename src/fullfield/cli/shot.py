@@ -43,6 +43,7 @@ from fullfield.sequences.names import (
 if TYPE_CHECKING:
     from fullfield.estimators import Estimator
     from fullfield.sequences.outputs import Output, Plan
+    from fullfield.sequences.plates import Plates
     from fullfield.sequences.results import FrameReport
 
 _MISSING_IN_ONE_LINE = 3  # missing plates from which they are reported in one line
@@ -152,18 +153,20 @@ def _run_job(
     job: sequences.ShotJob,
     plan: Plan,
     estimator: Estimator,
-    plates: sequences.Plates,
+    plates: Plates,
     devices: Sequence[str],
     progress: ProgressBar,
 ) -> sequences.Outcome:
     """Write the frames of the plan where the options say; missing plates of many frames become one problem."""
+    from fullfield.sequences.results import Problem
+
     if not args.quiet:
         report.note_plan(job.numbers, plan)
     missing = [number for number in plan.missing if plates.has(number) is False]
     missing = missing if len(missing) >= _MISSING_IN_ONE_LINE else []
     numbers = sorted(set(plan.missing).difference(missing))
     reason = f"{len(missing)} plates are missing: {format_frames(missing)}"
-    problems = [sequences.Problem(args.plates, reason)] if missing else []
+    problems = [Problem(args.plates, reason)] if missing else []
     for problem in problems:
         report.note(str(problem), kind="error")
     frame_report = _frame_report(args, progress, len(numbers))
@@ -303,7 +306,7 @@ def _list_devices(args: argparse.Namespace, device: str) -> list[str]:
     return devices
 
 
-def _frame_size(plates: sequences.Plates) -> tuple[int, int] | None:
+def _frame_size(plates: Plates) -> tuple[int, int] | None:
     """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
         with contextlib.suppress(InputError, OSError):

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         paths.check_input(args.start, "--start")
     paths.check_new_folder(args.output, "--output")
 
-    from fullfield.registration import DescriptorConfig
+    from fullfield.registration.learned_network import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
 
     methods.use_threads(args.threads)

@@ -18,12 +18,14 @@ from fullfield.cli import argtypes, paths, report, scenes
 from fullfield.cli.options import add_vector_options, vector_reading
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import size
+from fullfield.io.files import atomic_path
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fullfield.sequences.plates import Plates
     from fullfield.viz.page import ViewFrame
 
 EPILOG = """\
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1))
     if plates is not None:
         plates.close()
-    with io.atomic_path(output) as temporary:
+    with atomic_path(output) as temporary:
         temporary.write_text(text, "utf-8")
     for problem in problems:
         report.note(problem, kind="error")
@@ -89,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def _plates(
-    args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]
-) -> tuple[sequences.Plates | None, str]:
+def _plates(args: argparse.Namespace, stored: sequences.Output, reading: dict[str, Any]) -> tuple[Plates | None, str]:
     """Return the plates, those of the flow's notes with its ``reading``, or None and why there are none."""
     source, reading = (stored.read_source(), {**reading, "window": None}) if args.plates is None else (args.plates, {})
     if source is None:
@@ -118,7 +118,7 @@ def _read_frames(
     files: FrameFiles,
     numbers: Sequence[int],
     reading: io.VectorReading,
-    plates: sequences.Plates | None,
+    plates: Plates | None,
     problems: list[str],
     progress: ProgressBar,
 ) -> Iterator[ViewFrame]:

@@ -26,7 +26,7 @@ from fullfield.datasets.benchmarks import (
     Spring,
 )
 from fullfield.datasets.own import Charge8K, Pairs, Rendered, SyntheticPairs
-from fullfield.datasets.scans import KITTIOdometry, ScanDataset, ScanPairs, ScanSample
+from fullfield.datasets.scans import KITTIOdometry, ScanDataset, ScanPairs
 from fullfield.datasets.three_d_match import ThreeDMatch
 
 DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = MappingProxyType(
@@ -105,7 +105,6 @@ __all__ = [
     "KITTI2012",
     "KITTI2015",
     "SCANS",
-    "Charge8K",
     "FlowDataset",
     "FlowSample",
     "FlyingChairs",
@@ -115,11 +114,8 @@ __all__ = [
     "Middlebury",
     "Pairs",
     "Rendered",
-    "ScanPairs",
-    "ScanSample",
     "Sintel",
     "Spring",
-    "SyntheticPairs",
     "ThreeDMatch",
     "open_dataset",
     "open_scans",

@@ -28,7 +28,7 @@ from fullfield.ops.devices import AUTO, resolve_device
 
 if TYPE_CHECKING:
     from fullfield._config import Config
-    from fullfield.io import FrameWindow
+    from fullfield.io.windows import FrameWindow
 
 logger = logging.getLogger("fullfield")
 
@@ -134,7 +134,7 @@ def estimate(
 
     Args:
         frame1: a path, a PIL image, an array [H, W(, C)] (uint8, uint16, half, float) or a tensor [C, H, W]; see
-            :func:`fullfield.estimators.as_frame`.
+            :func:`fullfield.estimators._frames.as_frame`.
         frame2: the second frame, of the same size.
         method: a name of :data:`fullfield.estimators.METHODS` (``"ptlflow:dpflow"`` for one of ptlflow's models,
             ``"package.module:Class"`` for an estimator of your own), or an :class:`Estimator`. The parameters up to

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fullfield.io import FrameWindow
+    from fullfield.io.windows import FrameWindow
 
 _PLANES = ("occlusion", "confidence")
 
@@ -126,7 +126,8 @@ class Flow:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:
         """Read a flow file; see :func:`fullfield.io.read_flow`."""
-        from fullfield.io import flow_window, read_flow
+        from fullfield.io import read_flow
+        from fullfield.io.flow import flow_window
         from fullfield.io.names import is_exr
 
         data = read_flow(path)

@@ -166,7 +166,7 @@ class PtlflowEstimator(LoadingEstimator):
         if next(model.parameters()).device != device:
             model.to(device)
         if self._origin["patched"] and self._handle is None:
-            from fullfield.integrations import patch
+            from fullfield.integrations.patching import patch
 
             self._handle = patch(model, backend=self._requested)
         return model

@@ -8,14 +8,11 @@
 """
 
 from fullfield.evaluation.predict import EvaluationSettings, evaluate, predict, score, write_submission
-from fullfield.evaluation.run import Run, ScanRun
 from fullfield.evaluation.scans import Registrar, evaluate_scans, score_scans
 
 __all__ = [
     "EvaluationSettings",
     "Registrar",
-    "Run",
-    "ScanRun",
     "evaluate",
     "evaluate_scans",
     "predict",

@@ -23,10 +23,10 @@ from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_checksum, read_stamp
 from fullfield.datasets.base import Listed
 from fullfield.estimators.protocol import WrappingEstimator
-from fullfield.io import atomic_path, read_flow, write_flow
+from fullfield.io import read_flow, write_flow
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import check_readable, remove_abandoned
-from fullfield.metrics import AVERAGING
+from fullfield.io.files import atomic_path, check_readable, remove_abandoned
+from fullfield.metrics.accumulator import AVERAGING
 
 try:
     import fcntl

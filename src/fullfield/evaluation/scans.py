@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.datasets import KITTIOdometry, ScanSample
-from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord
+from fullfield.datasets import KITTIOdometry
+from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
 from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, runtime
 from fullfield.evaluation.sharing import wait_for_all
@@ -38,9 +38,8 @@ from fullfield.metrics import (
     relative_rotation_error,
     relative_translation_error,
     rmse_by_information,
-    rmse_by_moment,
-    second_moment,
 )
+from fullfield.metrics.registration import rmse_by_moment, second_moment
 
 if TYPE_CHECKING:
     from fullfield.registration import Registration

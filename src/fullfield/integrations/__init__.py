@@ -1,6 +1,5 @@
 """Other projects' networks on our operators."""
 
-from fullfield.integrations.handle import Handle, Replacement
-from fullfield.integrations.patching import patch
+from fullfield.integrations.handle import Handle
 
-__all__ = ["Handle", "Replacement", "patch"]
+__all__ = ["Handle"]

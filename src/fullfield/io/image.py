@@ -63,7 +63,7 @@ def read_frame(
         path: PNG, JPEG, TIFF, OpenEXR, DPX, PPM, PFM, Radiance HDR, BMP or TGA, told by its content.
         transfer: what the stored values are: ``auto`` (by format: EXR, HDR, PFM and floating-point TIFF are
             linear, DPX says so itself, the rest is ``srgb``), ``srgb`` (as stored),
-            ``linear``, a camera's curve (:data:`fullfield.io.TRANSFERS`) or an OpenColorIO colour space.
+            ``linear``, a camera's curve (:data:`fullfield.io.names.TRANSFERS`) or an OpenColorIO colour space.
         part: part of an EXR or page of a TIFF, by index or name. By default the finished picture by its name (``C``,
             ``rgba``, ``beauty``), else the first with those channels.
         layer: prefix of the channels to take, ``diffuse`` for ``diffuse.R``, ``diffuse.G``, ``diffuse.B``.
@@ -327,7 +327,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     """Write a picture as PNG, JPEG, TIFF or OpenEXR, by the suffix; all of it or nothing.
 
     Args:
-        path: where to; the suffix is one of :data:`fullfield.io.IMAGE_WRITE_SUFFIXES`.
+        path: where to; the suffix is one of :data:`fullfield.io.names.IMAGE_WRITE_SUFFIXES`.
         image: ``[C, H, W]`` or ``[H, W, C]`` with C = 1 or 3, or ``[H, W]``. Where both fit, a tensor
             is ``[C, H, W]`` and an array is ``[H, W, C]``. uint8; uint16 (not JPEG); or display-referred
             floating point, which is clamped to [0, 1] and rounded to 8 bits, except in EXR, which stores

@@ -3,17 +3,14 @@
 The definitions, and what they do with invalid pixels, are on the conventions page.
 """
 
-from fullfield.metrics.accumulator import AVERAGING, FlowMetrics
-from fullfield.metrics.distance import boundary_distance
+from fullfield.metrics.accumulator import FlowMetrics
 from fullfield.metrics.pixels import (
     aae,
-    angular_error,
     end_point_error,
     epe,
     fl_all,
     four_values,
     outliers,
-    true_motion,
     wauc,
 )
 from fullfield.metrics.registration import (
@@ -24,16 +21,11 @@ from fullfield.metrics.registration import (
     relative_rotation_error,
     relative_translation_error,
     rmse_by_information,
-    rmse_by_moment,
-    second_moment,
 )
 
 __all__ = [
-    "AVERAGING",
     "FlowMetrics",
     "aae",
-    "angular_error",
-    "boundary_distance",
     "end_point_error",
     "epe",
     "feature_matching_recall",
@@ -46,8 +38,5 @@ __all__ = [
     "relative_rotation_error",
     "relative_translation_error",
     "rmse_by_information",
-    "rmse_by_moment",
-    "second_moment",
-    "true_motion",
     "wauc",
 ]

@@ -10,13 +10,11 @@ from fullfield._lazy import lazy
 if TYPE_CHECKING:
     from fullfield.models.cascade import Cascade as Cascade
     from fullfield.models.prepared.runner import PreparedFlow as PreparedFlow
-    from fullfield.models.prepared.runner import PreparedSizes as PreparedSizes
     from fullfield.models.raft.config import RAFTConfig as RAFTConfig
     from fullfield.models.raft.model import RAFT as RAFT
     from fullfield.models.sea_raft.config import SEARAFTConfig as SEARAFTConfig
     from fullfield.models.sea_raft.model import SEARAFT as SEARAFT
     from fullfield.models.weights import WEIGHTS as WEIGHTS
-    from fullfield.models.weights import WeightsEntry as WeightsEntry
     from fullfield.models.weights import fetch_weights as fetch_weights
     from fullfield.models.weights import load_weights as load_weights
 
@@ -24,11 +22,11 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "cascade": "Cascade",
-        "prepared.runner": "PreparedFlow PreparedSizes",
+        "prepared.runner": "PreparedFlow",
         "raft.config": "RAFTConfig",
         "raft.model": "RAFT",
         "sea_raft.config": "SEARAFTConfig",
         "sea_raft.model": "SEARAFT",
-        "weights": "WEIGHTS WeightsEntry fetch_weights load_weights",
+        "weights": "WEIGHTS fetch_weights load_weights",
     },
 )

@@ -10,7 +10,6 @@ from fullfield.nn.corr_blocks import (
 )
 from fullfield.nn.correlation import CorrelationPyramid
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
-from fullfield.nn.upsampling import convex_upsample
 from fullfield.nn.windows import FlowPropagation, SpatialCorrelationSampler
 
 __all__ = [
@@ -26,6 +25,5 @@ __all__ = [
     "SpatialCorrelationSampler",
     "StereoCorrBlock",
     "TorchvisionCorrBlock",
-    "convex_upsample",
     "local_correlation_with_flow",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import _launching
 from fullfield.ops._launching import address
-from fullfield.ops.neighbors import Neighbors
+from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv.triplets import Triplets
 from fullfield.registration.descriptors import BINS
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from fullfield._kernels.numba_cache import Kernels
 from fullfield._kernels.threads import run_chunks
-from fullfield.ops.neighbors import Neighbors, knn_search, radius_search
+from fullfield.ops.neighbors import knn_search, radius_search
+from fullfield.ops.neighbors.ragged import Neighbors
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

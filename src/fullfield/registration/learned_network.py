@@ -21,7 +21,8 @@ from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.io.files import reason
 from fullfield.ops import _launching
-from fullfield.ops.neighbors import Neighbors, radius_search
+from fullfield.ops.neighbors import radius_search
+from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv import PointGeometry, point_conv
 from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.ops.point_conv.triplets import Triplets, index_bits, is_packed

@@ -10,7 +10,8 @@ import torch
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
-from fullfield.ops.neighbors import Neighbors, grid_downsample
+from fullfield.ops.neighbors import grid_downsample
+from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.registration.descriptors import BINS, Floats, Ints, histograms, nearest, plane_normals
 
 NORMAL_RADIUS = 3.0

@@ -19,47 +19,37 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
-    from fullfield.sequences.estimation import FrameFlows as FrameFlows
-    from fullfield.sequences.estimation import estimate_sequence as estimate_sequence
-    from fullfield.sequences.follow import FollowedFrame as FollowedFrame
     from fullfield.sequences.follow import FollowJob as FollowJob
     from fullfield.sequences.follow import follow_frames as follow_frames
     from fullfield.sequences.follow import run_follow as run_follow
     from fullfield.sequences.job import ShotJob as ShotJob
     from fullfield.sequences.motion import warp_image as warp_image
-    from fullfield.sequences.names import find_frames as find_frames
     from fullfield.sequences.names import format_frames as format_frames
     from fullfield.sequences.names import parse_frames as parse_frames
     from fullfield.sequences.outputs import Output as Output
-    from fullfield.sequences.plates import Plate as Plate
-    from fullfield.sequences.plates import Plates as Plates
     from fullfield.sequences.plates import open_plates as open_plates
     from fullfield.sequences.pool import run_on_devices as run_on_devices
     from fullfield.sequences.results import Outcome as Outcome
-    from fullfield.sequences.results import Problem as Problem
     from fullfield.sequences.retiming import retime_shot as retime_shot
     from fullfield.sequences.run import run_shot as run_shot
     from fullfield.sequences.settings import ShotSettings as ShotSettings
-    from fullfield.sequences.stored_flow import StoredFlow as StoredFlow
     from fullfield.sequences.warping import WarpSettings as WarpSettings
     from fullfield.sequences.warping import warp_shot as warp_shot
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
-        "estimation": "FrameFlows estimate_sequence",
-        "follow": "FollowJob FollowedFrame follow_frames run_follow",
+        "follow": "FollowJob follow_frames run_follow",
         "job": "ShotJob",
         "motion": "warp_image",
-        "names": "find_frames format_frames parse_frames",
+        "names": "format_frames parse_frames",
         "outputs": "Output",
-        "plates": "Plate Plates open_plates",
+        "plates": "open_plates",
         "pool": "run_on_devices",
-        "results": "Outcome Problem",
+        "results": "Outcome",
         "retiming": "retime_shot",
         "run": "run_shot",
         "settings": "ShotSettings",
-        "stored_flow": "StoredFlow",
         "warping": "WarpSettings warp_shot",
     },
 )

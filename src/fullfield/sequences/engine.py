@@ -17,9 +17,9 @@ from fullfield._read_ahead import ReadAhead
 from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import choose_refiner
-from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.io.vectors import VALID
+from fullfield.io.windows import FrameWindow
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops._splatting import move_forward
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators import Estimator, Flow
+from fullfield.estimators import Estimator
 from fullfield.estimators._frames import Frame
 from fullfield.estimators.estimation import load_estimator
+from fullfield.estimators.flow import Flow
 from fullfield.estimators.registry import DEFAULT_METHOD
-from fullfield.io import FrameWindow
 from fullfield.io.oiio import Attribute
 from fullfield.io.vectors import VALID
+from fullfield.io.windows import FrameWindow
 from fullfield.sequences.engine import Engine
 from fullfield.sequences.outputs import to_cpu
 from fullfield.sequences.plates import Plates, open_plates

@@ -19,13 +19,13 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import Identity, Stamp, compute_checksum, read_stamp
 from fullfield._read_ahead import reader_count
 from fullfield.estimators._frames import Frame, as_frame, fill_frame, label
-from fullfield.io import FrameWindow, frame_window, open_video
+from fullfield.io import frame_window, open_video
 from fullfield.io.image import FrameReader
 from fullfield.io.names import STACK_SUFFIXES, mask_path
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
 from fullfield.io.transfer import curve
-from fullfield.io.windows import common_window
+from fullfield.io.windows import FrameWindow, common_window
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield._ledger.versions import Identity
-from fullfield.io import FrameWindow
 from fullfield.io.files import reason
+from fullfield.io.windows import FrameWindow
 from fullfield.sequences.plates import Plate
 
 FrameReport = Callable[[int], None]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io import atomic_path, read_vectors
+from fullfield.io import read_vectors
+from fullfield.io.files import atomic_path
 from fullfield.ops.warping import warp
 
 TRACK_SUFFIXES = (".csv", ".txt")

@@ -1,5 +1,5 @@
 """Inputs of tests and demonstrations: scenes with known motion and scans of synthetic rooms."""
 
-from fullfield.testing.scenes import Scene, room_scan, textured_scene
+from fullfield.testing.scenes import room_scan, textured_scene
 
-__all__ = ["Scene", "room_scan", "textured_scene"]
+__all__ = ["room_scan", "textured_scene"]

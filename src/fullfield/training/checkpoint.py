@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fullfield._check import InputError
 from fullfield._ledger.notes import read_notes, write_notes
 from fullfield._ledger.settings import SettingsFile
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_safetensors
 
 RECIPE, WEIGHTS, HISTORY, STATE = "recipe.json", "weights.safetensors", "history.csv", "state"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fullfield import _check
 from fullfield._config import Config
-from fullfield.registration import DescriptorConfig
+from fullfield.registration.learned_network import DescriptorConfig
 from fullfield.registration.scan import CELLS
 
 _HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones

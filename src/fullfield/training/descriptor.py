@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.registration import LearnedDescriptor, read_pose, rigid
+from fullfield.io.pointcloud import rigid
+from fullfield.registration import LearnedDescriptor, read_pose
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import shipped
 from fullfield.registration.learned_network import DescriptorNetwork

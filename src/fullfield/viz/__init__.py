@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
-    from fullfield.viz.errors import error_colors as error_colors
-    from fullfield.viz.errors import error_legend as error_legend
     from fullfield.viz.errors import error_map as error_map
     from fullfield.viz.frames import frame_to_image as frame_to_image
     from fullfield.viz.frames import overlay as overlay
-    from fullfield.viz.points import alignment_legend as alignment_legend
     from fullfield.viz.points import alignment_view as alignment_view
     from fullfield.viz.sheets import sheet as sheet
-    from fullfield.viz.wheel import FlowColors as FlowColors
-    from fullfield.viz.wheel import color_wheel as color_wheel
     from fullfield.viz.wheel import flow_scale as flow_scale
     from fullfield.viz.wheel import flow_to_image as flow_to_image
     from fullfield.viz.wheel import wheel_legend as wheel_legend
@@ -26,10 +21,10 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
-        "errors": "error_colors error_legend error_map",
+        "errors": "error_map",
         "frames": "frame_to_image overlay",
-        "points": "alignment_legend alignment_view",
+        "points": "alignment_view",
         "sheets": "sheet",
-        "wheel": "FlowColors color_wheel flow_scale flow_to_image wheel_legend",
+        "wheel": "flow_scale flow_to_image wheel_legend",
     },
 )

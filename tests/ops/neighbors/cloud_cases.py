@@ -12,7 +12,8 @@ from emulator import Emulator
 from torch import Tensor
 
 from benchmarks.cases.points import listing
-from fullfield.ops.neighbors import Neighbors, backends, cuda
+from fullfield.ops.neighbors import backends, cuda
+from fullfield.ops.neighbors.ragged import Neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
 
 REASON = dict(backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"

@@ -19,18 +19,11 @@ from torch import Tensor
 
 from fullfield.ops import _launching
 from fullfield.ops._launching import Device
-from fullfield.ops.point_conv import (
-    PointGeometry,
-    Triplets,
-    backends,
-    point_conv,
-    radius_geometry,
-    triplet_geometry,
-    triplets,
-)
+from fullfield.ops.point_conv import PointGeometry, backends, point_conv, radius_geometry, triplet_geometry, triplets
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
 from fullfield.ops.point_conv.protocol import CONVOLUTIONS, Request
+from fullfield.ops.point_conv.triplets import Triplets
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

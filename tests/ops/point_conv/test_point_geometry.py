@@ -10,7 +10,6 @@ from fullfield import InputError
 from fullfield.ops.neighbors import grid_downsample, radius_search
 from fullfield.ops.point_conv import (
     cpu,
-    kernel_radius,
     knn_geometry,
     radius_geometry,
     reference,
@@ -18,6 +17,7 @@ from fullfield.ops.point_conv import (
     triplets,
     voxel_geometry,
 )
+from fullfield.ops.point_conv.geometry import kernel_radius
 
 
 def found(geometry) -> set[tuple[int, int, int]]:

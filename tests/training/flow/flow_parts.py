@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.testing import textured_scene
-from fullfield.training.flow import FlowBatch
+from fullfield.training.flow.batch import FlowBatch
 
 HEIGHT, WIDTH = 24, 32
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.training.flow import Augmentation, FlowBatch, augment
+from fullfield.training.flow import Augmentation, augment
+from fullfield.training.flow.batch import FlowBatch
 from refusals import refuses
 
 HEIGHT, WIDTH = 64, 80

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.training.flow import FlowBatch, laplace_mixture_loss, loss_mask, mean_error, sequence_loss
+from fullfield.training.flow import laplace_mixture_loss, loss_mask, sequence_loss
+from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.loss import mean_error
 from refusals import refuses
 
 SHAPE = (2, 5, 6)

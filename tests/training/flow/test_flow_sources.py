@@ -19,7 +19,6 @@ from fullfield.training.flow import (
     Augmentation,
     Augmented,
     DatasetPairs,
-    FlowBatch,
     FlowRun,
     FlowTraining,
     FlowValidation,
@@ -28,6 +27,7 @@ from fullfield.training.flow import (
     cut_window,
     train_flow,
 )
+from fullfield.training.flow.batch import FlowBatch
 from refusals import refuses
 
 NUMBER, HEIGHT, WIDTH = 5, 40, 48

@@ -30,12 +30,13 @@ from fullfield import InputError
 from fullfield.models import SEARAFT, SEARAFTConfig
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.training.checkpoint import DivergedError, restore
-from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, loop, train_flow
+from fullfield.training.flow import FlowRun, FlowTraining, loop, train_flow
 from fullfield.training.flow import ranks as ranks_module
+from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.curves import FlowRow
 from fullfield.training.flow.loss import laplace_mixture_loss
 from fullfield.training.flow.ranks import Ranks
-from fullfield.training.flow.stepping import AveragedWeights, Objective
+from fullfield.training.flow.stepping import AveragedWeights, Objective, Stepper
 from refusals import refuses
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)

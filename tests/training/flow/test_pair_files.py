@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.datasets import SyntheticPairs, open_dataset
+from fullfield.datasets import open_dataset
+from fullfield.datasets.own import SyntheticPairs
 from fullfield.training.flow import SceneStyle, pair_files
 from fullfield.training.flow.pair_files import write_pairs
 from fullfield.training.flow.pairs import PairGenerator

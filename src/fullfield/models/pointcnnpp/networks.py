@@ -14,8 +14,8 @@ from fullfield.models.pointcnnpp.config import PointResNetConfig, PointUNetConfi
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.ops.neighbors.downsampling import thinned
 from fullfield.ops.neighbors.ragged import check_cloud, check_length, check_shape
-from fullfield.ops.point_conv import PointGeometry, kernel_radius
-from fullfield.ops.point_conv.geometry import RadiusRequest, radius_geometries
+from fullfield.ops.point_conv import PointGeometry
+from fullfield.ops.point_conv.geometry import RadiusRequest, kernel_radius, radius_geometries
 from fullfield.ops.point_conv.protocol import kernel_sides
 
 

@@ -14,7 +14,8 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models.pointcnnpp.config import Step
 from fullfield.models.pointcnnpp.networks import PointPyramid, PointResNet, check_input
-from fullfield.ops.point_conv import PointGeometry, Triplets
+from fullfield.ops.point_conv import PointGeometry
+from fullfield.ops.point_conv.triplets import Triplets
 
 
 class RecordedStep:

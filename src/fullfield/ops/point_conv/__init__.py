@@ -3,20 +3,16 @@
 from fullfield.ops.point_conv.api import backends, point_conv
 from fullfield.ops.point_conv.geometry import (
     PointGeometry,
-    kernel_radius,
     knn_geometry,
     radius_geometry,
     triplet_geometry,
     voxel_geometry,
 )
 from fullfield.ops.point_conv.pooling import point_pool
-from fullfield.ops.point_conv.triplets import Triplets
 
 __all__ = [
     "PointGeometry",
-    "Triplets",
     "backends",
-    "kernel_radius",
     "knn_geometry",
     "point_conv",
     "point_pool",

@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.config import TVL1Config as TVL1Config
     from fullfield.ops.tvl1.guided import FlowRefiner as FlowRefiner
     from fullfield.ops.tvl1.guided import refine_flow as refine_flow
-    from fullfield.ops.tvl1.guided import refinement_backends as refinement_backends
     from fullfield.ops.tvl1.persistent import PersistentSolver as PersistentSolver
 
 _HOMES = {
     "api": "TVL1Solver backends tvl1",
     "config": "RefinementConfig TVL1Config",
-    "guided": "FlowRefiner refine_flow refinement_backends",
+    "guided": "FlowRefiner refine_flow",
     "persistent": "PersistentSolver",
 }
 __all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -12,34 +12,30 @@ if TYPE_CHECKING:
     from fullfield.training.flow.augmentation import Augmented as Augmented
     from fullfield.training.flow.augmentation import augment as augment
     from fullfield.training.flow.batch import DatasetPairs as DatasetPairs
-    from fullfield.training.flow.batch import FlowBatch as FlowBatch
     from fullfield.training.flow.batch import Mixture as Mixture
     from fullfield.training.flow.batch import collate_flow as collate_flow
     from fullfield.training.flow.batch import cut_window as cut_window
     from fullfield.training.flow.config import FlowTraining as FlowTraining
     from fullfield.training.flow.config import SceneStyle as SceneStyle
     from fullfield.training.flow.loop import FlowRun as FlowRun
-    from fullfield.training.flow.loop import TrainedFlow as TrainedFlow
     from fullfield.training.flow.loop import train_flow as train_flow
     from fullfield.training.flow.loss import laplace_mixture_loss as laplace_mixture_loss
     from fullfield.training.flow.loss import loss_mask as loss_mask
-    from fullfield.training.flow.loss import mean_error as mean_error
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
     from fullfield.training.flow.pairs import PairGenerator as PairGenerator
     from fullfield.training.flow.stepping import AveragedWeights as AveragedWeights
-    from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation Augmented augment",
-        "batch": "DatasetPairs FlowBatch Mixture collate_flow cut_window",
+        "batch": "DatasetPairs Mixture collate_flow cut_window",
         "config": "FlowTraining SceneStyle",
-        "loop": "FlowRun TrainedFlow train_flow",
-        "loss": "loss_mask laplace_mixture_loss mean_error sequence_loss",
+        "loop": "FlowRun train_flow",
+        "loss": "loss_mask laplace_mixture_loss sequence_loss",
         "pairs": "PairGenerator",
-        "stepping": "AveragedWeights Stepper",
+        "stepping": "AveragedWeights",
         "validation": "FlowValidation",
     },
 )

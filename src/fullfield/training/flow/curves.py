@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
-from fullfield.io import atomic_path
+from fullfield.io.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

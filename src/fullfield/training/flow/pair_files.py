@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._ledger.settings import SettingsFile
-from fullfield.io import atomic_path, write_flow, write_image
-from fullfield.io.files import remove_abandoned
+from fullfield.io import write_flow, write_image
+from fullfield.io.files import atomic_path, remove_abandoned
 from fullfield.training.flow.pairs import PairGenerator
 from fullfield.training.flow.pictures import licence_list, licence_text
 
@@ -44,7 +44,7 @@ def write_pairs(
     together: int = 4,
     progress: Progress | None = None,
 ) -> Written:
-    """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.SyntheticPairs` reads.
+    """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.own.SyntheticPairs` reads.
 
     Pairs that are there already are kept, so that a run that was stopped goes on where it was, and a set can grow.
     InputError if the folder holds pairs of another seed, size, style, format or other pictures.
