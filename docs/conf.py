@@ -85,12 +85,22 @@ def gallery(link: str) -> str:
     return f"docs/gallery/{Path(link).stem}"
 
 
+def document_module(section: re.Match[str]) -> str:
+    """Return the section of a module with its docstrings in place of the list of names."""
+    module, names = section.groups()
+    repeated = re.findall(r"^- Also here: (.*)\.$", names, re.MULTILINE)
+    exclude = f"   :exclude-members: {repeated[0].replace('`', '')}\n" if repeated else ""
+    return f"## {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n{exclude}```\n\n"
+
+
 def prepare(_app: Any, name: str, source: list[str]) -> None:
     """Links to examples lead to their pages; of those to folders and notes, which the site lacks, the words stay."""
     folder = (PAGES / name).parent
     text = source[0]
     if name == root_doc:
         text = toctrees(text)
+    elif name.startswith("docs/api/") and not name.endswith("/index"):
+        text = re.sub(r"^## (fullfield[\w.]*)\n((?:(?!^## ).*\n)*)", document_module, text, flags=re.MULTILINE)
     elif name in ("docs/commands/index", "docs/api/index"):
         verbs = dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md", text))
         text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(verbs) + "\n```\n"

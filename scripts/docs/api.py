@@ -1,0 +1,161 @@
+"""Write docs/api: the public names of each module with their signatures and the first line of their docstrings.
+
+python scripts/docs/api.py           write the pages
+python scripts/docs/api.py --check   exit with 1 if a page differs from the code
+
+The site shows the whole docstrings in place of these lists (docs/conf.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "api"
+PUBLIC_NAMES = ROOT / "tests" / "public_names.txt"
+MAX_PARAMETERS = 4
+MIN_WORDS = 4
+"""Words before a colon that say enough without what follows it."""
+TITLES = {
+    "flow-of-frames": "Flow of frames",
+    "networks": "Networks",
+    "operators": "Operators",
+    "point-clouds": "Point clouds",
+    "data-and-scores": "Data and scores",
+}
+GROUPS = {
+    "fullfield": "flow-of-frames",
+    "fullfield.estimators": "flow-of-frames",
+    "fullfield.sequences": "flow-of-frames",
+    "fullfield.io": "flow-of-frames",
+    "fullfield.viz": "flow-of-frames",
+    "fullfield.integrations": "networks",
+    "fullfield.nn": "networks",
+    "fullfield.models": "networks",
+    "fullfield.training.flow": "networks",
+    "fullfield.registration": "point-clouds",
+    "fullfield.models.pointcnnpp": "point-clouds",
+    "fullfield.training": "point-clouds",
+    "fullfield.datasets": "data-and-scores",
+    "fullfield.metrics": "data-and-scores",
+    "fullfield.evaluation": "data-and-scores",
+    "fullfield.testing": "data-and-scores",
+}
+"""Page of each module, in the order of the pages; modules that are not listed are operators."""
+
+
+def list_modules() -> dict[str, list[str]]:
+    """Return the public modules of each page."""
+    modules = [line for line in PUBLIC_NAMES.read_text("utf-8").splitlines() if line and not line[0].isspace()]
+    order = [*GROUPS, *modules]
+    pages: dict[str, list[str]] = {page: [] for page in TITLES}
+    for module in sorted(modules, key=order.index):
+        pages[GROUPS.get(module, "operators")].append(module)
+    return pages
+
+
+def format_parameter(parameter: inspect.Parameter) -> str:
+    """Return a parameter without its type; long defaults are shortened."""
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+        return f"**{parameter.name}"
+    if parameter.default is inspect.Parameter.empty:
+        return parameter.name
+    default = repr(parameter.default)
+    is_short = len(default) <= 10 and " " not in default and "<" not in default
+    return f"{parameter.name}={default if is_short else '…'}"
+
+
+def format_signature(value: object) -> str:
+    """Return the names of the parameters with their defaults; empty if the object cannot be called."""
+    if not callable(value):
+        return ""
+    if inspect.isclass(value) and (issubclass(value, BaseException) or getattr(value, "_is_protocol", False)):
+        return ""
+    parameters = list(inspect.signature(value).parameters.values())
+    is_record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+    if is_record and len(parameters) > MAX_PARAMETERS:
+        return "(…)"
+    words: list[str] = []
+    for parameter in parameters[:MAX_PARAMETERS]:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
+            words.append("*")
+        words.append(format_parameter(parameter))
+    if len(parameters) > MAX_PARAMETERS:
+        words.append("…")
+    return f"({', '.join(words)})"
+
+
+def summarize(value: object) -> str:
+    """Return the first clause of a docstring as Markdown."""
+    line = (inspect.getdoc(value) or "").partition("\n")[0]
+    line = re.sub(r" \([^()]*(?:19|20)\d\d[^()]*\)", "", line)  # the publication
+    first = re.split(r"; (?![^(]*\))|(?<!\bal)\. (?=[A-Z:])", line)[0].rstrip(".")
+    head, _, rest = first.partition(": ")
+    first = head if rest and len(head.split()) >= MIN_WORDS and "`" not in rest[:1] else first
+    first = re.sub(r":\w+:`~?([^`]+)`", lambda match: f"`{match[1].rpartition('.')[2]}`", first)
+    return first.replace("``", "`") + "."
+
+
+def format_module(module: str, seen: dict[int, str]) -> str:
+    """Return the section of a module; objects that an earlier module has are listed by name."""
+    home = import_module(module)
+    lines: list[str] = []
+    constants: list[str] = []
+    elsewhere: list[str] = []
+    for name in sorted(home.__all__, key=str.lower):
+        value = getattr(home, name)
+        if not callable(value):
+            constants.append(f"`{name}`")
+        elif id(value) in seen:
+            elsewhere.append(f"`{name}`")
+        else:
+            seen[id(value)] = module
+            lines.append(f"- `{name}{format_signature(value)}`: {summarize(value)}")
+    lines += [f"- Constants: {', '.join(constants)}."] if constants else []
+    lines += [f"- Also here: {', '.join(elsewhere)}."] if elsewhere else []
+    return f"## {module}\n\n{summarize(home)}\n\n" + "\n".join(lines) + "\n"
+
+
+def build_pages() -> dict[Path, str]:
+    """Return the text of every page."""
+    pages = list_modules()
+    seen: dict[int, str] = {}
+    texts: dict[Path, str] = {}
+    index = [
+        "# Python interface",
+        "",
+        "These pages list every public name. Names that are not listed may change without notice.\n"
+        "`help(fullfield.estimate)` prints all parameters, their types and their meaning; the site shows the same.",
+        "",
+    ]
+    for page, modules in pages.items():
+        sections = [format_module(module, seen) for module in modules]
+        texts[PAGES / f"{page}.md"] = f"# {TITLES[page]}\n\n" + "\n".join(sections)
+        links = (f"[`{module}`]({page}.md#{module.replace('.', '')})" for module in modules)
+        index.append(f"- [{TITLES[page]}]({page}.md): {', '.join(links)}")
+    texts[PAGES / "index.md"] = "\n".join(index) + "\n"
+    return texts
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with ``--check`` compare them; return the exit code."""
+    texts = build_pages()
+    outdated = [page for page, text in texts.items() if not page.is_file() or page.read_text("utf-8") != text]
+    if arguments == ["--check"]:
+        names = ", ".join(page.name for page in outdated)
+        print(f"{names}: run scripts/docs/api.py" if outdated else "every page is current")
+        return int(bool(outdated))
+    for page in outdated:
+        page.write_text(texts[page], "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
