@@ -186,7 +186,7 @@ def test_generated_blocks_equal_stored_results(
 def test_points_page_runs_and_learns() -> None:
     page = (ROOT / "docs" / "points.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 2
     names: dict[str, object] = {}
     torch.manual_seed(0)
     for block in blocks:

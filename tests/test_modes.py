@@ -22,7 +22,7 @@ _CASES = _HERE / "modes_cases.py"
 _DO_NOT = {
     "AcceptedRegistration", "Augmentation", "backends", "DescriptorTraining", "Estimator", "evaluate_scans",
     "fetch_weights", "FlowRun", "FlowTraining", "FollowJob", "format_frames", "Handle", "InputError", "open_plates",
-    "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose", "RecordedStep",
+    "Outcome", "Output", "parse_frames", "patch", "PointGeometry", "read_pose",
     "RefusedRegistration", "Registrar", "Registration", "release_memory", "retime_shot", "run_follow",
     "run_on_devices", "run_shot", "SceneStyle", "score", "score_scans", "ShotJob", "warp_shot", "write_submission",
 }  # fmt: skip

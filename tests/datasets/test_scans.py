@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from fullfield import InputError
-from fullfield.datasets import SCANS, KITTIOdometry, ThreeDMatch, open_scans
-from fullfield.datasets.three_d_match import SCENES
+from fullfield.datasets import SCANS, open_scans
+from fullfield.datasets.scans import KITTIOdometry
+from fullfield.datasets.three_d_match import SCENES, ThreeDMatch
 from fullfield.io import PointCloud, write_point_cloud
 from refusals import refuses
 

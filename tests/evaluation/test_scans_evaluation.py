@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fullfield import InputError
 from fullfield.cli import evaluate_scans as evaluate_scans_verb
-from fullfield.datasets import KITTIOdometry, open_scans
-from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord
+from fullfield.datasets import open_scans
+from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord
 from fullfield.evaluation import EvaluationSettings, Registrar, evaluate_scans, score_scans
 from fullfield.evaluation.run import ScanRun
 from fullfield.evaluation.scans import POINTCNNPP, PROTOCOLS, predict_scans

@@ -329,7 +329,7 @@ def _pairs(path: Path) -> Any:
 
 
 def _odometry(path: Path) -> Any:
-    from fullfield.datasets import KITTIOdometry
+    from fullfield.datasets.scans import KITTIOdometry
 
     top = path.parent / "odometry"
     if not top.is_dir():
@@ -345,7 +345,7 @@ def _odometry(path: Path) -> Any:
 
 
 def _fragments(path: Path) -> Any:
-    from fullfield.datasets import ThreeDMatch
+    from fullfield.datasets.three_d_match import ThreeDMatch
 
     top = path.parent / "fragments"
     if not top.is_dir():

@@ -13,8 +13,10 @@ from emulator import HOPPER, Emulator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from benchmarks.cases.points import recorded_step
 from benchmarks.cases.points.network import judged, relative_errors
-from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig, RecordedStep, recorded
+from benchmarks.cases.points.recorded_step import RecordedStep
+from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import backends, protocol, reference
 from fullfield.ops.point_conv.cuda import config, launch, pooling
@@ -76,10 +78,10 @@ def check(step: RecordedStep, given: Batch) -> None:
 
 def in_memory(
     model: PointResNet, like: Batch, spare: float
-) -> tuple[recorded._Memory, Callable[[Batch], list[Tensor]]]:
+) -> tuple[recorded_step._Memory, Callable[[Batch], list[Tensor]]]:
     """Return memory for larger batches, and a function that computes loss and gradients of a batch there."""
     step = RecordedStep(model, loss_of, *like)
-    memory = step._memory = recorded._Memory(model.config.steps(), *like[:2], like[2:], spare)
+    memory = step._memory = recorded_step._Memory(model.config.steps(), *like[:2], like[2:], spare)
 
     def run(given: Batch) -> list[Tensor]:
         assert memory.is_compatible(*given[:2], given[2:])
@@ -127,7 +129,7 @@ def test_unused_memory_in_emulated_kernels(
 def test_means_of_clouds(dtype: torch.dtype) -> None:
     features = (torch.arange(24).view(8, 3) * 100 + 60_000).clamp(max=65_000).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = recorded._means(features, torch.tensor([3, 0, 4]))
+        found = recorded_step._means(features, torch.tensor([3, 0, 4]))
     right = torch.stack([features[:3].mean(0), torch.zeros(3, dtype=dtype), features[3:7].mean(0)])
     torch.testing.assert_close(found, right)
     (grad,) = torch.autograd.grad(found.sum(), features)
@@ -152,7 +154,7 @@ def test_what_does_not_fit_runs_as_a_plain_step(monkeypatch: pytest.MonkeyPatch)
     model = made("basic")
     like = batch(model, (200, 150), 0)
     step = RecordedStep(model, loss_of, *like)
-    step._memory = recorded._Memory(model.config.steps(), *like[:2], like[2:], 0.5)
+    step._memory = recorded_step._Memory(model.config.steps(), *like[:2], like[2:], 0.5)
     monkeypatch.setattr(torch.cuda, "device", lambda _: warnings.catch_warnings())
     cases = [((200, 150), 1), ((100, 220), 1), ((0, 40), 1), ((400, 300), 0), ((200, 150, 60), 0), ((200, 150), 1)]
     for seed, (sizes, replays) in enumerate(cases):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.points.clouds import Scene
+from benchmarks.cases.points.recorded_step import RecordedStep
 from benchmarks.harness import (
     Candidate,
     clock_of,
@@ -22,7 +23,7 @@ from benchmarks.harness import (
     peak_bytes,
     spread,
 )
-from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig, RecordedStep
+from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig
 
 # Of the largest logit: float16 and bfloat16 against the same weights in float32.
 _ALLOWED = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}

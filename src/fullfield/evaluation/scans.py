@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.datasets import KITTIOdometry
-from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord, ScanSample
+from fullfield.datasets.scans import Criteria, KITTIOdometry, ScanDataset, ScanRecord, ScanSample
 from fullfield.evaluation.predict import EvaluationSettings
 from fullfield.evaluation.run import RESULT, ScanRun, describe_dataset, identify_source, runtime
 from fullfield.evaluation.sharing import wait_for_all

@@ -10,13 +10,11 @@ if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.networks import PointPyramid as PointPyramid
     from fullfield.models.pointcnnpp.networks import PointResNet as PointResNet
     from fullfield.models.pointcnnpp.networks import PointUNet as PointUNet
-    from fullfield.models.pointcnnpp.recorded import RecordedStep as RecordedStep
 
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "config": "PointResNetConfig PointUNetConfig",
         "networks": "PointPyramid PointResNet PointUNet",
-        "recorded": "RecordedStep",
     },
 )
