@@ -87,8 +87,9 @@ def estimate_inputs(size: tuple[int, int], device: str) -> dict[str, Tensor]:
 
 def serve(inputs: Path, device: str) -> None:
     """Answer requests from stdin: check, load NUMBER, time, profile, error."""
-    from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
+    from fullfield.ops.tvl1 import FlowRefiner
     from fullfield.ops.tvl1 import config as configs
+    from fullfield.ops.tvl1.config import RefinementConfig
 
     config = getattr(configs, "THREE_PASSES", RefinementConfig(passes=3, rounds=1))
     refiner: Any = None

@@ -30,8 +30,8 @@ from fullfield.io import read_flow, read_frame
 from fullfield.io.files import atomic_path
 from fullfield.metrics import epe
 from fullfield.ops.consistency import forward_backward_distance
-from fullfield.ops.tvl1 import RefinementConfig, refine_flow
-from fullfield.ops.tvl1.config import THREE_PASSES
+from fullfield.ops.tvl1 import refine_flow
+from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
 from fullfield.ops.warping import warp
 from fullfield.training.flow.config import SceneStyle
 from fullfield.training.flow.pairs import PairGenerator

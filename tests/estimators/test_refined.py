@@ -13,8 +13,8 @@ from fullfield.estimators import RefinedEstimator, TVL1Estimator
 from fullfield.estimators._reliability import occlusion_and_confidence, reached
 from fullfield.estimators.estimation import build
 from fullfield.estimators.registry import DEFAULT_METHOD, METHODS
-from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
-from fullfield.ops.tvl1.config import THREE_PASSES
+from fullfield.ops.tvl1 import TVL1Config, refine_flow
+from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
 from fullfield.testing import textured_scene
 from refusals import refuses
 

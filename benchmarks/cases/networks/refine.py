@@ -14,8 +14,8 @@ from torch.nn.functional import interpolate, max_pool2d
 
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import given_up, peak_bytes
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided_cuda, refine_flow
-from fullfield.ops.tvl1.config import JUDGED
+from fullfield.ops.tvl1 import FlowRefiner, guided_cuda, refine_flow
+from fullfield.ops.tvl1.config import JUDGED, RefinementConfig
 from fullfield.testing import textured_scene
 
 # Planes of float32 a pixel if every kernel reads its inputs once and writes its results once: the two that load; for

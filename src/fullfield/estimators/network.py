@@ -26,8 +26,7 @@ from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, Origin, find_origin, load_weights
 from fullfield.ops.correlation.protocol import BACKENDS, LOOKUPS, Request, level_sizes
-from fullfield.ops.tvl1 import RefinementConfig
-from fullfield.ops.tvl1.config import THREE_PASSES
+from fullfield.ops.tvl1.config import THREE_PASSES, RefinementConfig
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,8 @@ from fullfield import _check
 from fullfield.estimators._solver_pool import SolverPool, SolverSize
 from fullfield.estimators._still import find_still_areas
 from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, get_bidirectional
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
+from fullfield.ops.tvl1 import FlowRefiner
+from fullfield.ops.tvl1.config import RefinementConfig
 
 # Share of each direction in the progress of a call; the rest is the refinement.
 _DIRECTION = 0.48

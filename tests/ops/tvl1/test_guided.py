@@ -16,8 +16,9 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
 from fullfield.ops.consistency import forward_backward_distance
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, TVL1Config, guided, guided_cuda, refine_flow
+from fullfield.ops.tvl1 import FlowRefiner, TVL1Config, guided, guided_cuda, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
+from fullfield.ops.tvl1.config import RefinementConfig
 from fullfield.ops.tvl1.guided import refinement_backends
 from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
 from fullfield.testing import textured_scene

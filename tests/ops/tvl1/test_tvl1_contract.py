@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
 from fullfield._config import Config
-from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, TVL1Solver, backends, tvl1
-from fullfield.ops.tvl1.config import PRESETS
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends, tvl1
+from fullfield.ops.tvl1.config import PRESETS, RefinementConfig
 from fullfield.testing import textured_scene
 
 QUICK = TVL1Config(warps=2, iterations=5, scale_factor=0.5)

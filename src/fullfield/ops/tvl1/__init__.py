@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.api import TVL1Solver as TVL1Solver
     from fullfield.ops.tvl1.api import backends as backends
     from fullfield.ops.tvl1.api import tvl1 as tvl1
-    from fullfield.ops.tvl1.config import RefinementConfig as RefinementConfig
     from fullfield.ops.tvl1.config import TVL1Config as TVL1Config
     from fullfield.ops.tvl1.guided import FlowRefiner as FlowRefiner
     from fullfield.ops.tvl1.guided import refine_flow as refine_flow
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": "TVL1Solver backends tvl1",
-    "config": "RefinementConfig TVL1Config",
+    "config": "TVL1Config",
     "guided": "FlowRefiner refine_flow",
     "persistent": "PersistentSolver",
 }
