@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.markdown import table_text
 from benchmarks.paper import published
-from benchmarks.stored import RESULTS, stored_result
+from benchmarks.stored import RESULTS, describe_commit, describe_faults, stored_result
 
 Measured = tuple[dict[str, Any], dict[str, Any]]
 """A case or a row, and the results that it stands in."""
@@ -57,15 +57,18 @@ def cases(*names: str) -> list[Measured]:
 
 
 def environments(runs: list[dict[str, Any]]) -> str:
-    """Return GPU, version, commit and date of these runs, each once."""
-    found: dict[str, list[str]] = {}
+    """Return GPU, version, commits and dates of these runs, each once."""
+    machines: dict[str, dict[str, list[str]]] = {}
     for results in runs:
-        where = results["environment"]
-        commits = found.setdefault(f"{where['gpu']}, PyTorch {where['versions']['torch']}", [])
-        text = f"commit {where['commit']}, {where['date']}"
-        if text not in commits:
-            commits.append(text)
-    return "; ".join(f"{machine}: {' and '.join(commits)}" for machine, commits in found.items())
+        about = results["environment"]
+        days = machines.setdefault(f"{about['gpu']}, PyTorch {about['versions']['torch']}", {})
+        commits = days.setdefault(about["date"] + describe_faults(results), [])
+        if (commit := about["commit"][:7]) not in commits:
+            commits.append(commit)
+    return "; ".join(
+        f"{machine}: " + "; ".join(f"commit {', '.join(commits)}, {day}" for day, commits in days.items())
+        for machine, days in machines.items()
+    )
 
 
 def cost(row: dict[str, Any], size: list[int]) -> str:
@@ -86,14 +89,27 @@ def of(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -> list[str] | None:
-    """Return one line of the tables; None where ours or every other was not measured in this precision."""
+    """Return one line of the tables; None where a side was not measured in this precision, or the flow is wrong."""
     ours, others = of(case, OURS[precision]), of(case, OTHERS[precision])
-    if not ours or not others:
+    if not ours or not others or "diverged" in case:
         return None
     height, width = case["size"]
-    title = f"{TITLES[case['method']]}, {case['updates']} updates, {width}×{height}, {precision}, {card(results)}"
-    told = [f"{NAMES.get(row['name'], row['name'])} {cost(row, case['size'])}" for row in others]
+    weights = "" if case["weights"] == "given" else ", random weights"
+    title = (
+        f"{TITLES[case['method']]}{weights}, {case['updates']} updates, {width}×{height}, {precision}, {card(results)}"
+    )
+    told = [
+        f"{NAMES.get(row['name'], row['name'])} {cost(row, case['size'])}{faster_form(case, row)}" for row in others
+    ]
     return [title, cost(ours[0], case["size"]), "; ".join(told)]
+
+
+def faster_form(case: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return the time of a peer's float32 form where it takes less than its form in half precision."""
+    single = of(case, (row["name"].removesuffix(", half"),)) if row["name"].endswith(", half") else []
+    if not single or "median_s" not in row or single[0].get("median_s", float("inf")) >= row["median_s"]:
+        return ""
+    return f" (in float32 {cost(single[0], case['size'])})"
 
 
 def networks_table() -> str:
@@ -106,8 +122,10 @@ def networks_table() -> str:
     notes = [
         "Time of one call and peak memory. float32: our plain module; convolutions of both sides use TF32, PyTorch's "
         "default. Half precision:",
-        "our prepared form (`PreparedFlow`); ptlflow under float16 autocast, alt_cuda_corr's features in float32 as in "
-        "RAFT's own code.",
+        "our prepared form (`PreparedFlow`, CUDA graphs); ptlflow in eager calls under float16 autocast, "
+        "alt_cuda_corr's features in float32 as in RAFT's own code.",
+        "ptlflow 0.4.2 was not compiled, and not measured channels-last. Our float32 lookup multiplies pairs of "
+        "float16 (22 bits). RAFT has official weights.",
     ]
     if compiled:
         notes.append(
@@ -116,6 +134,11 @@ def networks_table() -> str:
         )
     else:
         notes.append("No run with the peer in half precision is stored yet.")
+    apart = [row["from_module_px"] for case, _ in found if "diverged" not in case for row in case["rows"]
+             if "from_module_px" in row]  # fmt: skip
+    notes.append(f"Flows differ from our module's by {max(apart):.2f} px in the mean at most.")
+    if any("diverged" in case for case, _ in found):
+        notes.append("RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged.")
     return (
         f"{table_text(rows)}\n"
         + "\n".join([*notes, f"{environments([results for _, results in found])}; `python -m benchmarks models`."])
@@ -161,6 +184,11 @@ def lookup_row(
     return None
 
 
+def older_card(results: dict[str, Any]) -> str:
+    """Return the mark of a cell that was not measured on an H100."""
+    return "" if card(results) == "H100" else f", {card(results)}"
+
+
 VOLUMES = ("RAFT's volume", "ptlflow volume")
 KERNEL = "Briedis et al., reimplemented"
 
@@ -186,15 +214,16 @@ def lookup_table() -> str:
         cells = []
         for _, names, scene, dtype in columns:
             found = next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
-            cells.append("" if found is None else timed(found[0]))
+            cells.append("" if found is None else timed(found[0]) + older_card(found[1]))
             used += [] if found is None else [found[1]]
         if any(cells):
             rows.append([f"{size[1]}×{size[0]}", *cells])
     notes = [
         "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
-        "float32 output; graph replay unless marked; peak memory with inputs. RAFT's volume: one batched product in "
-        "float32, pooled,",
-        "sampled bilinearly. Our float32 multiplies pairs of float16 (22 bits): precision `highest`.",
+        "float32 output; H100 and graph replay unless marked; peak memory with inputs. RAFT's volume: one batched "
+        "product in float32 of features",
+        "rounded to bfloat16, pooled, sampled bilinearly. Our float32 multiplies pairs of float16 (22 bits): precision "
+        "`highest`.",
         *blocks_sentence(),
         f"{environments(used)}; `python -m benchmarks correlation`.",
     ]
@@ -236,6 +265,10 @@ def sweeps_table() -> str:
     paper = ("RAFT's volume", "alt_cuda_corr", "the paper's kernel, bfloat16")
     rows = [["", *(f"{title}, published" for title in paper), *titles]]
     used: list[dict[str, Any]] = []
+    slower: list[float] = []
+    times = {(line["variable"], line["value"]): line["ours"]["runtime_ms"] for line in published.rows("10")}
+    published_rise = times["channels", 512] / times["channels", 256]
+    rise = [each[0]["eager"]["median_s"] for n in (256, 512) if (each := swept("channels", n, "cuda", FAST))]
     for line in published.rows("10"):
         variable, value = line["variable"], line["value"]
         cells = []
@@ -245,14 +278,21 @@ def sweeps_table() -> str:
                 cells.append("")
                 continue
             row, results = found
-            cells.append(timed(row, eager=True).replace(" eager", "") + (", H200" if card(results) == "H200" else ""))
+            if name == "RAFT's volume" and (variable != "width" or value == 512):
+                slower.append(1e3 * row["eager"]["median_s"] / line["default"]["runtime_ms"])
+            calm = ", calm" if found == swept(variable, value, name, EASY) else ""
+            cells.append(timed(row, eager=True).replace(" eager", "") + older_card(results) + calm)
             used.append(results)
         label = f"{SWEPT[variable]}, {value}" + (" wide" if variable == "width" else "")
         rows.append([label, *(published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
     notes = [
         f"Published: {published.source()}, table 10, NVIDIA GH200, mean and deviation over the pairs of Sintel.",
-        "Here: eager calls on an H100 unless marked, positions of one fast pair (RAFT's volume and alt_cuda_corr at 32 "
-        "lookups: a calm one).",
+        "Here: eager calls on an H100 and positions of one fast pair unless marked. RAFT's volume multiplies features "
+        "that were rounded to bfloat16,",
+        "in float32 without TF32; of float32 features it failed the lookup's check. At 512×224 it takes "
+        f"{min(slower):.1f} to {max(slower):.1f} times the published time. From 256",
+        f"to 512 channels our time rises {rise[1] / rise[0]:.1f} times, the published kernel's {published_rise:.1f} "
+        "times; why ours rises more was not found out.",
         f"An empty cell was not measured. {environments(used)}; `python -m benchmarks correlation`.",
     ]
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
@@ -328,7 +368,7 @@ def public_calls() -> str:
         f"{table_text(rows)}\n"
         f"On {len(ratios)} shared pairs the error of `auto` by default is {low:.3f} to {high:.3f} times "
         "its error in float32.\n"
-        f"{about['gpu']}, PyTorch {about['versions']['torch']}: commit {about['commit']}, {about['date']}.\n"
+        f"{about['gpu']}, PyTorch {about['versions']['torch']}, {describe_commit(stored)}.\n"
     )
 
 

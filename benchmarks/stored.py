@@ -15,11 +15,64 @@ from fullfield import _check
 from fullfield._check import InputError
 
 RESULTS = Path(__file__).resolve().parent / "results"
+OWED = Path(__file__).resolve().parent / "owed.json"
+"""Results that should be measured again: by file the reasons, and the command that does it."""
+OLDER = "older than the code"
+"""The reason of a result whose commit precedes the last change of its sources."""
+
+_LOOKUP, _TVL1, _FUSED = (f"src/fullfield/ops/{name}/" for name in ("correlation", "tvl1", "_fused"))
+_NETWORK = (f"{_LOOKUP}cuda/*.cu*", f"{_FUSED}*.cu*", "src/fullfield/models/prepared/*.py")
+_FLOW = (*_NETWORK, f"{_TVL1}cuda/*.cu*")
+_POINTS = tuple(f"src/fullfield/ops/{name}/*.cu*" for name in ("point_conv", "neighbors", "point_norm"))
+KERNELS: dict[str, tuple[str, ...]] = {
+    "correlation": (f"{_LOOKUP}cuda/*.cu*",),
+    "cascade": _NETWORK,
+    "models": _NETWORK,
+    "front-door": _FLOW,
+    "patched": (f"{_LOOKUP}cuda/*.cu*", "src/fullfield/integrations/*.py"),
+    "points": _POINTS,
+    "refine": (f"{_TVL1}cuda/guided.cu", f"{_TVL1}guided_cuda.py"),
+    "rendered": _FLOW,
+    "sequence": (*_FLOW, "src/fullfield/sequences/*.py"),
+    "training": (f"{_LOOKUP}cuda/*.cu*", f"{_FUSED}*.cu*", "src/fullfield/training/flow/*.py"),
+    "tvl1": (f"{_TVL1}cuda/*.cu*",),
+    "windows": ("src/fullfield/ops/spatial_correlation/cuda/*.cu*", "src/fullfield/ops/matching/*.cu*"),
+}
+"""Files whose code a benchmark measures on a GPU, by its name."""
+CPU_KERNELS: dict[str, tuple[str, ...]] = {
+    "front-door": (f"{_LOOKUP}_cpu_*.py", f"{_TVL1}_*_kernels.py", "src/fullfield/models/prepared/*.py"),
+    "models": (f"{_LOOKUP}_cpu_*.py", "src/fullfield/models/prepared/*.py"),
+    "packing": ("src/fullfield/io/flow_formats/exr.py",),
+    "tvl1": (f"{_TVL1}_cpu_kernels.py",),
+}
+"""As :data:`KERNELS`, on a CPU."""
 
 
 def stored_result(name: str) -> Any:
-    """Return the content of a file in ``benchmarks/results``."""
-    return json.loads((RESULTS / name).read_text("utf-8"))
+    """Return the content of a file in ``benchmarks/results``, with the file's name as ``file``."""
+    stored = json.loads((RESULTS / name).read_text("utf-8"))
+    stored["file"] = name
+    return stored
+
+
+def describe_faults(results: dict[str, Any]) -> str:
+    """Return in brackets why a stored result should be measured again; nothing if it need not."""
+    owed = json.loads(OWED.read_text("utf-8")).get(results["file"], {"why": []})
+    return f" ({', '.join(owed['why'])})" if owed["why"] else ""
+
+
+def describe_commit(results: dict[str, Any]) -> str:
+    """Return commit and date of a stored result, and whether its code has changed since."""
+    about = results["environment"]
+    return f"commit {about['commit'][:7]}, {about['date']}{describe_faults(results)}"
+
+
+def describe_run(results: dict[str, Any], command: str) -> str:
+    """Return the line below a table: machine, version, commit, date and the command that measures it."""
+    about = results["environment"]
+    machine = about.get("gpu") or about["cpu"]
+    versions = f"PyTorch {about['versions']['torch']}, {describe_commit(results)}"
+    return f"{machine}, {versions}; `python -m benchmarks {command}`.\n"
 
 
 def environment() -> dict[str, Any]:
@@ -107,4 +160,7 @@ def write_results(path: str | os.PathLike[str], results: dict[str, Any]) -> None
     from fullfield.io.files import atomic_path
 
     with atomic_path(target) as temporary:
-        temporary.write_text(json.dumps({**results, "environment": environment()}, indent=1) + "\n")
+        about = environment()
+        sources = (KERNELS if "gpu" in about else CPU_KERNELS).get(results.get("bench", ""), ())
+        whole = {**results, "sources": sources, "environment": about}
+        temporary.write_text(json.dumps(whole, indent=1) + "\n")

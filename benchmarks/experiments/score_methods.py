@@ -18,7 +18,7 @@ import torch
 
 import fullfield
 from benchmarks.shared_pairs import data_folder, shared_pairs
-from benchmarks.stored import RESULTS
+from benchmarks.stored import RESULTS, environment
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.io import read_flow
@@ -28,6 +28,7 @@ from fullfield.ops.tvl1.config import THREE_PASSES
 
 DATA = data_folder()
 RESULT = RESULTS / "errors_cpu.json"
+SOURCES = ["src/fullfield/models/fullfield_s.safetensors", "src/fullfield/ops/tvl1/_*kernels.py"]
 RAFT = {
     name: {"method": kind, "weights": DATA / "weights" / f"{name}.pth"}
     for name, kind in (("raft-things", "raft"), ("raft-small", "raft-small"), ("raft-sintel", "raft"))
@@ -73,7 +74,8 @@ def main(wanted: list[str]) -> int:
             print(f"{method}: {name} {errors[method][name]:.3f} px, {seconds:.1f} s", flush=True)
         versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
         made[method] = {"versions": versions, "date": time.strftime("%Y-%m-%d")}
-        report: dict[str, Any] = {"what": "mean end-point error in px, default settings, on the CPU"}
+        what = "mean end-point error in px, default settings, on the CPU"
+        report: dict[str, Any] = {"what": what, "sources": SOURCES, "environment": environment()}
         order = [name for name in METHODS if name in errors]
         for key, by_method in (("errors", errors), ("made", made)):
             report[key] = {name: by_method[name] for name in order}

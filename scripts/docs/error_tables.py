@@ -6,7 +6,7 @@ from statistics import geometric_mean, mean, median
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.stored import RESULTS, stored_result
+from benchmarks.stored import RESULTS, describe_commit, stored_result
 
 MARK_START = "<!-- errors of fullfield-s: begin -->\n"
 MARK_CARD = "<!-- errors by pair: begin -->\n"
@@ -59,7 +59,7 @@ def start() -> str:
         called, _, preset = method.partition(", ")
         called = f"`{called}`" + (f", `--preset {preset}`" if preset else "")
         rows.append([called, *(f"{errors[method][name]:#.3g}" for name in names)])
-    return table_text(rows)
+    return f"{table_text(rows)}\nOn the CPU in float32, {describe_commit(stored_result('errors_cpu.json'))}.\n"
 
 
 def card() -> str:

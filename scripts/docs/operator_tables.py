@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.like_for_like import environments
 from benchmarks.markdown import table_text
 from benchmarks.stored import RESULTS, stored_result
 
@@ -21,6 +22,11 @@ def _cases(name: str) -> list[dict[str, Any]]:
     return list(stored_result(name)["cases"])
 
 
+def _with_conditions(rows: list[list[str]], *names: str) -> str:
+    """Return a table, and below it machine, versions, commits and dates of the results that it shows."""
+    return f"{table_text(rows)}\n{environments([stored_result(name) for name in names])}.\n"
+
+
 def _row(case: dict[str, Any], begin: str) -> dict[str, Any]:
     found: dict[str, Any] = next(row for row in case["rows"] if row["name"].startswith(begin))
     return found
@@ -32,8 +38,9 @@ def _milliseconds(row: dict[str, Any], way: str) -> str:
 
 
 def lookup_peers() -> str:
-    """Milliseconds of a pair's lookups beside fused-local-corr and ptlflow, in the same runs."""
-    rows = [["", "`cuda`", "peer"]]
+    """Return milliseconds of a pair's lookups and of fused-local-corr's and ptlflow's, by precision."""
+    rows = [["", "`cuda`, bfloat16", "`cuda`, float32", "peer, float32"]]
+    single = _cases("correlation_h200_highest.json")
     for name, peer, called, ways in (
         ("fused", "fused-local-corr", "fused-local-corr", ("eager",)),
         ("ptlflow", "ptlflow volume", "ptlflow 0.4.2 `CorrBlock`", ("graph", "eager")),
@@ -42,13 +49,18 @@ def lookup_peers() -> str:
         for case in _cases(f"correlation_h200_{name}.json"):
             height, width = case["size"]
             batch = f"{case['batch']} × " if case["batch"] > 1 else ""
-            both = " and backward, float32" if case["pass"] == "forward+backward" else ""
+            both = " and backward" if case["pass"] == "forward+backward" else ""
+            size = [case["batch"], *case["size"], case["updates"], case["pass"]]
+            exact = [c for c in (case, *single) if c["dtype"] == "float32"]
+            exact = [c for c in exact if [c["batch"], *c["size"], c["updates"], c["pass"]] == size]
             for way in ways:
                 title = f"{called}, {batch}{width}×{height}, {case['updates']} lookups{both}"
                 how = "eager" if way == "eager" else "graph replay"
-                times = [_milliseconds(_row(case, who), way) for who in ("cuda", peer)]
-                rows.append([f"{title}, {how}", *times])
-    return table_text(rows)
+                half = _milliseconds(_row(case, "cuda"), way) if case["dtype"] == "bfloat16" else ""
+                ours = _milliseconds(_row(exact[0], "cuda"), way) if exact else ""
+                rows.append([f"{title}, {how}", half, ours, _milliseconds(_row(case, peer), way)])
+    names = ("fused", "ptlflow", "ptlflow_train", "highest")
+    return _with_conditions(rows, *(f"correlation_h200_{name}.json" for name in names))
 
 
 def lookup_sizes() -> str:
@@ -59,13 +71,14 @@ def lookup_sizes() -> str:
         found.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
     heads = [f"{width}×{height}" for width, height in found]
     cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
-    return table_text([["feature map", *heads], ["forward", *cells]])
+    return _with_conditions([["feature map", *heads], ["forward", *cells]], "correlation_h200_sizes.json")
 
 
 def lookup_forms() -> str:
     """Milliseconds of a pair's lookups with other positions, formats and passes."""
     rows = [["", "graph replay", "eager"]]
-    for name in ("random", "formats", "highest", "backward", "train"):
+    names = ("random", "formats", "highest", "backward", "train")
+    for name in names:
         for case in _cases(f"correlation_h200_{name}.json"):
             height, width = case["size"]
             batch = f"{case['batch']} × " if case["batch"] > 1 else ""
@@ -76,7 +89,7 @@ def lookup_forms() -> str:
             words.append("with backward" if case["pass"] == "forward+backward" else "")
             title = f"{batch}{width}×{height}, {case['updates']} lookups, {', '.join(filter(None, words))}"
             rows.append([title, *(_milliseconds(_row(case, "cuda"), way) for way in ("graph", "eager"))])
-    return table_text(rows)
+    return _with_conditions(rows, *(f"correlation_h200_{name}.json" for name in names))
 
 
 def _layer(row: dict[str, Any], kept: bool = True) -> str:
@@ -106,7 +119,7 @@ def layers() -> str:
             if (kind, channels) == wanted[0]:
                 title = f"{called}, {case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, {title}"
             rows.append([title, *(_layer(_row(case, name), channels == [64, 64]) for name in names)])
-    return table_text(rows)
+    return _with_conditions(rows, "points_h200.json")
 
 
 def triton_listing() -> str:
@@ -122,7 +135,7 @@ def triton_listing() -> str:
             layer = f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, "
             title = layer + "→".join(map(str, case["channels"]))
             rows.append([title, *(_layer(_row(case, name), kept=False) for name in names)])
-    return table_text(rows)
+    return _with_conditions(rows, "like_points.json")
 
 
 def voxels() -> str:
@@ -133,7 +146,7 @@ def voxels() -> str:
         if case["size"] in (100_000, 1_000_000, 10_000_000):
             size = f"{case['size'] / 1e6:g} million, {case['series'].removeprefix('voxels ')}"
             rows.append([size, *(_layer(_row(case, name)) for name in ("cuda", "spconv", "ocnn"))])
-    return table_text(rows)
+    return _with_conditions(rows, "points_h200.json")
 
 
 def layer_formats() -> str:
@@ -153,7 +166,7 @@ def layer_formats() -> str:
         times = [f"{1e3 * row[way]['median_s']:.3f}" for row in found for way in ("forward", "training")]
         memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in found)
         rows.append([kind, *times, f"{memory} MB"])
-    return table_text(rows)
+    return _with_conditions(rows, "points_h200.json")
 
 
 def neighbors() -> str:
@@ -165,7 +178,7 @@ def neighbors() -> str:
         found = [_row(case, row["name"]) for case in cases]
         times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in found)
         rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
-    return table_text(rows)
+    return _with_conditions(rows, "points_h200.json")
 
 
 PAGES = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.stored import RESULTS, stored_result
+from benchmarks.stored import RESULTS, describe_commit, describe_run, stored_result
 
 MARK_POINTS = "<!-- points beside others: begin -->\n"
 MARK_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -53,17 +53,27 @@ def points() -> str:
         for dtype in ("float16", "bfloat16"):
             cells = (f"{authors(dtype, points, channels)} times as long" for points in (native, thinned))
             rows.append([f"{dtype}, {channels[0]}→{channels[1]}", *cells])
+    peer = stored_result("points_peer_h200.json")
+    wide = [case for case in peer["cases"] if case["part"] == "layer" and case["channels"] == [128, 128]]
+    wide = sorted((case for case in wide if case["dtype"] == "float16"), key=lambda case: -int(case["points"]))
+    shown = []
+    for case in wide:
+        ours, other = (next(row for row in case["rows"] if row["name"].startswith(n)) for n in ("cuda", "pointel"))
+        ratios = (other[way]["median_s"] / ours[way]["median_s"] for way in ("forward", "training"))
+        shown.append(" / ".join(f"{ratio:.1f}" for ratio in ratios) + " times as long")
+    rows.append([f"float16, 128→128, {peer['environment']['date']}", *shown])
     verdicts = stored["verdicts"][:-1]
     behind = [verdict for verdict in verdicts if "NOT ahead" in verdict]
     said = [f"`{one.partition(': ')[0]}`, {one.split('NOT ahead in ')[1].partition(';')[0]}" for one in behind]
     listed = f" The exception: {'; '.join(said)}." if said else ""
     ahead = f"{len(verdicts) - len(behind)} of {len(verdicts)} cases"
     return (
-        f"{table_text(rows)}\nThe best other library takes {times('forward', part='sizes')} as long in the forward and "
-        f"{times('training', part='sizes')} with gradients in bfloat16 (64→64,\n"
-        f"0.1 to 10 million points), on voxels in float16 {times('forward', part='voxels')} and "
-        f"{times('training', part='voxels')}. Ours is ahead of all others, or level, in time and in\n"
-        f"memory in {ahead}.{listed}\n"
+        f"{table_text(rows)}\nOn native points the fastest of pointelligence, the listing and gather–GEMM–scatter "
+        f"takes {times('forward', part='sizes')} as long in the forward and\n"
+        f"{times('training', part='sizes')} with gradients (bfloat16, 64→64, 0.1 to 10 million points). On voxels the "
+        f"faster of spconv and ocnn takes {times('forward', part='voxels')} and\n"
+        f"{times('training', part='voxels')} (float16). In {ahead} ours takes less time and memory than these, or at "
+        f"most 2 % more memory.{listed}\n{describe_run(stored, 'points')}"
     )
 
 
@@ -165,12 +175,13 @@ def poses() -> str:
 
 def network() -> str:
     """Return times and memory of fullfield-s by size of the frames."""
-    cases = stored_result("fullfield_s_h200.json")["network"]
+    stored = stored_result("fullfield_s_h200.json")
+    cases = stored["network"]
     rows = [["frames", "time", "memory"]]
     for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
         case = cases[name]
         rows.append([name.replace("x", "×"), f"{case['median_ms']:.1f} ms", f"{case['memory_gib']:.2f} GiB"])
-    return table_text(rows)
+    return f"{table_text(rows)}\n{stored['gpu']}, PyTorch {stored['torch']}, {describe_commit(stored)}.\n"
 
 
 def forms() -> str:
@@ -184,7 +195,7 @@ def forms() -> str:
             found.setdefault(f"{width}×{height}", {})[case["form"]] = f"{case['median_ms']:.3g} ms"
     rows = [["frames", "float32", *columns[1:]]]
     rows += [[size, *(times[name] for name in columns)] for size, times in found.items() if set(columns) <= set(times)]
-    about = f"{stored['gpu']}, PyTorch {stored['torch']}, commit {stored['commit']}, {stored['date']}."
+    about = f"{stored['gpu']}, PyTorch {stored['torch']}, {describe_commit(stored)}."
     return f"{table_text(rows)}\n{about}\n"
 
 
@@ -208,11 +219,12 @@ def default() -> str:
     case = next(case for case in stored["cases"] if case["rows"] and "threads" in case)
     (height, width), about = case["size"], stored["environment"]
     median = {row["name"]: row["median_s"] for row in case["rows"]}
-    where = f"{case['threads']} CPU threads ({about['cpu']})"
+    where = f"{case['threads']} CPU threads ({about['cpu']}, {about['date']})"
     return (
-        f"On {where} a Sintel pair of {width}×{height} takes `auto` {median['auto']:.2g} s\n"
-        f"({median['auto, --no-double']:.2g} s with `--no-double`) and TV-L1 alone {median['tvl1']:.2g} s; "
-        "the first call also compiles the kernels.\n"
+        f"On {where} `auto` takes {median['auto']:.2g} s for a Sintel pair of {width}×{height}, "
+        f"{median['auto, --no-double']:.2g} s with `--no-double`\n"
+        f"and {median['tvl1']:.2g} s with `--method tvl1`. The first call also compiles the kernels. "
+        "[Another machine](measured.md#tv-l1-on-the-cpu) has other times.\n"
     )
 
 

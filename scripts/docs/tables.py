@@ -19,7 +19,7 @@ import operator_tables  # noqa: E402  so do these
 import sentences  # noqa: E402
 
 from benchmarks import like_for_like  # noqa: E402
-from benchmarks.stored import stored_result  # noqa: E402
+from benchmarks.stored import describe_commit, describe_run, stored_result  # noqa: E402
 
 MARK_MODELS = "<!-- table of the networks: begin -->\n"
 MARK_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -91,8 +91,8 @@ def table() -> str:
         f"{setting['iterations']} iterations, no early stopping; scikit-image's pyramid halves.",
         f"Medians of {rates[0]['repeats']}, in turns; preset `paper` has {mean('paper'):.2f} px on Middlebury.",
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
-        f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, commit {environment['commit']},",
-        f"{environment['date']}. † A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
+        f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, {describe_commit(stored)}.",
+        "† A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
         "virtual one: ratios count. `python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
         "everything measured stands in [benchmarks/results](../benchmarks/results).",
     ]
@@ -123,6 +123,7 @@ def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
     found = [*stored_result("models_h200.json")["cases"], *stored_result("models_h200_16k.json")["cases"]]
+    found = [case for case in found if "diverged" not in case]
     return sorted(found, key=lambda case: (case["method"], case["size"]))
 
 
@@ -135,7 +136,6 @@ def models_table() -> str:
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
         rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
-    environment = stored["environment"]
     inside = [case["lookups"]["inside"] for case in stored["cases"]]
     windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
     lines = [
@@ -145,8 +145,8 @@ def models_table() -> str:
         "default. RAFT has its Sintel weights, SEA-RAFT random ones",
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
-        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `python -m benchmarks models`.",
+        "RAFT at 8192×3432 and 15360×6432 is not shown: its estimate had diverged.",
+        describe_run(stored, "models").rstrip(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -200,7 +200,6 @@ def tvl1_gpu_table() -> str:
         others = [f"{title} {peers[name]}" for name, title in OTHERS.items() if name in peers]
         title = f"Sintel 1024×436, 3 × 1 × 10; on {stored['environment']['cores']} CPU cores {'; '.join(others)}"
         lines.append([title, *(peers[f"fullfield {precision}"] for precision in precisions)])
-    environment = stored["environment"]
     notes = [
         f"RGB bytes on the GPU to flow on the GPU (the largest frame: grey){some};",
         "iterations alone by graph replay, the",
@@ -208,8 +207,7 @@ def tvl1_gpu_table() -> str:
         "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
         "true flow. In float16 less is stored; levels whose warps are one kernel compute in float32 in both columns. "
         "All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
-        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `python -m benchmarks tvl1 --device cuda`.",
+        describe_run(stored, "tvl1 --device cuda").rstrip(),
     ]
     return "\n".join([*markdown_table([row for row in lines if any(row[1:])]), "", *notes]) + "\n"
 
@@ -270,7 +268,6 @@ def points_table() -> str:
     versions = ", ".join(
         sorted({row["name"] for case in cases for row in case["rows"] if row["name"].startswith(("spconv", "ocnn"))})
     )
-    environment = stored["environment"]
     lines += [
         "",
         f"One layer, {first['channels'][0]}→{first['channels'][1]} unless said, 3×3×3, parts and copies of three "
@@ -283,8 +280,7 @@ def points_table() -> str:
         f"on {scale:,} points forward and backward "
         f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
         f"{most}.",
-        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `python -m benchmarks points`.",
+        describe_run(stored, "points").rstrip(),
         "",
         *_points_on_h100(),
     ]
@@ -294,7 +290,7 @@ def points_table() -> str:
 def _points_on_h100() -> list[str]:
     """Return layers in both half precisions, clouds that are hard for them, and recorded training steps."""
     stored = stored_result("points_h100.json")
-    cases, environment = stored["cases"], stored["environment"]
+    cases = stored["cases"]
 
     def milliseconds(case: dict[str, Any]) -> str:
         return " / ".join(f"{1e3 * case['rows'][0][way]['median_s']:.3g}" for way in ("forward", "training")) + " ms"
@@ -332,8 +328,7 @@ def _points_on_h100() -> list[str]:
         f"{steps};",
         f"the host issues the first in {hosts[0]:.2g} ms (eager {hosts[1]:.2g}), and the recording keeps "
         f"{network['recorded_bytes'] / 1e6:.0f} MB.",
-        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `python -m benchmarks points --parts layer worst network`.",
+        describe_run(stored, "points --parts layer worst network").rstrip(),
     ]
 
 
@@ -397,12 +392,6 @@ def cascade_table() -> str:
     return "\n".join(markdown_table(rows)) + "\n"
 
 
-def conditions(results: dict[str, Any], command: str) -> str:
-    about = results["environment"]
-    versions = f"PyTorch {about['versions']['torch']}, commit {about['commit'][:7]}, {about['date']}"
-    return f"{about.get('gpu') or about['cpu']}, {versions}; `python -m benchmarks {command}`.\n"
-
-
 def refinement_table() -> str:
     results = stored_result("refine_h200.json")
     rows = [["guided refinement, prepared", "median", "99th percentile", "memory at most", "of its memory floor"]]
@@ -411,7 +400,7 @@ def refinement_table() -> str:
         times = [f"{row[name]:.2f} ms" for name in ("median_ms", "p99_ms")]
         floor = f"{row['median_ms'] / case['floor_ms']:.1f}×"
         rows.append([case["label"], *times, f"{row['peak_mib'] / 1024:.2f} GiB", floor])
-    return "\n".join([*markdown_table(rows), "", conditions(results, "refine --device cuda")])
+    return "\n".join([*markdown_table(rows), "", describe_run(results, "refine --device cuda")])
 
 
 def windows_table() -> str:
@@ -431,7 +420,7 @@ def windows_table() -> str:
         times = [told(row_of(one, name)) for one in both for name in ("ours", "localcorr (Triton)")]
         rows.append([label.removesuffix(", float16, forward"), *times])
     words = "Eager calls; every result is compared with float64 first. localcorr 0.1.1 has no stride."
-    return "\n".join([*markdown_table(rows), "", words, conditions(results, "windows")])
+    return "\n".join([*markdown_table(rows), "", words, describe_run(results, "windows")])
 
 
 def packing_table() -> str:
@@ -451,7 +440,7 @@ def packing_table() -> str:
     words = (
         f"Flow of a pair of Sintel, {width}×{height}; seconds of the CPU in all threads, the least of each candidate."
     )
-    return "\n".join([*markdown_table(rows), "", words, conditions(results, "packing")])
+    return "\n".join([*markdown_table(rows), "", words, describe_run(results, "packing")])
 
 
 def training_table() -> str:
@@ -465,7 +454,7 @@ def training_table() -> str:
     for case in results["cases"]:
         cells = [told(row_of(case, name)) for name in ("fullfield", "dense", "localcorr")]
         rows.append([f"{case['label']}, {case['updates']} updates, {case['precision']}", *cells])
-    return "\n".join([*markdown_table(rows), "", conditions(results, "training")])
+    return "\n".join([*markdown_table(rows), "", describe_run(results, "training")])
 
 
 def descriptors_table() -> str:

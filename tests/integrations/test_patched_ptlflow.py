@@ -257,4 +257,8 @@ def cell(rows: list[dict[str, Any]] | None) -> str:
 def test_page_equals_support_and_measurements() -> None:
     assert between("support") == support_table()
     assert between("measured", MEASURED) == measured()
-    assert f"ptlflow {TESTED}" in PAGE.read_text("utf-8")
+    page = " ".join(PAGE.read_text("utf-8").split())
+    assert f"ptlflow {TESTED}" in page
+    tested = len(RUNS) + len(ESTIMATES)
+    assert f"Tests run {tested} models with random weights in float32: {len(RUNS)} have the outputs" in page
+    assert f"the other {len(ESTIMATES)} were compared in their outputs alone" in page

@@ -1,0 +1,154 @@
+"""Check that the measured numbers in the sentences of the pages equal what is stored.
+
+python scripts/docs/page_numbers.py [PAGE ...]     print the numbers without a source; exit with 1 if there are any
+
+A number counts as measured when a unit of time, memory, length, error, ratio, rate or energy follows it. Sizes in
+pixels, counts of options, versions and dates have no such unit. A paragraph, list item or table row that holds such
+numbers ends with a comment, which the reader of the page does not see:
+
+    <!-- = fullfield_s_h200["network"]["1920x1080"]["median_ms"]; 4 * 436 * 1024 / 1e6 -->
+    <!-- in src/fullfield/registration/limits.py -->
+
+``=`` has Python expressions, one for each number, of stored results (the name of a file in benchmarks/results without
+its suffix) and of whole numbers. ``pick(rows, name="cuda")`` returns the one object with this value,
+``row(results, label, name)`` the row of a case. ``in`` names files of code that hold the numbers, such as limits and
+defaults. A number has to equal one of them in the digits that the page shows. Not read are code, the targets of links,
+and what a script writes.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from benchmarks.stored import RESULTS, stored_result  # noqa: E402  the benchmarks read their results
+
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("measured", "not-run", "start", "models", "registration", "training")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("fullfield-*.md")),
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("README.md")),
+)
+UNITS = (
+    r"(?: ?(?:ms|µs|s|seconds?|minutes?|hours?|[kMGT]i?B|[TG]B/s|px|%|m|cm|mm|nJ|J|[MGT]?FLOP/s|GFLOP)(?![\w/])"
+    r"| ?°| ?×(?! ?\d)| times | million| billion)"
+)
+NUMBER = r"(?<![\w.,²³⁄/^×:-])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
+MEASURED = re.compile(rf"({NUMBER}(?:(?: to | and | or | / |, | ± | against |–){NUMBER})*){UNITS}")
+MARKER = re.compile(r"<!-- (=|in) (.*?) -->", re.DOTALL)
+CODE_SUFFIXES = {".py", ".cu", ".cuh", ".json"}
+
+
+def pick(rows: list[dict[str, Any]], **facts: Any) -> dict[str, Any]:
+    """Return the only object of a list with these values."""
+    (row,) = (row for row in rows if all(row.get(key) == value for key, value in facts.items()))
+    return row
+
+
+class Results(dict[str, Any]):
+    """Stored results by the name of their file without its suffix, and the functions of the expressions."""
+
+    def __missing__(self, name: str) -> Any:
+        if not (RESULTS / f"{name}.json").is_file():
+            raise KeyError(name)
+        return self.setdefault(name, stored_result(f"{name}.json"))
+
+
+def row(stored: dict[str, Any], label: str, name: str) -> dict[str, Any]:
+    """Return the row called ``name`` of the case ``label``."""
+    return pick(pick(stored["cases"], label=label)["rows"], name=name)
+
+
+def file_bytes(name: str) -> int:
+    """Return the size of a file of the repository."""
+    return (ROOT / name).stat().st_size
+
+
+FUNCTIONS = {
+    "pick": pick,
+    "row": row,
+    "file_bytes": file_bytes,
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "len": len,
+    "mean": statistics.mean,
+}
+
+
+def written_blocks(text: str) -> Iterator[str]:
+    """Yield the paragraphs, list items and table rows that a person wrote."""
+    text = re.sub(r"<!-- [^>]*: begin -->.*?<!-- .*? -->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    yield from re.split(r"\n\s*\n|\n(?= *(?:[-*#]|\d+\.) |\|)", text)
+
+
+def measured_numbers(block: str) -> list[str]:
+    """Return the measured numbers of a block, as it shows them."""
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "", re.sub(r"<!--.*?-->", "", block, flags=re.DOTALL)))
+    text = re.sub(r"\s+", " ", text)
+    return [number for match in MEASURED.finditer(text) for number in re.findall(NUMBER, match[1])]
+
+
+def allowed_values(block: str) -> tuple[list[float], str]:
+    """Return the values and the code that a block's comments name; ValueError for one that names nothing stored."""
+    values, code = [], ""
+    for kind, content in MARKER.findall(block):
+        if kind == "in":
+            paths = [ROOT / name for name in content.split()]
+            if any(path.suffix not in CODE_SUFFIXES or RESULTS in path.parents for path in paths):
+                raise ValueError(f"{content}: expected files of code")
+            code += "\n".join(path.read_text("utf-8") for path in paths)
+            continue
+        for expression in filter(None, map(str.strip, content.split(";"))):
+            if not re.search(r"[a-z]\w*[\[(,]", expression) and (
+                re.search(r"\d\.\d", expression) or not re.search(r"\d\D+\d", expression)
+            ):
+                raise ValueError(f"{expression}: expected a stored result, or a product of whole numbers")
+            values.append(float(eval(expression, {"__builtins__": {}, **FUNCTIONS}, Results())))
+    return values, code
+
+
+def unsupported(block: str) -> list[str]:
+    """Return the measured numbers of a block that none of its sources holds."""
+    numbers = measured_numbers(block)
+    values, code = allowed_values(block) if numbers or MARKER.search(block) else ([], "")
+    found = []
+    for number in numbers:
+        plain = number.replace(",", "")
+        digits = len(plain.partition(".")[2])
+        is_stored = any(abs(float(plain) - value) <= 0.501 * 10**-digits for value in values)
+        in_code = "|".join(map(re.escape, (plain, f"{float(plain) / 100:g}")))  # a share may be printed in per cent
+        if not is_stored and not re.search(rf"(?<![\w.])(?:{in_code})(?:\.0)?(?!\.?\d)", code):
+            found.append(number)
+    return found
+
+
+def problems(page: str) -> list[str]:
+    """Return one line for each block of a page with numbers that are not stored."""
+    lines = []
+    for block in written_blocks((ROOT / page).read_text("utf-8")):
+        try:
+            numbers = unsupported(block)
+        except (ValueError, LookupError, TypeError, NameError, SyntaxError, OSError, ArithmeticError) as error:
+            numbers = [f"{type(error).__name__}: {error}"]
+        if numbers:
+            lines.append(f"{page}: {', '.join(numbers)} in: {' '.join(block.split())[:160]}")
+    return lines
+
+
+def main(pages: list[str]) -> int:
+    """Print the numbers without a source; return the exit code."""
+    lines = [line for page in pages or PAGES if (ROOT / page).is_file() for line in problems(page)]
+    print("\n".join(lines) or "every number of the pages is stored")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

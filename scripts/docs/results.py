@@ -1,0 +1,109 @@
+"""Check the stored results: complete conditions, and no older than the code they measure.
+
+python scripts/docs/results.py           write into benchmarks/owed.json what each result lacks
+python scripts/docs/results.py --check   exit with 1 when the file says something else
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from benchmarks.stored import OLDER, OWED, RESULTS  # noqa: E402  the benchmarks read their results
+
+CLEAN = re.compile(r"[0-9a-f]{7,40}")
+NO_COMMAND = "no command is known"
+
+
+def timings(stored: Any) -> Iterator[dict[str, Any]]:
+    """Yield every measured time in a result: the objects that hold a median."""
+    if isinstance(stored, dict):
+        if {"median_s", "median_ms"} & stored.keys():
+            yield stored
+        stored = list(stored.values())
+    if isinstance(stored, list):
+        for value in stored:
+            yield from timings(value)
+
+
+def has_spread(timing: dict[str, Any]) -> bool:
+    """Return whether a time comes with the number of its repeats and their spread."""
+    is_counted = bool({"repeats", "calls", "std_s"} & timing.keys())
+    return isinstance(timing.get("seconds"), list) or (is_counted and bool({"min", "min_s", "p99_ms"} & timing.keys()))
+
+
+def missing_conditions(stored: dict[str, Any]) -> list[str]:
+    """Return which of machine, versions, clean commit, date and spread a result does not state."""
+    about = stored.get("environment", {})
+    times = list(timings(stored))
+    conditions = {
+        "no machine": bool(not times or about.get("gpu") or about.get("cpu")),
+        "no versions": bool(about.get("torch") or about.get("versions", {}).get("torch")),
+        "no commit of a clean tree": all(map(CLEAN.fullmatch, map(str, about.get("commits", [about.get("commit")])))),
+        "no date": bool(about.get("date")),
+        "no repeats and spread": all(map(has_spread, times)),
+    }
+    return [name for name, is_stated in conditions.items() if not is_stated]
+
+
+def git(*arguments: str) -> str:
+    """Return what git prints in this checkout."""
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def is_shallow() -> bool:
+    """Return whether the history of this checkout is cut, or absent."""
+    try:
+        return git("rev-parse", "--is-shallow-repository").strip() != "false"
+    except (OSError, subprocess.CalledProcessError):
+        return True
+
+
+def is_older(stored: dict[str, Any]) -> bool:
+    """Return whether a result's sources changed after its commit."""
+    commit = str(stored.get("environment", {}).get("commit"))
+    if not stored.get("sources") or not CLEAN.fullmatch(commit):
+        return False
+    try:
+        return bool(git("log", "-1", "--format=%h", f"{commit}..HEAD", "--", *stored["sources"]).strip())
+    except subprocess.CalledProcessError:  # the history has no such commit
+        return True
+
+
+def owed() -> dict[str, dict[str, Any]]:
+    """Return the reasons why results should be measured again, with the commands that are noted for them."""
+    noted: dict[str, dict[str, Any]] = json.loads(OWED.read_text("utf-8"))
+    found = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        stored = json.loads(path.read_text("utf-8"))
+        why = [*([OLDER] if is_older(stored) else []), *missing_conditions(stored)]
+        if why:
+            found[path.name] = {"why": why, "command": noted.get(path.name, {}).get("command", NO_COMMAND)}
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Write or check the list; return the exit code."""
+    if is_shallow():
+        print("results: the history of this checkout is cut, so the age of results is unknown", file=sys.stderr)
+        return 2
+    text = json.dumps(owed(), indent=1, ensure_ascii=False) + "\n"
+    if arguments == ["--check"]:
+        agrees = text == OWED.read_text("utf-8")
+        print(
+            "the list agrees with the results" if agrees else "run scripts/docs/results.py, then scripts/docs/tables.py"
+        )
+        return int(not agrees)
+    OWED.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""Stored results state their conditions, and the pages' numbers are theirs."""
+
+from __future__ import annotations
+
+import runpy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def load_script(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "docs" / f"{name}.py"))
+
+
+def test_numbers_on_pages_are_stored() -> None:
+    script = load_script("page_numbers")
+    assert [line for page in script["PAGES"] if (ROOT / page).is_file() for line in script["problems"](page)] == []
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("One pair takes 12.9 ms.", ["12.9"]),
+        ("From 7.7 to 14 ms, 236 MB.", ["7.7", "14", "236"]),
+        ("A frame of 1920×1080, 12 updates, ptlflow 0.4.2, 26 options.", []),
+        ("`--max 3 px` in 3 [steps of 5 px](page.md).", ["5"]),
+        ("It takes 3.8 times as long, 2.7× its floor, 4×4 tiles.", ["3.8", "2.7"]),
+        ("One takes 4.0 ms. <!-- = fullfield_s_h200[\"network\"][\"1920x1080\"][\"median_ms\"] -->", []),
+        ("One takes 4.1 ms. <!-- = fullfield_s_h200[\"network\"][\"1920x1080\"][\"median_ms\"] -->", ["4.1"]),
+        ("It needs 8 %. <!-- in src/fullfield/registration/verdict.py -->", []),
+        ("It needs 7 %. <!-- in src/fullfield/registration/verdict.py -->", ["7"]),
+    ],
+)  # fmt: skip
+def test_a_number_is_unsupported_unless_its_source_holds_it(block: str, expected: list[str]) -> None:
+    assert load_script("page_numbers")["unsupported"](block) == expected
+
+
+@pytest.mark.parametrize(
+    "marker",
+    ["<!-- = 12.9 -->", "<!-- = 13 -->", "<!-- in benchmarks/results/like_raft_hd.json -->", "<!-- in README.md -->"],
+)
+def test_a_marker_names_a_result_or_code(marker: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        load_script("page_numbers")["unsupported"](f"One takes 13 ms. {marker}")
+
+
+def test_owed_results_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    script = load_script("results")
+    if script["is_shallow"]():
+        pytest.skip("the history of this checkout is cut, so the age of results is unknown")
+    assert script["main"](["--check"]) == 0, capsys.readouterr().out
+    assert all(entry["command"] != script["NO_COMMAND"] for entry in script["owed"]().values())
+
+
+def test_a_time_needs_repeats_and_spread() -> None:
+    lacks = load_script("results")["missing_conditions"]
+    about = {"gpu": "H100", "versions": {"torch": "2.11"}, "commit": "40d2fae184cb", "date": "2026-11-26"}
+    timing: dict[str, Any] = {"median_s": 1.0, "min": 0.9, "repeats": 3}
+    assert lacks({"environment": about, "rows": [timing]}) == []
+    assert lacks({"environment": about, "rows": [{"median_s": 1.0}]}) == ["no repeats and spread"]
+    dirty = {**about, "commit": "40d2fae184cb with changes"}
+    assert lacks({"environment": dirty, "rows": [timing]}) == ["no commit of a clean tree"]
+    assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no commit of a clean tree", "no date"]
+
+
+def test_a_result_is_older_than_a_later_change_of_its_sources() -> None:
+    script = load_script("results")
+    if script["is_shallow"]():
+        pytest.skip("the history of this checkout is cut")
+    source = "src/fullfield/ops/matching/positions.cu"
+    last = script["git"]("log", "-1", "--format=%h", "--", source).strip()
+    about = {"sources": [source], "environment": {"commit": last}}
+    assert not script["is_older"](about)
+    before = script["git"]("rev-parse", "--short", f"{last}~1").strip()
+    assert script["is_older"]({**about, "environment": {"commit": before}})
