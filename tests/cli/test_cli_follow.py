@@ -90,15 +90,45 @@ def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pyte
     assert message in lines[0]
 
 
+def test_help_of_follow_shows_the_usual_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["follow", "--help"]) == 0
+    first_screen = "\n".join(capsys.readouterr().out.splitlines()[:40])
+    usual = "reference output method preset device frames st-map points tracks half overwrite"
+    assert [name for name in usual.split() if f"--{name}" not in first_screen] == []
+
+
 def test_tracks_of_3dequalizer_count_from_the_lower_left_corner(tmp_path: Path) -> None:
     tracks = [
         TrackedPoint("a", 1, 0.0, 0.0, True, 1.0),
         TrackedPoint("a", 2, 3.25, 9.0, False, 0.1),
         TrackedPoint("b", 1, 4.0, 5.0, True, 0.5),
     ]
-    write_tracks(tmp_path / "tracks.txt", tracks, 10)
+    write_tracks(tmp_path / "tracks.txt", tracks, 10, 1)
     expected = "2\na\n0\n1\n1 0.5000 9.5000\nb\n0\n1\n1 4.5000 4.5000\n"
     assert (tmp_path / "tracks.txt").read_text() == expected
+
+
+def test_tracks_of_nuke_are_read_back_by_tcl(tmp_path: Path) -> None:
+    tkinter = pytest.importorskip("tkinter")  # the reader of the language that Nuke's scripts are written in
+    tracks = [
+        *(TrackedPoint("a {x}", frame, frame + 0.25, 2.0, frame not in (3, 4), 1.0) for frame in range(1, 7)),
+        TrackedPoint('b "[$', 1, 4.0, 5.0, True, 0.5),
+    ]
+    write_tracks(tmp_path / "tracks.nk", tracks, 10, 2)
+    split = tkinter.Tcl().splitlist
+    kind, body = split((tmp_path / "tracks.nk").read_text())
+    words = split(body)
+    knobs = dict(zip(words[::2], words[1::2], strict=True))
+    assert (kind, knobs["reference_frame"]) == ("Tracker4", "2")
+    (_, column_count, row_count), columns, rows = (split(part) for part in split(knobs["tracks"]))
+    names = [split(column)[4] if split(column)[3] == "enable" else split(column)[3] for column in columns]
+    assert (len(columns), int(column_count), int(row_count), names[1:4]) == (31, 31, 2, ["name", "track_x", "track_y"])
+    table = [dict(zip(names, split(row), strict=True)) for row in split(knobs["tracks"])[2:] for row in split(row)]
+    assert [row["name"] for row in table] == ["a {x}", 'b "[$']
+    assert split(table[0]["e"]) == ("curve", "x1", "1", "1", "0", "0", "1", "1")
+    assert split(table[0]["track_x"]) == ("curve", "x1", "1.7500", "2.7500", "x5", "5.7500", "6.7500")
+    assert split(table[1]["track_y"]) == ("curve", "x1", "4.5000")
+    assert len(rows) == 2
 
 
 @pytest.mark.usefixtures("plates")

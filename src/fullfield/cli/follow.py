@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fullfield.sequences import FollowJob, Outcome
     from fullfield.sequences.outputs import Output, Plan
 
+USAGE = "fullfield follow PLATES --reference N -o OUT [options]"
+
 _FIELD = "{reference}"
 _LOSSLESS = tuple(name for name in EXR_COMPRESSIONS if name in ("none", "zip", "zips", "rle", "piz"))
 
@@ -33,7 +35,7 @@ examples:
   fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr'
   fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr' --frames 990-1100 --st-map 'st.%04d.exr'
   fullfield follow 'plate.%04d.exr' --reference 1001 1050 -o 'ref{reference}.%04d.exr'
-  fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr' --points points.csv --tracks tracks.txt
+  fullfield follow 'plate.%04d.exr' --reference 1001 -o 'ref.%04d.exr' --points points.csv --tracks tracks.nk
 
 The same command continues a run that was stopped.
 """
@@ -41,40 +43,32 @@ The same command continues a run that was stopped.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fullfield follow``."""
-    parser.add_argument("plates", metavar="PATTERN", help="frames: plate.%%04d.exr, a folder, a glob or a video")
+    parser.add_argument("plates", metavar="PLATES", help="plate.%%04d.exr, plate.####.exr, a folder, a glob or a video")
     parser.add_argument(
-        "--reference", metavar="N", type=int, nargs="+", required=True, help="numbers of the frames that are followed"
+        "--reference", metavar="N", type=int, nargs="+", required=True, help="frame that is followed, or several"
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         required=True,
-        help="files, such as ref.%%04d.exr; with several references the name holds {reference}",
+        help="ref.%%04d.exr; for several references ref{reference}.%%04d.exr",
     )
+    methods.add_method_options(parser, usual=parser)
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--st-map",
-        metavar="PATTERN",
-        help="also write ST maps, with which an STMap node moves the reference onto each frame",
+    parser.add_argument("--st-map", metavar="FILES", help="also write ST maps, which move the reference: st.%%04d.exr")
+    parser.add_argument("--points", metavar="FILE", help="points of the reference: .csv with columns x and y, in pixels")
+    parser.add_argument(
+        "--tracks", metavar="FILE", help="positions of the points in all frames: .csv, .nk (Nuke) or .txt (3DEqualizer)"
     )
-    output.add_argument("--half", action="store_true", help="half floats instead of floats")
+    parser.add_argument("--half", action="store_true", help="half floats instead of floats")
+    parser.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
+    report.add_report_options(parser, progress=True)
+    output = parser.add_argument_group("output")
     output.add_argument(
         "--compression", choices=_LOSSLESS, help="lossless compression of the files [zip, or none if zip saves little]"
     )
-    output.add_argument(
-        "--points", metavar="FILE", help="points of the reference: a CSV with the columns x and y, in pixels"
-    )
-    output.add_argument(
-        "--tracks",
-        metavar="FILE",
-        help="write the points' positions in all frames: .csv, or .txt for matchmove programs",
-    )
-    methods.add_method_options(parser)
     add_reading_options(parser)
-    report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
 
 
@@ -218,7 +212,7 @@ def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
     if numbers:
         tracks = track_points(read_points(args.points), numbers, job.output.path)
         height = read_vectors(job.output.path(numbers[0]))["forward"].shape[-2]
-        write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height)
+        write_tracks(args.tracks.replace(_FIELD, str(job.reference)), tracks, height, job.reference)
 
 
 def _report(

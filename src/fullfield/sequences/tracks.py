@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +18,6 @@ from fullfield.io import read_vectors
 from fullfield.io.files import atomic_path
 from fullfield.ops.warping import warp
 
-TRACK_SUFFIXES = (".csv", ".txt")
 _VISIBLE_OCCLUSION = 0.5
 
 
@@ -42,6 +43,8 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
         with Path(path).open(newline="", encoding="utf-8") as file:
             for index, row in enumerate(csv.DictReader(file), 1):
                 name = row.get("name") or f"point{index}"
+                if not name.isprintable():
+                    raise InputError(f"{path}: expected names of one line, got {name!r}")
                 if name in points:
                     raise InputError(f"{path}: expected names that differ, got {name} twice")
                 try:
@@ -105,26 +108,120 @@ def _sample(planes: Tensor, positions: Tensor, names: Iterable[str], path: str) 
     return values
 
 
-def write_tracks(path: str | os.PathLike[str], tracks: Sequence[TrackedPoint], height: int) -> None:
-    """Write tracks as a table (``.csv``) or in the text format for 2D tracks of 3DEqualizer (``.txt``).
+def write_tracks(path: str | os.PathLike[str], tracks: Sequence[TrackedPoint], height: int, reference: int) -> None:
+    """Write tracks as a table (``.csv``), a Tracker node of Nuke (``.nk``) or 2D tracks of 3DEqualizer (``.txt``).
 
-    The table has the columns of :class:`TrackedPoint`. The text format has the number of points, and for each point its
-    name, a colour, the number of frames, and ``frame x y`` of the frames in which it is visible. There, x and y count
-    in pixels from the lower left corner of the frame, so the centre of a pixel is at one half.
+    The table has the columns of :class:`TrackedPoint`. The other formats have the frames in which a point is visible;
+    x and y count in pixels from the lower left corner of the frame, so the centre of a pixel is at one half.
+
+    Args:
+        path: the file.
+        tracks: points in order of their frames.
+        height: height of the frames in pixels.
+        reference: number of the reference frame.
     """
     where = Path(path)
-    with atomic_path(where) as part, part.open("w", newline="", encoding="utf-8") as file:
-        if where.suffix.lower() == ".csv":
-            table = csv.writer(file)
-            table.writerow(("name", "frame", "x", "y", "visible", "confidence"))
-            for point in tracks:
-                row = (point.name, point.frame, f"{point.x:.4f}", f"{point.y:.4f}")
-                table.writerow((*row, int(point.is_visible), f"{point.confidence:.4f}"))
-            return
-        names = list(dict.fromkeys(point.name for point in tracks))
-        file.write(f"{len(names)}\n")
-        for name in names:
-            visible = [point for point in tracks if point.name == name and point.is_visible]
-            file.write(f"{name}\n0\n{len(visible)}\n")
-            for point in visible:
-                file.write(f"{point.frame} {point.x + 0.5:.4f} {height - point.y - 0.5:.4f}\n")
+    text = _FORMATS[where.suffix.lower()](tracks, height, reference)
+    with atomic_path(where) as part:
+        part.write_text(text, "utf-8", newline="")
+
+
+def _format_table(tracks: Sequence[TrackedPoint], _height: int, _reference: int) -> str:
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(("name", "frame", "x", "y", "visible", "confidence"))
+    for point in tracks:
+        row = (point.name, point.frame, f"{point.x:.4f}", f"{point.y:.4f}")
+        table.writerow((*row, int(point.is_visible), f"{point.confidence:.4f}"))
+    return text.getvalue()
+
+
+def _group_by_name(tracks: Sequence[TrackedPoint]) -> dict[str, list[TrackedPoint]]:
+    by_name: dict[str, list[TrackedPoint]] = {}
+    for point in tracks:
+        by_name.setdefault(point.name, []).append(point)
+    return by_name
+
+
+def _format_3dequalizer(tracks: Sequence[TrackedPoint], height: int, _reference: int) -> str:
+    """Return the number of points; for each its name, a colour, the number of frames, and ``frame x y``."""
+    by_name = _group_by_name(tracks)
+    lines = [str(len(by_name))]
+    for name, points in by_name.items():
+        visible = [point for point in points if point.is_visible]
+        lines += [name, "0", str(len(visible))]
+        lines += [f"{point.frame} {point.x + 0.5:.4f} {height - point.y - 0.5:.4f}" for point in visible]
+    return "\n".join(lines) + "\n"
+
+
+_TRACKER_COLUMNS = (
+    *("enable", "name", "track_x", "track_y", "offset_x", "offset_y", "T", "R", "S", "error", "error_min", "error_max"),
+    *(f"{area}_{side}" for area in ("pattern", "search") for side in "xyrt"),
+    *("key_track", *(f"{area}_{side}" for area in ("key_search", "key_track") for side in "xyrt")),
+    *("key_centre_offset_x", "key_centre_offset_y"),
+)
+_COLUMN_KINDS = {
+    "enable": "5 1 20",
+    "name": "3 1 75",
+    **dict.fromkeys(("track_x", "track_y"), "2 1 58"),
+    **dict.fromkeys(("offset_x", "offset_y"), "2 1 63"),
+    **dict.fromkeys("TRS", "4 1 27"),
+    "error": "2 0 45",
+    **{name: "1 1 0" for name in _TRACKER_COLUMNS if name.startswith(("error_", "pattern_", "search_"))},
+    **{name: "2 1 0" for name in _TRACKER_COLUMNS if name.startswith("key_")},
+}
+
+
+def _format_nuke(tracks: Sequence[TrackedPoint], height: int, reference: int) -> str:
+    """Return a script with a Tracker node, which Nuke opens or pastes.
+
+    A track is off where its point is hidden; its curves have no keys there.
+    """
+    columns = [
+        f"{{ {_COLUMN_KINDS[name]} {name} {'e' if name == 'enable' else name} 1 }}" for name in _TRACKER_COLUMNS
+    ]
+    rows = []
+    for name, points in _group_by_name(tracks).items():
+        enabled = _format_curve([(point.frame, f"{int(point.is_visible)}") for point in points])
+        visible = [point for point in points if point.is_visible] or points[:1]
+        x = _format_curve([(point.frame, f"{point.x + 0.5:.4f}") for point in visible])
+        y = _format_curve([(point.frame, f"{height - point.y - 0.5:.4f}") for point in visible])
+        # Offset, what the track drives (translation), error and its limits, the boxes, and eleven empty keys.
+        others = "0 0 1 0 0 0 1 0 -32 -32 32 32 -22 -22 22 22" + " {}" * 11
+        rows.append(f"{{ {enabled} {_quote(name)} {x} {y} {others} }}")
+    return "\n".join(
+        (
+            "Tracker4 {",
+            " inputs 0",
+            f" tracks {{ {{ 1 {len(_TRACKER_COLUMNS)} {len(rows)} }} ",
+            "{ " + " \n".join(columns) + " } ",
+            "{ \n " + " \n ".join(rows) + " \n} \n}",
+            f" reference_frame {reference}",
+            " name Follow1",
+            "}",
+            "",
+        )
+    )
+
+
+def _format_curve(keys: Sequence[tuple[int, str]]) -> str:
+    """Return an animation curve with a key in each frame; ``x`` names the frame after a gap."""
+    words = ["curve"]
+    for index, (frame, value) in enumerate(keys):
+        if index == 0 or frame != keys[index - 1][0] + 1:
+            words.append(f"x{frame}")
+        words.append(value)
+    return "{" + " ".join(words) + "}"
+
+
+def _quote(name: str) -> str:
+    return '"' + re.sub(r'([\\"$\[\]{}])', r"\\\1", name) + '"'
+
+
+_FORMATS: dict[str, Callable[[Sequence[TrackedPoint], int, int], str]] = {
+    ".csv": _format_table,
+    ".nk": _format_nuke,
+    ".txt": _format_3dequalizer,
+}
+TRACK_SUFFIXES = tuple(_FORMATS)
+"""Suffixes of the formats of :func:`write_tracks`."""
