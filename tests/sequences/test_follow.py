@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,18 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_vectors, write_image
 from fullfield.ops.warping import warp
-from fullfield.sequences.follow import FollowJob, follow_frames, run_follow
+from fullfield.sequences.follow import follow_frames
+from fullfield.sequences.follow_job import FollowJob, run_follow
+from fullfield.sequences.follow_pool import follow_on_devices, split_into_sides
 from fullfield.sequences.names import find_frames
 from fullfield.sequences.outputs import Output
-from fullfield.sequences.tracking import Tracker, confidence_of, expected_error
+from fullfield.sequences.tracking import (
+    Tracker,
+    confidence_of,
+    expected_error,
+    list_sources,
+    list_stored_steps,
+)
 from fullfield.testing.shots import SyntheticShot
 
 HEIGHT, WIDTH = 60, 80
@@ -144,6 +154,137 @@ def test_follow_writes_both_sides_of_the_reference_and_continues() -> None:
         whole, parts = (read_vectors(f"{name}.{number}.exr") for name in ("whole", "parts"))
         assert whole.keys() == parts.keys()
         assert all(torch.equal(whole[name], parts[name]) for name in whole), number
+
+
+@pytest.fixture
+def added_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Steps that trackers compute."""
+    steps: list[int] = []
+    add = Tracker.add
+
+    def count_add(tracker: Tracker, *args: Any, **options: Any) -> dict[str, Tensor]:
+        steps.append(tracker.step)
+        return add(tracker, *args, **options)
+
+    monkeypatch.setattr(Tracker, "add", count_add)
+    return steps
+
+
+@pytest.mark.usefixtures("plates")
+def test_a_run_of_another_range_continues_from_the_files_of_the_first(added_steps: list[int]) -> None:
+    run_job(follow_job("whole.%04d.exr", list(range(1001, 1007)), 1001))
+    run_job(follow_job("parts.%04d.exr", [1001, 1002, 1003], 1001))
+    added_steps.clear()
+    assert run_job(follow_job("parts.%04d.exr", [1005, 1006], 1001)) == [1005, 1006]
+    assert added_steps == [3, 4, 5]
+    assert not Path("parts.1004.exr").exists()
+    for number in (1005, 1006):
+        whole, parts = (read_vectors(f"{name}.{number}.exr") for name in ("whole", "parts"))
+        assert all(torch.equal(whole[name], parts[name]) for name in whole), number
+
+
+@pytest.mark.usefixtures("plates")
+def test_every_plate_is_hashed_once_and_not_again_by_later_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield._ledger import versions
+    from fullfield.sequences import plates
+
+    hashed: list[str] = []
+    compute = versions.compute_checksum
+
+    def count_checksum(path: str) -> str:
+        hashed.append(Path(path).name)
+        return compute(path)
+
+    for module in (versions, plates):
+        monkeypatch.setattr(module, "compute_checksum", count_checksum)
+    names = [f"plate.{number}.png" for number in range(1001, 1007)]
+    run_job(follow_job("ref.%04d.exr", [1001, 1002, 1003, 1004, 1005], 1002))
+    assert sorted(name for name in hashed if name.startswith("plate")) == names[:5]
+    hashed.clear()
+    assert run_job(follow_job("ref.%04d.exr", [1006], 1002)) == [1006]
+    assert sorted(set(hashed)) == [names[index] for index in (1, 2, 3, 4, 5)]  # read for their pictures
+    hashed.clear()
+    assert run_job(follow_job("ref.%04d.exr", list(range(1001, 1007)), 1002)) == []
+    assert hashed == []
+
+
+def test_frames_of_a_video_before_the_reference_are_decoded_in_blocks(
+    shot: SyntheticShot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av")
+    from fullfield.io import VideoWriter
+    from fullfield.sequences import open_plates
+    from fullfield.sequences.plates import VideoPlates
+
+    path = str(tmp_path / "clip.mp4")
+    with VideoWriter(path, WIDTH, HEIGHT, 25) as writer:
+        for index in range(8):
+            writer.write((255 * shot.frame(index)).to(torch.uint8), index / 25)
+    opened: list[VideoPlates] = []
+    open_video = VideoPlates._open
+
+    def count_open(video: VideoPlates) -> None:
+        opened.append(video)
+        open_video(video)
+
+    monkeypatch.setattr(VideoPlates, "_open", count_open)
+    video = open_plates(path)
+    opened.clear()
+    followed = list(follow_frames(video, 8, "tvl1", preset="fast", **QUICK))
+    assert [frame.number for frame in followed] == [8, 7, 6, 5, 4, 3, 2, 1]
+    assert len(opened) == 1  # after the reference was read
+    frames = [open_plates(path).read(number).frame for number in range(1, 9)]
+    listed = list(follow_frames(frames, 8, "tvl1", preset="fast", **QUICK))
+    for one, other in zip(followed, listed, strict=True):
+        assert torch.equal(one.forward, other.forward), one.number
+
+
+@pytest.mark.usefixtures("plates")
+def test_two_devices_write_what_one_writes() -> None:
+    numbers = list(range(1001, 1007))
+    for reference in (1003, 1006):
+        run_job(follow_job(f"one{reference}.%04d.exr", numbers, reference))
+    tasks = []
+    for reference in (1003, 1006):
+        job = follow_job(f"two{reference}.%04d.exr", numbers, reference)
+        settled, plan = job.settle(job.build_estimator(), job.open_plates())
+        tasks.append((settled, plan.missing))
+    reported: list[int] = []
+    outcomes = follow_on_devices(tasks, ["cpu", "cpu"], report=reported.append)
+    assert [outcome.written for outcome in outcomes] == [numbers, numbers]
+    assert sorted(reported) == sorted(2 * numbers)
+    for reference in (1003, 1006):
+        for number in numbers:
+            one, two = (read_vectors(f"{name}{reference}.{number}.exr") for name in ("one", "two"))
+            assert all(torch.equal(one[name], two[name]) for name in one), (reference, number)
+        assert run_job(follow_job(f"two{reference}.%04d.exr", numbers, reference)) == []
+
+
+@pytest.mark.usefixtures("plates")
+@pytest.mark.long
+def test_a_task_on_devices_refuses_a_method_that_cannot_run() -> None:
+    job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
+    settled, plan = job.settle(job.build_estimator(), job.open_plates())
+    with pytest.raises(InputError, match="no_such"):
+        follow_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
+
+
+def test_sides_do_not_share_frames() -> None:
+    assert split_into_sides([5, 1, 3, 4], 3) == [[3, 4, 5], [1]]
+    assert split_into_sides([5, 4], 9) == [[4, 5]]
+    assert split_into_sides([], 9) == []
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 8, 9, 20, 40, 41, 100])
+def test_sources_are_stored_until_no_later_frame_needs_them(step: int) -> None:
+    sources = list_sources(step)
+    assert sources[0] == step - 1
+    assert all(0 <= source < step for source in sources)
+    stored = list_stored_steps(step)
+    assert set(sources) <= stored
+    assert len(stored) <= 12
+    for later in range(step, step + 80):
+        assert {source for source in list_sources(later) if source < step} <= stored
 
 
 @pytest.mark.usefixtures("plates")

@@ -7,15 +7,18 @@ Follow each pixel of a reference frame through a shot. Each file has the motion 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, report
-from fullfield.cli.options import READING_WORDS, add_reading_options, reading_arguments
+from fullfield.cli.options import READING_WORDS, add_reading_options, list_devices, reading_arguments
 from fullfield.cli.progress import ProgressBar
 from fullfield.cli.report import naming
 from fullfield.io.names import EXR_COMPRESSIONS
@@ -57,7 +60,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     methods.add_method_options(parser, usual=parser)
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("--st-map", metavar="FILES", help="also write ST maps, which move the reference: st.%%04d.exr")
-    parser.add_argument("--points", metavar="FILE", help="points of the reference: .csv with columns x and y, in pixels")
+    parser.add_argument(
+        "--points", metavar="FILE", help="points of the reference: .csv with columns x and y, in pixels"
+    )
     parser.add_argument(
         "--tracks", metavar="FILE", help="positions of the points in all frames: .csv, .nk (Nuke) or .txt (3DEqualizer)"
     )
@@ -67,6 +72,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument(
         "--compression", choices=_LOSSLESS, help="lossless compression of the files [zip, or none if zip saves little]"
+    )
+    farm = parser.add_argument_group("several GPUs")
+    farm.add_argument(
+        "--devices", metavar="LIST", help="all, or cuda:0,cuda:1: each takes one side of a reference after the other"
     )
     add_reading_options(parser)
     methods.add_parameter_options(parser)
@@ -80,9 +89,11 @@ def run(args: argparse.Namespace) -> int:
     from fullfield import sequences
 
     methods.use_threads(args.threads)
+    devices = list_devices(args.devices, choice.device)
+    if args.devices is not None:
+        choice = replace(choice, device=devices[0])
     words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "reference": "--reference"}
-    start_s, written, existing = time.perf_counter(), 0, 0
-    outcome = sequences.Outcome()
+    start_s, written = time.perf_counter(), 0
     with naming(**words), ProgressBar("follow", quiet=args.quiet) as progress:
         reading = reading_arguments(args)
         if reading.get("window") == "data":
@@ -107,17 +118,17 @@ def run(args: argparse.Namespace) -> int:
         _check_jobs(args, jobs)
         progress(0.0, "preparing")
         choice.prepare(None, lambda *_: None, quiet=args.quiet)
-        for job in jobs:
-            job_outcome, plan = _run_job(args, job, choice, progress)
+        tasks = [_settle(args, job, choice) for job in jobs]
+        outcome = sequences.Outcome()
+        for (job, _), job_outcome in zip(tasks, _run_tasks(tasks, choice, devices, progress), strict=False):
             outcome.add(job_outcome)
-            written, existing = written + len(job_outcome.written), existing + len(numbers) - len(plan.missing)
-            if job_outcome.stopped is not None:
-                break
-            if args.tracks is not None:
+            written += len(job_outcome.written)
+            if args.tracks is not None and job_outcome.stopped is None:
                 _write_tracks(args, job)
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
-    _report(args, choice, outcome, numbers, written, existing, time.perf_counter() - start_s)
+    existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
+    _report(args, choice, devices, outcome, numbers, written, existing, time.perf_counter() - start_s)
     return 0 if outcome.is_good else 2
 
 
@@ -165,6 +176,8 @@ def _check_files(args: argparse.Namespace) -> dict[int, Output]:
     references = sorted(set(args.reference))
     if len(references) > 1 and _FIELD not in args.output:
         raise InputError(f"--output {args.output}: expected {_FIELD} in the name, for {len(references)} references")
+    if args.devices is not None and args.device != "auto":
+        raise InputError(f"--device {args.device}: not used with --devices; leave it out")
     if (args.points is None) != (args.tracks is None):
         raise InputError("--points and --tracks: expected both, got one")
     if args.points is not None:
@@ -186,22 +199,45 @@ def _check_files(args: argparse.Namespace) -> dict[int, Output]:
     return outputs
 
 
-def _run_job(
-    args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice, progress: ProgressBar
-) -> tuple[Outcome, Plan]:
-    from fullfield import sequences
-
+def _settle(args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoice) -> tuple[FollowJob, Plan]:
+    """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
-    job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
+    try:
+        job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
+    finally:
+        plates.close()
     if not args.quiet:
         report.note_plan(job.numbers, plan)
-    finished: list[int] = []
+    return job, plan
+
+
+def _run_tasks(
+    tasks: Sequence[tuple[FollowJob, Plan]],
+    choice: methods.MethodChoice,
+    devices: Sequence[str],
+    progress: ProgressBar,
+) -> Iterator[Outcome]:
+    """Yield the outcome of each task, until one cannot write any more."""
+    from fullfield import sequences
+
+    count, finished, lock = sum(len(plan.missing) for _, plan in tasks), itertools.count(1), threading.Lock()
 
     def report_frame(number: int) -> None:
-        finished.append(number)
-        progress(len(finished) / len(plan.missing), f"reference {job.reference}, frame {number}")
+        with lock:
+            position = next(finished)
+            progress(position / count, f"frame {number}, {position} of {count}")
 
-    return sequences.run_follow(job, plan.missing, choice.estimator, plates, report=report_frame), plan
+    if len(devices) > 1:
+        requested = [(job, plan.missing) for job, plan in tasks]
+        from fullfield.sequences.follow_pool import follow_on_devices
+
+        yield from follow_on_devices(requested, devices, report=report_frame)
+        return
+    for job, plan in tasks:
+        outcome = sequences.run_follow(job, plan.missing, choice.estimator, job.open_plates(), report=report_frame)
+        yield outcome
+        if outcome.stopped is not None:
+            return
 
 
 def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
@@ -218,6 +254,7 @@ def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
 def _report(
     args: argparse.Namespace,
     choice: methods.MethodChoice,
+    devices: Sequence[str],
     outcome: Outcome,
     numbers: tuple[int, ...],
     written: int,
@@ -238,8 +275,8 @@ def _report(
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select(outcome, "stopped", "cuts"),
         **choice.describe(),
-        "device": choice.device,
+        "devices": list(devices),
         "seconds": {"total": seconds},
     }
     text = f"{report.printable(args.output)}: {written} frames written, {existing} kept"
-    report.print_report(args, content, f"{text}, {choice.title} on {choice.device}, {seconds:.1f} s", memory=True)
+    report.print_report(args, content, f"{text}, {choice.title} on {', '.join(devices)}, {seconds:.1f} s", memory=True)

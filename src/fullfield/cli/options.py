@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fullfield import _check as check
 from fullfield import io
 from fullfield._check import InputError
 from fullfield._config import Config
@@ -57,6 +58,23 @@ def add_fields(group: Any, config: type[Config]) -> list[str]:
             texts = {name: field.metadata[name] for name in ("help", "metavar")}
             group.add_argument(option, type=parse, default=field.default, **texts)
     return [field.name for field in fields]
+
+
+def list_devices(text: str | None, device: str) -> list[str]:
+    """Return the devices that ``--devices`` names; without it ``device``."""
+    if text is None:
+        return [device]
+    if text == "all":
+        import torch
+
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise InputError("--devices all: expected GPUs, PyTorch finds none")
+        return [f"cuda:{index}" for index in range(count)]
+    devices = [name.strip() for name in text.split(",")]
+    for name in devices:
+        check.device(name, "--devices")
+    return devices
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullfield import _check as check
 from fullfield import sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report, shot_pictures
@@ -26,6 +25,7 @@ from fullfield.cli.options import (
     READING_WORDS,
     add_packing_options,
     add_reading_options,
+    list_devices,
     packing_arguments,
     reading_arguments,
 )
@@ -291,19 +291,7 @@ def _output_pattern(text: str, frame_files: FrameFiles) -> str:
 def _list_devices(args: argparse.Namespace, device: str) -> list[str]:
     if args.ray is not None and args.device == "auto":  # the nodes of a cluster are other machines
         return ["cpu"]
-    if args.devices is None:
-        return [device]
-    if args.devices == "all":
-        import torch
-
-        count = torch.cuda.device_count()
-        if count == 0:
-            raise InputError("--devices all: expected GPUs, PyTorch finds none")
-        return [f"cuda:{index}" for index in range(count)]
-    devices = [name.strip() for name in args.devices.split(",")]
-    for name in devices:
-        check.device(name, "--devices")
-    return devices
+    return list_devices(args.devices, device)
 
 
 def _frame_size(plates: Plates) -> tuple[int, int] | None:

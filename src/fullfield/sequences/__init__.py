@@ -5,10 +5,10 @@
 - ``settings``, ``job``: what a run does, settled before it starts; ``results``: what it reports
 - ``changes``: cuts and duplicate frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
-- ``tracking``: one reference frame in all others; ``follow``: the same for a shot, with its files
+- ``tracking``: one reference frame in all others; ``follow``: the same for a shot; ``follow_job``: with its files
 - ``outputs``: the files of a shot
 - ``run``: estimates and writes, in one process; ``writing``: its threads that write
-- ``pool``: several devices of one machine; ``cluster``: many machines, through Ray
+- ``pool``, ``follow_pool``: several devices of one machine; ``cluster``: many machines, through Ray
 - ``warping``, ``retiming``: of a shot along its ``stored_flow``; ``pictures``: their run; ``motion``: the computation
 
 Names are loaded on first use.
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
-    from fullfield.sequences.follow import FollowJob as FollowJob
     from fullfield.sequences.follow import follow_frames as follow_frames
-    from fullfield.sequences.follow import run_follow as run_follow
+    from fullfield.sequences.follow_job import FollowJob as FollowJob
+    from fullfield.sequences.follow_job import run_follow as run_follow
     from fullfield.sequences.job import ShotJob as ShotJob
     from fullfield.sequences.motion import warp_image as warp_image
     from fullfield.sequences.names import format_frames as format_frames
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
-        "follow": "FollowJob follow_frames run_follow",
+        "follow": "follow_frames",
+        "follow_job": "FollowJob run_follow",
         "job": "ShotJob",
         "motion": "warp_image",
         "names": "format_frames parse_frames",

@@ -21,6 +21,27 @@ from fullfield.sequences.plates import Plates, open_frame_files
 from fullfield.sequences.settings import ShotSettings
 
 
+def build_prepared_estimator(
+    method: str, config: Any, backend: str | None, device: torch.device, *, scale: str = "1", threads: int | None = None
+) -> Estimator:
+    """Return a new, prepared estimator, and set the number of threads of this process; None leaves it."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    estimator = build(method, config=config, backend=backend)
+    if scale != "1":
+        estimator = AtScale(estimator, scale)
+    prepare_estimator(estimator, device)
+    return estimator
+
+
+def describe_parameters(estimator: Estimator) -> dict[str, Any]:
+    """Return the parameters without the refinement's backend, which is only known after the first flow."""
+    parameters = dict(estimator.parameters)
+    if isinstance(parameters.get("refinement"), dict):
+        parameters["refinement"] = {k: v for k, v in parameters["refinement"].items() if k != "backend"}
+    return parameters
+
+
 @dataclass(frozen=True)
 class ShotJob:
     """Work on a shot in plain values, which can be sent to other processes and machines.
@@ -53,13 +74,10 @@ class ShotJob:
 
     def build_estimator(self) -> Estimator:
         """Return a new, prepared estimator, and set the number of threads of this process."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
-        estimator = build(self.method, config=self.config, backend=self.backend)
-        if self.settings.scale != "1":
-            estimator = AtScale(estimator, self.settings.scale)
-        prepare_estimator(estimator, self.settings.torch_device)
-        return estimator
+        settings = self.settings
+        return build_prepared_estimator(
+            self.method, self.config, self.backend, settings.torch_device, scale=settings.scale, threads=self.threads
+        )
 
     def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[ShotJob, Plan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
@@ -87,14 +105,11 @@ class ShotJob:
     def _recorded_settings(self, estimator: Estimator) -> dict[str, Any]:
         """Return the settings that decide the contents of the files."""
         settings = self.settings
-        parameters = dict(estimator.parameters)
-        if isinstance(parameters.get("refinement"), dict):  # its backend is only known after the first flow
-            parameters["refinement"] = {k: v for k, v in parameters["refinement"].items() if k != "backend"}
         refinement = RefinedEstimator(estimator).config.as_dict() if settings.refine else None
         return {
             "plates": Path(self.frame_files.text).name,
             "method": estimator.method,
-            "parameters": parameters,
+            "parameters": describe_parameters(estimator),
             "backend": self.backend,
             "direction": settings.direction,
             "step": settings.step,

@@ -7,8 +7,7 @@ and keeps errors from adding up. Related work: multi-flow tracking (Neoral et al
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from fullfield.ops.warping import warp
 
 DISTANCES = (1, 2, 4, 8, 16)
 """Distances in frames over which flow is estimated, besides the direct match with the reference."""
+_KEY_STEPS = 8
 _MIN_ERROR_PX = 0.07  # the least that a confidence in float32 can express
 _MAX_ERROR_PX = 50.0
 _HIDDEN_ERROR_PX = 100.0  # added to the expected error of a chain that leads over a hidden pixel
@@ -64,18 +64,37 @@ class _State(NamedTuple):
     match: Match  # of the reference and the frame
 
 
+def list_sources(step: int, distances: Sequence[int] = DISTANCES) -> list[int]:
+    """Return the steps of the frames from which the motion to the frame of ``step`` is chained; 0 is the reference.
+
+    Sources over long distances lie on multiples of ``_KEY_STEPS``, so that few frames have to be stored.
+    """
+    sources = [step - distance for distance in distances if distance <= _KEY_STEPS]
+    sources += [-(-(step - distance) // _KEY_STEPS) * _KEY_STEPS for distance in distances if distance > _KEY_STEPS]
+    return list(dict.fromkeys(source for source in sources if source >= 0))
+
+
+def list_stored_steps(step: int, distances: Sequence[int] = DISTANCES) -> set[int]:
+    """Return the steps before ``step`` from which the motion to its frame and to later ones is chained."""
+    later = range(step, step + max(distances))
+    return {source for target in later for source in list_sources(target, distances) if source < step}
+
+
 class Tracker:
     """Tracker of all pixels of one reference frame; frames are added in order, away from the reference.
 
-    A frame's motion depends only on the reference, the frames of the last ``max(distances)`` steps, and the values that
-    :meth:`add` returned for them. So a tracker that is restored from stored values continues with the same results.
+    A frame's motion depends only on the reference, the frames of :func:`list_sources`, and the values that :meth:`add`
+    returned for them. So a tracker that is restored from stored values continues with the same results.
 
     Args:
         reference: [1, C, H, W], the reference frame.
         match: estimator of a pair in both directions.
         refine: refinement of the final flow against the reference; None leaves it out.
-        distances: distances in frames over which flow is chained.
+        distances: distances in frames over which flow is chained; they begin with 1.
         valid: bool [H, W], where the reference is known; None: everywhere.
+
+    Attributes:
+        step: number of the next frame, counted from the reference.
     """
 
     def __init__(
@@ -83,15 +102,16 @@ class Tracker:
         reference: Tensor,
         match: PairMatcher,
         refine: Refine | None,
-        distances: Iterable[int] = DISTANCES,
+        distances: Sequence[int] = DISTANCES,
         *,
         valid: Tensor | None = None,
     ) -> None:
         self._reference, self._match, self._refine, self._valid = reference, match, refine, valid
-        self._distances = sorted(distances)
+        self._distances = tuple(distances)
         flow = reference.new_zeros(2, *reference.shape[-2:])
         still = Field(flow, torch.zeros_like(flow[0]), torch.zeros_like(flow[0]))
-        self._states = [_State(reference, Match(still, still))]
+        self._states = {0: _State(reference, Match(still, still))}
+        self.step = 1
 
     def add(self, frame: Tensor, *, valid: Tensor | None = None, is_half: bool = False) -> dict[str, Tensor]:
         """Return the motion between the reference and the next frame [1, C, H, W], by the names of stored layers.
@@ -125,13 +145,19 @@ class Tracker:
 
     def restore(self, frame: Tensor, layers: Mapping[str, Tensor]) -> None:
         """Add the next frame with the layers that :meth:`add` returned for it."""
-        self._states.append(_State(frame, _from_layers(layers)))
-        del self._states[: -self._distances[-1]]
+        self._states[self.step] = _State(frame, _from_layers(layers))
+        self.skip()
+
+    def skip(self) -> None:
+        """Count the next frame; its motion must not be a source of frames that are added later."""
+        self.step += 1
+        needed = list_stored_steps(self.step, self._distances)
+        self._states = {step: state for step, state in self._states.items() if step in needed}
 
     def _find_best_chain(self, frame: Tensor) -> Match:
         best: Match | None = None
-        for distance in self._distances[: bisect_right(self._distances, len(self._states))]:
-            state = self._states[-distance]
+        for source in list_sources(self.step, self._distances):
+            state = self._states[source]
             chain = _join(state.match, self._measure(state.frame, frame))
             best = chain if best is None else _select_better(best, chain)
         assert best is not None

@@ -177,9 +177,7 @@ def _format_nuke(tracks: Sequence[TrackedPoint], height: int, reference: int) ->
 
     A track is off where its point is hidden; its curves have no keys there.
     """
-    columns = [
-        f"{{ {_COLUMN_KINDS[name]} {name} {'e' if name == 'enable' else name} 1 }}" for name in _TRACKER_COLUMNS
-    ]
+    columns = [f"{{ {_COLUMN_KINDS[name]} {name} {'e' if name == 'enable' else name} 1 }}" for name in _TRACKER_COLUMNS]
     rows = []
     for name, points in _group_by_name(tracks).items():
         enabled = _format_curve([(point.frame, f"{int(point.is_visible)}") for point in points])

@@ -1,0 +1,221 @@
+"""A job that follows reference frames of a shot, and its run in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield._ledger.records import Journal, Records
+from fullfield._ledger.versions import Checksums, digest
+from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.registry import DEFAULT_METHOD
+from fullfield.io.oiio import one_thread_a_file
+from fullfield.io.vectors import ENDS_NOTE, read_note, read_vectors
+from fullfield.ops.devices import resolve_device
+from fullfield.sequences.follow import DIRECTIONS, follow_plates
+from fullfield.sequences.job import build_prepared_estimator, describe_parameters
+from fullfield.sequences.names import FrameFiles
+from fullfield.sequences.outputs import Output, Plan, to_cpu
+from fullfield.sequences.plates import Plate, Plates, open_frame_files
+from fullfield.sequences.results import FrameReport, FrameResult, Outcome, StageTimes
+from fullfield.sequences.tracking import DISTANCES
+from fullfield.sequences.writing import WriterThreads
+
+
+@dataclass(frozen=True)
+class FollowJob:
+    """Following of one reference frame, in plain values, which can be sent to other processes.
+
+    Attributes:
+        frame_files: the plates, found by name (:func:`fullfield.sequences.names.find_frames`).
+        numbers: frames that get a file, ascending.
+        reference: number of the reference frame.
+        output: the files; EXR without loss.
+        method, config, backend: the estimator, as :func:`fullfield.estimate` takes it.
+        reading: arguments of :func:`fullfield.io.read_frame` for the plates.
+        device: where to compute.
+        threads: PyTorch's threads; None: its default.
+        provenance: what the record of every frame says about this job; :meth:`settle` sets it.
+        existing: frames from the reference to ``numbers`` whose files are up to date; :meth:`settle` sets it.
+    """
+
+    frame_files: FrameFiles
+    numbers: tuple[int, ...]
+    reference: int
+    output: Output
+    method: str = DEFAULT_METHOD
+    config: Any = None
+    backend: str | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "auto"
+    threads: int | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    existing: frozenset[int] = frozenset()
+
+    def open_plates(self) -> Plates:
+        """Open the plates between the reference and the frames of the job; InputError where the reference is absent."""
+        first, last = min((*self.numbers, self.reference)), max((*self.numbers, self.reference))
+        numbers = [number for number in self.frame_files.files or range(first, last + 1) if first <= number <= last]
+        plates = open_frame_files(self.frame_files, numbers, **self.reading)
+        if not plates.has(self.reference):
+            plates.close()
+            raise InputError(f"reference: expected a frame of {self.frame_files.text}, got {self.reference}")
+        return plates
+
+    def build_estimator(self) -> Estimator:
+        """Return a new, prepared estimator, and set the number of threads of this process."""
+        device = resolve_device(self.device)
+        return build_prepared_estimator(self.method, self.config, self.backend, device, threads=self.threads)
+
+    def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[FollowJob, Plan]:
+        """Compare the job with the files that exist; return the settled job, and which frames it has to write.
+
+        Files of another range, between the reference and this one, are compared too, and the run continues from them.
+        The estimator must be prepared. Errors are those of :meth:`Output.settle`.
+        """
+        recorded = {
+            "plates": Path(self.frame_files.text).name,
+            "reference": self.reference,
+            "distances": list(DISTANCES),
+            "method": estimator.method,
+            "parameters": describe_parameters(estimator),
+            "backend": self.backend,
+            "reading": dict(self.reading),
+        }
+        source = str(Path(self.frame_files.text).absolute())
+        numbers = sorted({*self.numbers, *plates.numbers})
+        list_inputs = _InputDigests(plates, self.reference)
+        plan = self.output.settle(recorded, numbers, list_inputs, overwrite=overwrite, source=source)
+        existing = frozenset(numbers).difference(plan.missing)
+        plan.missing = [number for number in plan.missing if number in self.numbers]
+        outdated = {reason: [n for n in frames if n in self.numbers] for reason, frames in plan.outdated.items()}
+        plan.outdated = {reason: frames for reason, frames in outdated.items() if frames}
+        return replace(self, provenance=self.output.describe_run(recorded), existing=existing), plan
+
+
+class _InputDigests:
+    """Digests of what frames are made from: all plates from the reference to each one.
+
+    Plates that were read count as they were read; other ones as they are.
+    """
+
+    def __init__(self, plates: Plates, reference: int) -> None:
+        self._plates = plates
+        self._available = sorted(number for number in plates.numbers if plates.has(number))
+        self._reference = reference
+        self._read: dict[int, tuple[str | None, str | None]] = {}
+        self._digests: dict[int, str] = {}
+
+    def note_plate(self, number: int, plate: Plate) -> None:
+        """Note the versions of a plate and its mask that were read."""
+        identities = plate.identity, plate.mask_identity
+        checksum, mask_checksum = (None if identity is None else identity.checksum for identity in identities)
+        self._read[number] = checksum, mask_checksum
+
+    def __call__(self, number: int, checksums: Checksums) -> dict[str, str | None]:
+        """Return the digest for a frame."""
+        is_after = number >= self._reference
+        way = [n for n in self._available if min(self._reference, number) <= n <= max(self._reference, number)]
+        before = ""
+        for current in way if is_after else reversed(way):
+            if current not in self._digests:
+                files = self._read.get(current)
+                if files is None:
+                    files = checksums.get(self._plates.file(current)), checksums.get(self._plates.mask_file(current))
+                self._digests[current] = digest([before, *files])
+            before = self._digests[current]
+        return {"plates": self._digests.get(number)}
+
+
+def run_follow(
+    job: FollowJob,
+    numbers: Sequence[int],
+    estimator: Estimator,
+    plates: Plates,
+    *,
+    report: FrameReport | None = None,
+) -> Outcome:
+    """Write the files of ``numbers``, replacing those that exist, and continue from the other files that exist.
+
+    Bad plates, and files that cannot be written, are problems of the result. Where no further file can be written, the
+    run stops; what is written stays.
+
+    Args:
+        job: a settled job (:meth:`FollowJob.settle`).
+        numbers: frames to write.
+        estimator: estimator of the job, prepared.
+        plates: plates of the job; they are closed at the end.
+        report: receives the number of every finished frame, from any thread.
+    """
+    start_s = time.perf_counter()
+    outcome, stages, device = Outcome(), StageTimes(), resolve_device(job.device)
+    journal, list_inputs = job.output.journal(), _InputDigests(plates, job.reference)
+    checksums = Records(job.output.notes).checksums
+    checksums.take_new()  # those of earlier runs are recorded already
+
+    def note_plate(number: int, plate: Plate) -> None:
+        list_inputs.note_plate(number, plate)
+        _record_plate(journal, plates, number, plate)
+
+    def read_stored(number: int) -> dict[str, Tensor]:
+        path = job.output.path(number)
+        return {} if read_note(path, ENDS_NOTE) else read_vectors(path)
+
+    def write(result: FrameResult, event: Any, inputs: dict[str, str | None]) -> bool:
+        layers = to_cpu(writers.copy_to_host(result.tensors, event))
+        identity = None if result.plate is None else result.plate.identity
+        if identity is not None and plates.stamp(result.number) != identity.stamp:
+            raise InputError(f"{plates.path(result.number)}: was replaced during the run")
+        record = {**job.provenance, "inputs": inputs, "start": None}
+        for path, version in checksums.take_new():
+            journal.add_input(path, version)
+        with stages.measure("write"):
+            job.output.write(result, layers, DIRECTIONS[::-1], journal, record)
+        return True
+
+    try:
+        with one_thread_a_file, WriterThreads(outcome, stages, device, report) as writers:
+            results = follow_plates(
+                plates,
+                job.reference,
+                numbers,
+                estimator,
+                device,
+                read_stored=read_stored,
+                existing=job.existing.difference(numbers),
+                is_half=job.output.dtype == "half",
+                stages=stages,
+                note_plate=note_plate,
+            )
+            for result in results:
+                outcome.collect(result, "problems", "cuts")
+                if outcome.stopped is not None:
+                    break
+                if not result.tensors:
+                    if report is not None:
+                        report(result.number)
+                    continue
+                size_bytes = sum(tensor.nbytes for tensor in result.tensors.values())
+                inputs = list_inputs(result.number, checksums)
+                path = job.output.path(result.number)
+                task = partial(write, result, writers.record_event(), inputs)
+                writers.submit(result.number, path, size_bytes, task)
+    finally:
+        plates.close()
+    outcome.stages = stages.by_name
+    return outcome.finish(start_s)
+
+
+def _record_plate(journal: Journal, plates: Plates, number: int, plate: Plate) -> None:
+    """Record the versions of a plate and its mask, so that later runs need not read them for a comparison."""
+    files = ((plates.file(number), plate.identity), (plates.mask_file(number), plate.mask_identity))
+    for path, identity in files:
+        if path is not None and identity is not None:
+            journal.add_input(path, identity)

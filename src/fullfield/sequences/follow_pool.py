@@ -1,0 +1,183 @@
+"""Several devices of one machine that follow reference frames: one process for each.
+
+The frames after a reference and those before it do not depend on each other, nor do several references. A process takes
+one side of one reference after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+
+from fullfield._check import InputError
+from fullfield.sequences.follow_job import FollowJob, run_follow
+from fullfield.sequences.names import format_frames
+from fullfield.sequences.results import FrameReport, Outcome, Problem
+
+_MAX_DEATHS = 2  # processes that may die of a side before it is given up
+
+
+@dataclass
+class _Side:
+    """Frames on one side of a reference."""
+
+    position: int  # of the job
+    job: FollowJob
+    numbers: list[int]
+    death_count: int = 0
+
+
+class _Worker:
+    """A process and the side that it is working on."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, worker_pipe = context.Pipe()
+        self.process = context.Process(target=_serve, args=(worker_pipe, device, threads), daemon=True)
+        self.process.start()
+        worker_pipe.close()
+        self.device = device
+        self.side: _Side | None = None
+
+    def start(self, side: _Side) -> None:
+        """Send a side."""
+        self.side = side
+        with contextlib.suppress(OSError):  # a dead process is noticed when its messages are read
+            self.pipe.send((side.job, side.numbers))
+
+    def end(self) -> None:
+        """End the process; at once where it still has frames."""
+        if self.side is not None:
+            self.process.terminate()
+        self.pipe.close()
+        self.process.join(10)
+
+
+def follow_on_devices(
+    tasks: Sequence[tuple[FollowJob, Sequence[int]]], devices: Sequence[str], *, report: FrameReport | None = None
+) -> list[Outcome]:
+    """Write frames of several references on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` too).
+
+    The files are those that one device writes. When a process dies, another one repeats its side.
+
+    Args:
+        tasks: settled jobs (:meth:`FollowJob.settle`), and the frames that each has to write.
+        devices: one process computes on each.
+        report: receives the number of every finished frame.
+
+    Returns:
+        The outcome of each task.
+    """
+    start_s = time.perf_counter()
+    outcomes = [Outcome() for _ in tasks]
+    sides = [
+        _Side(position, job, numbers)
+        for position, (job, requested) in enumerate(tasks)
+        for numbers in split_into_sides(requested, job.reference)
+    ]
+    remaining = deque(sorted(sides, key=lambda side: -len(side.numbers)))
+    devices = devices[: len(sides)]
+    threads = max(1, (os.cpu_count() or 1) // max(1, len(devices)))
+    workers = [_Worker(device, threads) for device in devices]
+    try:
+        for worker in workers:
+            worker.start(remaining.popleft())
+        while any(worker.side is not None for worker in workers):
+            for pipe in wait([worker.pipe for worker in workers if worker.side is not None]):
+                worker = next(worker for worker in workers if worker.pipe is pipe)
+                if not _receive(worker, outcomes, report):
+                    workers.remove(worker)
+                    _reclaim(worker, outcomes, remaining)
+                    if remaining:
+                        worker = _Worker(worker.device, threads)
+                        workers.append(worker)
+                is_stopped = any(outcome.stopped is not None for outcome in outcomes)
+                if worker in workers and worker.side is None and remaining and not is_stopped:
+                    worker.start(remaining.popleft())
+    finally:
+        for worker in workers:
+            worker.end()
+    return [outcome.finish(start_s) for outcome in outcomes]
+
+
+def split_into_sides(numbers: Sequence[int], reference: int) -> list[list[int]]:
+    """Return the frames from the reference on, and those before it; sides without frames are left out."""
+    ordered = sorted(numbers)
+    sides = [number for number in ordered if number >= reference], [number for number in ordered if number < reference]
+    return [side for side in sides if side]
+
+
+def _receive(worker: _Worker, outcomes: Sequence[Outcome], report: FrameReport | None) -> bool:
+    """Receive one message; return False where the process is dead."""
+    try:
+        kind, content = worker.pipe.recv()
+    except (EOFError, OSError):
+        return False
+    if kind == "frame":
+        if report is not None:
+            report(content)
+    elif kind == "outcome":
+        assert worker.side is not None
+        outcomes[worker.side.position].add(content)
+        worker.side = None
+    elif kind == "refused":
+        raise InputError(content)
+    else:
+        raise RuntimeError(f"{worker.device}: {content}")
+    return True
+
+
+def _reclaim(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Side]) -> None:
+    """Return the side of a dead process to the remaining ones, once."""
+    worker.process.join(10)
+    side = worker.side
+    assert side is not None
+    worker.side = None
+    side.death_count += 1
+    if side.death_count < _MAX_DEATHS:
+        remaining.appendleft(side)
+        return
+    reason = f"the process on {worker.device} died twice of them (exit {worker.process.exitcode})"
+    outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))
+
+
+def _serve(pipe: Connection, device: str, threads: int) -> None:
+    """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    try:
+        _process_sides(pipe, device, threads)
+    except (EOFError, OSError):  # the parent has ended
+        pass
+    except InputError as error:
+        pipe.send(("refused", str(error)))
+    except Exception:  # noqa: BLE001 - sent to the parent, which raises
+        pipe.send(("error", traceback.format_exc()))
+    finally:
+        pipe.close()
+        os._exit(0)  # without taking PyTorch down piece by piece
+
+
+def _process_sides(pipe: Connection, device: str, threads: int) -> None:
+    estimator = None
+    lock = threading.Lock()  # several threads write files
+
+    def report(number: int) -> None:
+        with lock:
+            pipe.send(("frame", number))
+
+    while True:
+        job, numbers = pipe.recv()
+        job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
+        estimator = estimator or job.build_estimator()
+        outcome = run_follow(job, numbers, estimator, job.open_plates(), report=report)
+        with lock:
+            pipe.send(("outcome", outcome))
