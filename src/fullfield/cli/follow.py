@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--tracks", metavar="FILE", help="positions of the points in all frames: .csv, .nk (Nuke) or .txt (3DEqualizer)"
     )
     parser.add_argument("--half", action="store_true", help="half floats instead of floats")
-    parser.add_argument("--overwrite", action="store_true", help="recompute or replace existing files")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     report.add_report_options(parser, progress=True)
     output = parser.add_argument_group("output")
     output.add_argument(
