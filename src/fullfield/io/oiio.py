@@ -7,8 +7,6 @@ import math
 import os
 import shutil
 import struct
-import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 from fullfield._check import InputError
 from fullfield._switch import Switch
 from fullfield.io.files import PathLike, check_inflated, check_pixels, check_readable, check_window, one_line
+from fullfield.io.forks import ALONE, guard_forks
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
 
@@ -51,7 +50,6 @@ _BAND_PIXELS_ALONE = 1 << 17  # of one thread, which works on them in its cache
 _BLOCKS = {"none": 1, "rle": 1, "zips": 1, "zip": 16, "piz": 32, "pxr24": 16, "b44": 32, "b44a": 32, "dwaa": 32}
 _BLOCK = 256  # of dwab, OpenEXR's highest
 """Rows that OpenEXR packs together."""
-_ALONE = {"exr_threads": -1, "threads": 1}
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
@@ -62,55 +60,10 @@ def _one_thread() -> Callable[[], None]:
         for name, value in values.items():
             oiio.attribute(name, value)
 
-    before = {name: oiio.get_int_attribute(name) for name in _ALONE}
-    put(_ALONE)
+    before = {name: oiio.get_int_attribute(name) for name in ALONE}
+    put(ALONE)
     return lambda: put(before)
 
-
-class _ForkGuard:
-    """Thread pools of OpenImageIO and OpenEXR around a fork.
-
-    Their threads do not exist in the child, which would wait for them for ever. The pools are empty while the process
-    forks; the parent gets them back, and the child works on files with one thread.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._before: dict[str, int] | None = None
-
-    def empty_pools(self) -> None:
-        """Stop the threads, in the parent before the fork; nothing where OpenImageIO is not used."""
-        self._lock.acquire()
-        oiio: Any = sys.modules.get("OpenImageIO")
-        if oiio is None:
-            return
-        self._before = {name: oiio.get_int_attribute(name) for name in _ALONE}
-        for name, value in _ALONE.items():
-            oiio.attribute(name, value)
-        oiio.ImageOutput.create("openexr")  # only now OpenEXR's pool gets its number of threads
-
-    def restore_pools(self) -> None:
-        """Restore the number of threads, in the parent after the fork."""
-        oiio: Any = sys.modules.get("OpenImageIO")
-        for name, value in (self._before or {}).items():
-            oiio.attribute(name, value)
-        self._before = None
-        self._lock.release()
-
-    def keep_one_thread(self) -> None:
-        """Forget what other threads of the parent had requested, in the child."""
-        self._before = None
-        self._lock = threading.Lock()
-        one_thread_a_file.reset()
-
-
-_fork_guard = _ForkGuard()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_fork_guard.empty_pools,
-        after_in_parent=_fork_guard.restore_pools,
-        after_in_child=_fork_guard.keep_one_thread,
-    )
 
 one_thread_a_file = Switch(_one_thread)
 """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
@@ -118,6 +71,7 @@ one_thread_a_file = Switch(_one_thread)
 For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
 unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
 """
+guard_forks(one_thread_a_file.reset)
 
 
 def sniff(path: Path) -> tuple[str, int]:
