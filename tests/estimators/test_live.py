@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -18,7 +19,6 @@ from fullfield.estimators.live import (
     capture,
     compute_newest,
     played_at_rate,
-    spread,
     stamped_on_arrival,
 )
 
@@ -241,10 +241,13 @@ def test_errors_reach_whoever_takes_the_results(where: str) -> None:
         drain()
 
 
-def test_quantiles() -> None:
-    assert spread([]) is None
-    assert spread([3.0]) == {"median": 3.0, "p99": 3.0, "max": 3.0}
-    assert spread(range(1, 101)) == {"median": 50.5, "p99": 99, "max": 100}
-    assert spread(range(1, 102)) == {"median": 51, "p99": 100, "max": 101}
-    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "p99": 3.0, "max": 3.0}
-    assert spread(range(1, 1001)) == {"median": 500.5, "p99": 990, "max": 1000}
+def test_live_statistics_summarize_times_by_nearest_rank() -> None:
+    def summarize_computing(seconds: Iterable[float]) -> object:
+        return LiveStatistics(computing=deque(seconds)).as_dict()["computing_s"]
+
+    assert summarize_computing([]) is None
+    assert summarize_computing([3.0]) == {"median": 3.0, "p99": 3.0, "max": 3.0}
+    assert summarize_computing(range(1, 101)) == {"median": 50.5, "p99": 99, "max": 100}
+    assert summarize_computing(range(1, 102)) == {"median": 51, "p99": 100, "max": 101}
+    assert summarize_computing([3.0, 1.0, 2.0]) == {"median": 2.0, "p99": 3.0, "max": 3.0}
+    assert summarize_computing(range(1, 1001)) == {"median": 500.5, "p99": 990, "max": 1000}

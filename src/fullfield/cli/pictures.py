@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ from fullfield.sequences.names import format_frames, is_pattern
 
 if TYPE_CHECKING:
     from fullfield.sequences.pictures import PictureJob
-    from fullfield.sequences.results import FrameReport, Outcome
+    from fullfield.sequences.results import Outcome
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png", *VIDEO_WRITE_SUFFIXES)
 
@@ -83,19 +81,8 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
         report.note_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:
         codec, count = args.codec or VIDEO_CODECS[0], len(plan.missing)
-        outcome = run_pictures(settled, plan.missing, codec=codec, report=_frame_report(progress, count))
+        outcome = run_pictures(settled, plan.missing, codec=codec, report=progress.count_frames(count))
     return outcome, len(job.numbers) - count
-
-
-def _frame_report(progress: ProgressBar, count: int) -> FrameReport:
-    """Return a callback that counts finished frames, from any thread."""
-    lock, finished = threading.Lock(), itertools.count(1)
-
-    def report_frame(number: int) -> None:
-        with lock:
-            progress(next(finished) / count, f"frame {number}")
-
-    return report_frame
 
 
 def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, **content: Any) -> int:

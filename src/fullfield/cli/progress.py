@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -54,6 +56,22 @@ class ProgressBar:
         """Return a callback whose 0 to 1 is ``start`` to ``end`` of the whole work."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)
+
+    def count_frames(self, count: int, report: Callable[[float], None] | None = None) -> Callable[[int], None]:
+        """Return a callback for the number of each of ``count`` finished frames, from any thread.
+
+        ``report`` receives the finished fraction.
+        """
+        lock, finished = threading.Lock(), itertools.count(1)
+
+        def count_frame(number: int) -> None:
+            with lock:
+                position = next(finished)
+                self(position / count, f"frame {number}, {position} of {count}")
+                if report is not None:
+                    report(position / count)
+
+        return count_frame
 
     def _line(self, now: float, fraction: float, text: str) -> str:
         since, before = self._origin

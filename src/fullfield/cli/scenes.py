@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,11 +26,21 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Kinds of picture, and what each requires besides the flow. A sheet shows everything that is given."""
 
 _GAIN = 4
+_SAMPLED_FRAMES = 20  # frames whose longest vector ends the colour scale of a shot
 
 
 def add_max_motion(group: Any) -> None:
     """Add ``--max-motion``, the end of the colour scale."""
     group.add_argument("--max-motion", type=positive, metavar="PX", help="end of the colour scale [the longest]")
+
+
+def find_max_motion(numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]) -> float:
+    """Return the length of the longest vector in about twenty frames; ``read`` returns their flows and valid masks."""
+    longest = 0.0
+    for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
+        with suppress(InputError, OSError):
+            longest = max([longest, *(viz.flow_scale(flow, valid) for flow, valid in read(number))])
+    return longest
 
 
 @dataclass

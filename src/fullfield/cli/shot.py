@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import shlex
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from fullfield import sequences
 from fullfield._check import InputError
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from fullfield.estimators import Estimator
     from fullfield.sequences.outputs import Output, Plan
     from fullfield.sequences.plates import Plates
-    from fullfield.sequences.results import FrameReport
 
 _MISSING_IN_ONE_LINE = 3  # missing plates from which they are reported in one line
 _DIRECTIONS = ("forward", "backward", "both")
@@ -169,7 +167,8 @@ def _run_job(
     problems = [Problem(args.plates, reason)] if missing else []
     for problem in problems:
         report.note(str(problem), kind="error")
-    frame_report = _frame_report(args, progress, len(numbers))
+    openjd_report = partial(_print_openjd_progress, sys.stdout) if args.farm == "openjd" else None
+    frame_report = progress.count_frames(len(numbers), openjd_report)
     if args.ray is not None and numbers:
         plates.close()
         with contextlib.redirect_stdout(sys.stderr):  # Ray prints its own messages
@@ -303,18 +302,8 @@ def _frame_size(plates: Plates) -> tuple[int, int] | None:
     return None
 
 
-def _frame_report(args: argparse.Namespace, progress: ProgressBar, count: int) -> FrameReport:
-    """Return a callback that counts finished frames, from any thread."""
-    lock, finished, stdout = threading.Lock(), itertools.count(1), sys.stdout
-
-    def report_frame(number: int) -> None:
-        with lock:
-            position = next(finished)
-            progress(position / count, f"frame {number}, {position} of {count}")
-            if args.farm == "openjd":
-                print(f"openjd_progress: {100 * position / count:.1f}", file=stdout, flush=True)
-
-    return report_frame
+def _print_openjd_progress(stdout: TextIO, fraction: float) -> None:
+    print(f"openjd_progress: {100 * fraction:.1f}", file=stdout, flush=True)
 
 
 def _report(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ KINDS = ("flow", "overlay", "occlusion", "confidence")
 """Pictures of ``--viz``, the default first."""
 
 _MAPS = ("occlusion", "confidence")
-_SAMPLED_FRAMES = 20  # frames whose longest vector ends the colour scale
 _RATE = 24.0  # frames a second of a video where the plates have no rate
 
 
@@ -72,9 +71,13 @@ def check_options(args: argparse.Namespace, frame_files: FrameFiles, numbers: Se
 
 def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float, str], None]) -> str:
     """Draw the frames that have a file; return the line of the report."""
+
+    def read_flows(number: int) -> list[io.FlowData]:
+        return [io.read_flow(job.output.path(number))]
+
     kind = args.viz_kind or KINDS[0]
     numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
-    max_motion = args.max_motion or _find_scale(job, numbers) or None
+    max_motion = args.max_motion or scenes.find_max_motion(numbers, read_flows) or None
     plates = job.open_plates() if kind == "overlay" else None
     drawn = 0
     try:
@@ -92,17 +95,6 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
             plates.close()
     scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
     return f"{report.printable(args.viz)}: {drawn} pictures, {kind}{scale}"
-
-
-def _find_scale(job: ShotJob, numbers: Sequence[int]) -> float:
-    """Return the length of the longest vector in about twenty frames."""
-    from fullfield import viz
-
-    longest = 0.0
-    for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
-        with suppress(InputError, OSError):
-            longest = max(longest, viz.flow_scale(*io.read_flow(job.output.path(number))))
-    return longest
 
 
 def _draw(job: ShotJob, number: int, kind: str, frame: Tensor | None, max_motion: float | None) -> Tensor:

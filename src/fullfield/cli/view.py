@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield import io, sequences, viz
+from fullfield import io, sequences
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, scenes
 from fullfield.cli.options import add_vector_options, vector_reading
@@ -74,8 +73,13 @@ def run(args: argparse.Namespace) -> int:
         report.note(f"the page has no plates: {reason}; name them with --plates")
     reading = vector_reading(args, layer=args.layer)
     problems: list[str] = []
+
+    def read_flows(number: int) -> list[tuple[Tensor, None]]:
+        vectors = io.read_vectors(files.path(number), reading)
+        return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
+
     with ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or _longest_motion(files, numbers, reading) or 1.0
+        scale = args.max_motion or scenes.find_max_motion(numbers, read_flows) or 1.0
         shot = _read_frames(files, numbers, reading, plates, problems, progress)
         text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1))
     if plates is not None:
@@ -102,16 +106,6 @@ def _plates(args: argparse.Namespace, stored: sequences.Output, reading: dict[st
         if args.plates:
             raise
         return None, str(error)
-
-
-def _longest_motion(files: FrameFiles, numbers: Sequence[int], reading: io.VectorReading) -> float:
-    """Return the length of the longest vector in about twenty frames."""
-    longest = 0.0
-    for number in numbers[:: max(1, len(numbers) // 20)]:
-        with suppress(InputError, OSError):
-            vectors = io.read_vectors(files.path(number), reading)
-            longest = max([longest, *(viz.flow_scale(vectors[name]) for name in DIRECTIONS if name in vectors)])
-    return longest
 
 
 def _read_frames(

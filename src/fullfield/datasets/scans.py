@@ -18,7 +18,7 @@ from fullfield.datasets import layout
 from fullfield.datasets.base import Listed
 from fullfield.datasets.own import LIST
 from fullfield.io import PointCloud, read_point_cloud
-from fullfield.io.pointcloud import read_pose
+from fullfield.io.pointcloud import check_pose, read_pose
 
 _ROUNDED = 1e-2
 
@@ -75,17 +75,9 @@ class Criteria:
     inlier_ratio: float = 0.05
 
 
-def rigid(pose: Tensor, where: str) -> Tensor:
-    """Return ``pose`` [4, 4].
-
-    InputError names ``where`` if it is not a rotation, up to the rounding of lists, and a translation.
-    """
-    turn = pose[:3, :3]
-    is_rotation = torch.allclose(turn @ turn.T, torch.eye(3, dtype=pose.dtype), atol=_ROUNDED) and bool(
-        torch.det(turn) > 0
-    )
-    if not is_rotation or pose[3].tolist() != [0.0, 0.0, 0.0, 1.0]:
-        raise InputError(f"{where}: expected a rotation and a translation, the last row 0 0 0 1")
+def check_true_pose(pose: Tensor, name: str) -> Tensor:
+    """Return ``pose`` [4, 4]; InputError if it is no rotation, up to the rounding of lists, and a translation."""
+    check_pose(pose.numpy(), name, _ROUNDED)
     return pose
 
 
@@ -234,4 +226,4 @@ def _pose(words: list[str], where: str) -> Tensor:
         values = torch.empty(0)
     if values.numel() != 12 or not bool(values.isfinite().all()):
         raise InputError(f"{where}: expected 12 numbers, got {' '.join(words)[:60]!r}")
-    return rigid(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), where)
+    return check_true_pose(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), where)

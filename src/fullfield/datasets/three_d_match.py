@@ -16,7 +16,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import layout
-from fullfield.datasets.scans import ScanDataset, ScanRecord, rigid
+from fullfield.datasets.scans import ScanDataset, ScanRecord, check_true_pose
 
 _BENCHMARKS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
 _SUFFIXES = (".ply", ".pcd", ".npy")
@@ -104,7 +104,7 @@ def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
             f"{folder.name}/{first}_{second}",
             _cloud(folder, second),
             _cloud(folder, first),
-            rigid(pose, f"{log}: pose {first} {second}"),
+            check_true_pose(pose, f"{log}: pose {first} {second}"),
             weights.get((first, second)),
             folder.name,
             counted=second != first + 1,

@@ -167,7 +167,7 @@ class LiveStatistics:
         The source's decoder, driver or network lost them, or its rate varies.
         """
         samples = list(self.distances)  # a copy, because another thread adds frames
-        usual = persistent.spread(samples).median if samples else 0.0
+        usual = persistent.summarize(samples).median if samples else 0.0
         return sum(max(0, round(distance / usual) - 1) for distance in samples) if usual > 0 else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -183,18 +183,9 @@ class LiveStatistics:
             "decoded_late": self.late,
             "missing": self.missing,
             "flows_per_second": self.rate,
-            "latency_s": spread(self.latencies),
-            "computing_s": spread(self.computing),
+            "latency_s": persistent.summarize(self.latencies)._asdict() if self.latencies else None,
+            "computing_s": persistent.summarize(self.computing)._asdict() if self.computing else None,
         }
-
-
-def spread(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Return median, 99th percentile and maximum; None without values."""
-    samples = list(seconds)
-    if not samples:
-        return None
-    summary = persistent.spread(samples)
-    return {"median": summary.median, "p99": summary.p99, "max": summary.high}
 
 
 def capture(frames: Iterable[Captured], pairs: Slot[FramePair], statistics: LiveStatistics) -> None:

@@ -304,9 +304,17 @@ def read_pose(path: PathLike) -> NDArray[np.float64]:
 
 
 def rigid(value: Any, name: str = "init") -> NDArray[np.float64]:
-    """Return ``value`` as a float64 [4, 4] rotation and translation.
+    """Return ``value`` as a float64 [4, 4] rotation and translation; InputError for what :func:`check_pose` refuses."""
+    pose = check_pose(value, name)
+    left, _, right = np.linalg.svd(pose[:3, :3])
+    pose[:3, :3] = left @ right
+    return pose
 
-    InputError for another shape, a last row other than 0 0 0 1, or a block that is no rotation to 1e-3.
+
+def check_pose(value: Any, name: str, tolerance: float = 1e-3) -> NDArray[np.float64]:
+    """Return ``value`` as a float64 [4, 4] matrix.
+
+    InputError for another shape, a last row other than 0 0 0 1, or a block that is no rotation to ``tolerance``.
     """
     try:
         pose = np.array(value, np.float64)
@@ -315,10 +323,8 @@ def rigid(value: Any, name: str = "init") -> NDArray[np.float64]:
     _check.require(pose.shape == (4, 4) and bool(np.isfinite(pose).all()), name, "a finite 4×4 matrix", value)
     turn = pose[:3, :3]
     with np.errstate(over="ignore", invalid="ignore"):
-        is_valid = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
+        is_valid = np.allclose(turn @ turn.T, np.eye(3), atol=tolerance) and np.linalg.det(turn) > 0
         is_valid = is_valid and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
         pose_text = str(pose.round(4).tolist())
     _check.require(bool(is_valid), name, "a rotation and a translation, the last row 0 0 0 1", pose_text)
-    left, _, right = np.linalg.svd(turn)
-    pose[:3, :3] = left @ right
     return pose

@@ -31,20 +31,20 @@ class Latency(NamedTuple):
     p99: float
 
 
-class Spread(NamedTuple):
+class TimeSummary(NamedTuple):
     """Summary of a list of times, in their unit."""
 
     median: float
     p99: float
     """99th percentile by the nearest rank, which is one of the measured times."""
-    high: float
+    max: float
 
 
-def spread(times: Iterable[float]) -> Spread:
+def summarize(times: Iterable[float]) -> TimeSummary:
     """Return the summary of at least one time."""
     ordered = sorted(times)
     rank = -(-99 * len(ordered) // 100) - 1
-    return Spread(statistics.median(ordered), ordered[rank], ordered[-1])
+    return TimeSummary(statistics.median(ordered), ordered[rank], ordered[-1])
 
 
 class PersistentSolver:
@@ -156,7 +156,7 @@ class PersistentSolver:
             _check.require(self._count > 0, "latency", "at least one flow", "none")
             recent = self._times[: min(self._count, _REMEMBERED)]
             recent[(self._count - 1) % _REMEMBERED][1].synchronize()
-            summary = spread(start.elapsed_time(end) / 1e3 for start, end in recent)
+            summary = summarize(start.elapsed_time(end) / 1e3 for start, end in recent)
         return Latency(len(recent), summary.median, summary.p99)
 
     def reset_latency(self) -> None:
