@@ -251,6 +251,15 @@ def absent(page: str) -> list[str]:
     return [place for place in told if "/" in place and not any((folder / place).exists() for folder in folders)]
 
 
+def test_contributing_table_answers_in_at_most_five_files() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    (table,) = re.findall(r"^## Where to …\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    rows = [row.split(" | ", 1) for row in table.splitlines() if row.startswith("| ")][2:]
+    files = {task: set(re.findall(r"`([\w./]+\.(?:py|cuh?))`", answer)) for task, answer in rows}
+    assert len(files) > 10
+    assert {task: names for task, names in files.items() if len(names) > 5} == {}
+
+
 def test_contributing_table_names_existing_files() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     assert absent(page) == []
