@@ -94,7 +94,7 @@ def network_row(case: dict[str, Any], results: dict[str, Any], precision: str) -
     if not ours or not others or "diverged" in case:
         return None
     height, width = case["size"]
-    weights = "" if case["weights"] == "given" else ", random weights"
+    weights = "" if case.get("weights", "given") == "given" else ", random weights"
     title = (
         f"{TITLES[case['method']]}{weights}, {case['updates']} updates, {width}×{height}, {precision}, {card(results)}"
     )
@@ -134,9 +134,9 @@ def networks_table() -> str:
         )
     else:
         notes.append("No run with the peer in half precision is stored yet.")
-    apart = [row["from_module_px"] for case, _ in found if "diverged" not in case for row in case["rows"]
-             if "from_module_px" in row]  # fmt: skip
-    notes.append(f"Flows differ from our module's by {max(apart):.2f} px in the mean at most.")
+    shown = [row for case, _ in found if "diverged" not in case for row in case["rows"]]
+    if distances := [row["from_module_px"] for row in shown if "from_module_px" in row]:
+        notes.append(f"Flows differ from our module's by {max(distances):.2f} px in the mean at most.")
     if any("diverged" in case for case, _ in found):
         notes.append("RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged.")
     return (

@@ -57,7 +57,7 @@ def stored_result(name: str) -> Any:
 
 def describe_faults(results: dict[str, Any]) -> str:
     """Return in brackets why a stored result should be measured again; nothing if it need not."""
-    owed = json.loads(OWED.read_text("utf-8")).get(results["file"], {"why": []})
+    owed = json.loads(OWED.read_text("utf-8")).get(results.get("file"), {"why": []})
     return f" ({', '.join(owed['why'])})" if owed["why"] else ""
 
 

@@ -126,17 +126,23 @@ def test_sintel_without_truth_masks_or_frame(tmp_path: Path) -> None:
     assert [r.name for r in Sintel(tmp_path).records] == ["cave_2/frame_0001"]
 
 
+def kitti(root: Path, folder: str = "image_2") -> Tensor:
+    known = torch.ones(H, W, dtype=torch.bool)
+    known[0, 0] = False
+    seen = known.clone()
+    seen[2, 3] = False
+    for i in (10, 11):
+        picture(root / "training" / folder / f"000007_{i}.png", i, grey=folder == "image_0")
+        picture(root / "testing" / folder / f"000000_{i}.png", i)
+    picture(root / "training" / folder / "000007_12.png", 12)
+    flow_file(root / "training" / "flow_occ" / "000007_10.png", 3.5, known)
+    flow_file(root / "training" / "flow_noc" / "000007_10.png", 3.5, seen)
+    return known
+
+
 @pytest.mark.parametrize(("year", "folder"), [("2015", "image_2"), ("2012", "colored_0"), ("2012", "image_0")])
 def test_kitti_lists_pairs_and_reads_truth(tmp_path: Path, year: str, folder: str) -> None:
-    everywhere = torch.ones(H, W, dtype=torch.bool)
-    known, seen = everywhere.clone(), everywhere.clone()
-    known[0, 0] = seen[0, 0] = seen[2, 3] = False
-    for i in (10, 11):
-        picture(tmp_path / "training" / folder / f"000007_{i}.png", i, grey=folder == "image_0")
-        picture(tmp_path / "testing" / folder / f"000000_{i}.png", i)
-    picture(tmp_path / "training" / folder / "000007_12.png", 12)
-    flow_file(tmp_path / "training" / "flow_occ" / "000007_10.png", 3.5, known)
-    flow_file(tmp_path / "training" / "flow_noc" / "000007_10.png", 3.5, seen)
+    known = kitti(tmp_path, folder)
     pairs: FlowDataset = {"2015": KITTI2015, "2012": KITTI2012}[year](tmp_path)
     assert (pairs.name, len(pairs)) == (f"kitti-{year}", 1)
     sample = pairs[0]
@@ -271,11 +277,9 @@ def test_middlebury_lists_both_layouts(tmp_path: Path, layout: str) -> None:
     assert torch.equal(pairs[0].valid, valid)
 
 
-@pytest.mark.parametrize("listing", ["data_ranges.json", "config.json"])
-def test_kubric_lists_pairs_and_reads_truth(tmp_path: Path, listing: str) -> None:
+def kubric(root: Path, listing: str = "data_ranges.json") -> Path:
     cv2 = pytest.importorskip("cv2")
-
-    scene = tmp_path / "8k" / "000"
+    scene = root / "8k" / "000"
     u, v = np.full((H, W), 12.5), np.full((H, W), -3.25)
     low, high = -20.0, 30.0
     for i in range(3):
@@ -285,6 +289,12 @@ def test_kubric_lists_pairs_and_reads_truth(tmp_path: Path, listing: str) -> Non
         stored[..., 2] = np.round((v - low) / (high - low) * 65535)
         assert cv2.imwrite(str(scene / f"forward_flow_{i:05d}.png"), stored)
     (scene / listing).write_text(json.dumps({"forward_flow": {"min": low, "max": high}}))
+    return scene
+
+
+@pytest.mark.parametrize("listing", ["data_ranges.json", "config.json"])
+def test_kubric_lists_pairs_and_reads_truth(tmp_path: Path, listing: str) -> None:
+    scene = kubric(tmp_path, listing)
     pairs = KubricNK(tmp_path)
     assert (pairs.name, len(pairs)) == ("kubric-8k", 2)
     flow = pairs[0].flow
@@ -298,15 +308,19 @@ def test_kubric_lists_pairs_and_reads_truth(tmp_path: Path, listing: str) -> Non
         _ = KubricNK(tmp_path)[0]
 
 
-def test_rendered_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
+def charge(root: Path) -> None:
     values = np.ones((2 * H, 2 * W, 2))
     values[0, 1] = np.nan
     for shot in ("010_0050", "040_0040"):
         for i in (101, 102):
-            picture(tmp_path / shot / "frames" / f"frame_{i:04d}.png", 7)
-        flo5(tmp_path / shot / "flow" / "flow_0101.flo5", values)
-        mask(tmp_path / shot / "invalid" / "invalid_0101.png", [(4, 4)], (2 * H, 2 * W))
-        mask(tmp_path / shot / "occlusions" / "occlusion_0101.png", [(1, 1)])
+            picture(root / shot / "frames" / f"frame_{i:04d}.png", 7)
+        flo5(root / shot / "flow" / "flow_0101.flo5", values)
+        mask(root / shot / "invalid" / "invalid_0101.png", [(4, 4)], (2 * H, 2 * W))
+        mask(root / shot / "occlusions" / "occlusion_0101.png", [(1, 1)])
+
+
+def test_rendered_lists_pairs_and_reads_truth(tmp_path: Path) -> None:
+    charge(tmp_path)
     pairs = Charge8K(tmp_path)
     assert (pairs.name, len(pairs)) == ("charge-8k", 2)
     sample = pairs[0]
