@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
 from fullfield.cli.main import main
-from fullfield.io import read_vectors, write_image
+from fullfield.io import read_vectors, write_image, write_vectors
 from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.ops.warping import warp
 from fullfield.sequences.tracks import TrackedPoint, read_points, track_points, write_tracks
@@ -203,9 +210,63 @@ def test_follow_reads_a_video(shot: SyntheticShot, tmp_path: Path, monkeypatch: 
     assert sorted(path.name for path in Path().glob("ref.*.exr")) == [f"ref.{number:04d}.exr" for number in range(1, 5)]
 
 
+def read_page(path: str) -> tuple[dict[str, Any], dict[int, Tensor]]:
+    """Return the data of a page, and its pictures by frame."""
+    text = Path(path).read_text("utf-8")
+    data = json.loads(re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0])
+    pictures = {}
+    for frame in data["frames"]:
+        encoded = base64.b64decode(frame["frame"].partition(",")[2])
+        pixels = np.array(Image.open(io.BytesIO(encoded)).convert("RGB"))
+        pictures[frame["number"]] = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
+    return data, pictures
+
+
 @pytest.mark.usefixtures("plates")
-def test_view_refuses_followed_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert follow("--reference", "1001", "-o", "ref.%04d.exr", "--frames", "1001-1002") == 0
+def test_view_shows_a_grid_or_a_paint_that_follows(shot: SyntheticShot, capsys: pytest.CaptureFixture[str]) -> None:
+    assert follow("--reference", "1002", "-o", "ref.%04d.exr") == 0
+    paint = torch.zeros(4, 48, 64)
+    paint[0, 10:30, 15:40] = paint[3, 10:30, 15:40] = 1.0
+    write_raw("paint.exr", Raw(paint, ("R", "G", "B", "A"), "float"))
+    assert main(["view", "ref.%04d.exr", "--paint", "paint.exr", "-o", "page.html", "--quiet"]) == 0
+    data, pictures = read_page("page.html")
+    assert (data["reference"], list(pictures)) == (1002, [1001, 1002, 1003, 1004])
+    assert data["max_motion"] < 64
+    truth = shot.truth(3, 1)
+    expected = (warp(paint[None, 3:], truth.flow[None])[0][0, 0] > 0.5) & truth.visible
+    painted = (pictures[1004][0] > 0.75) & (pictures[1004][1:].amax(0) < 0.25)
+    assert float((painted & expected).sum()) / float((painted | expected).sum()) > 0.8
+    plate = shot.frame(1)
+    outside = ~(paint[3] > 0)
+    outside[8:32, 13:42] = False  # JPEG smears edges
+    assert float((pictures[1002] - plate).abs()[:, outside].mean()) < 0.03
+    assert main(["view", "ref.%04d.exr", "--grid", "16", "-o", "grid.html", "--quiet"]) == 0
+    _, grids = read_page("grid.html")
+    changes = (grids[1002] - 0.8 * plate).abs().mean(0)
+    assert float(changes[:, [8, 24, 40, 56]].mean()) > 3 * float(changes[:, [16, 32, 48]][[0, 16, 32]].mean())
     capsys.readouterr()
-    assert main(["view", "ref.%04d.exr", "-o", "page.html"]) == 2
-    assert "got motion from frame 1001" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plates")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ref.%04d.exr", "--paint", "absent.png"], "absent.png: no such file; check the path given as --paint"),
+        (["ref.%04d.exr", "--paint", "small.png"], "--paint: expected the size of the reference, 64x48, got 32x24"),
+        (["ref.%04d.exr", "--paint", "small.png", "--grid", "9"], "--grid: not used with --paint"),
+        (["ref.%04d.exr", "--layer", "forward"], "--layer: not used with files of fullfield follow"),
+        (["mv.%04d.exr", "--grid", "9"], "--grid: expected files of fullfield follow, got mv.%04d.exr"),
+    ],
+)
+def test_view_refuses_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = {"backward": torch.zeros(2, 48, 64)}
+    layers |= {f"{name}.backward": torch.zeros(48, 64) for name in ("occlusion", "confidence")}
+    write_vectors("ref.1001.exr", layers)
+    write_vectors("mv.1001.exr", layers)
+    Path("ref.exr.fullfield.json").write_text(json.dumps({"settings": {"reference": 1001}}))
+    write_image("small.png", torch.zeros(3, 24, 32))
+    assert main(["view", *words, "--plates", "plate.%04d.png", "-o", "page.html", "--quiet"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert not Path("page.html").exists()

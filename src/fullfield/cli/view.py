@@ -7,7 +7,8 @@ wipe to the warped neighbour, the vector under the pointer.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, scenes
 from fullfield.cli.options import add_vector_options, vector_reading
 from fullfield.cli.progress import ProgressBar
-from fullfield.cli.report import size
+from fullfield.cli.report import naming, size
 from fullfield.io.files import atomic_path
 from fullfield.io.names import DIRECTIONS, FLOW_SUFFIXES
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_frames, is_pattern
@@ -31,6 +32,7 @@ EPILOG = """\
 examples:
   fullfield view 'mv.%04d.exr'
   fullfield view 'mv.%04d.exr' --plates 'plate.%04d.exr' --frames 1001-1050 -o shot.html
+  fullfield view 'ref.%04d.exr' --paint paint.1001.exr  (files of fullfield follow)
 """
 
 
@@ -41,6 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
     parser.add_argument("--width", type=argtypes.count, default=960, help="width of the pictures, at most [960]")
+    parser.add_argument("--paint", metavar="FILE", help="of followed files: picture of the reference [a grid]")
+    parser.add_argument("--grid", type=argtypes.count, metavar="PX", help="distance of the grid's lines [width / 16]")
     scenes.add_max_motion(parser)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer to show as forward flow [forward and backward]")
     add_vector_options(parser)
@@ -63,25 +67,28 @@ def run(args: argparse.Namespace) -> int:
 
     stored = sequences.Output(str(files.pattern))
     settings = stored.read_settings()
-    if "reference" in settings:
-        raise InputError(
-            f"{args.flow}: expected flow to the neighbouring frame, got motion from frame {settings['reference']}; "
-            "draw single files with fullfield viz"
-        )
+    reference = settings.get("reference")
+    draw = _choose_drawing(args, reference)
     plates, reason = _plates(args, stored, settings.get("reading") or {})
     if plates is None and not args.quiet:
         report.note(f"the page has no plates: {reason}; name them with --plates")
     reading = vector_reading(args, layer=args.layer)
     problems: list[str] = []
 
-    def read_flows(number: int) -> list[tuple[Tensor, None]]:
+    def read_flows(number: int) -> list[tuple[Tensor, Tensor | None]]:
         vectors = io.read_vectors(files.path(number), reading)
+        if reference is not None:  # behind a cut everything is hidden, and the motion only leads out of the frame
+            names = "backward", "occlusion.backward"
+            return [(vectors[names[0]], vectors[names[1]] < 0.5)] if {*names} <= vectors.keys() else []
         return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
 
-    with ProgressBar("view", quiet=args.quiet) as progress:
+    with naming(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
         scale = args.max_motion or scenes.find_max_motion(numbers, read_flows) or 1.0
         shot = _read_frames(files, numbers, reading, plates, problems, progress)
-        text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width, step=settings.get("step", 1))
+        if draw is not None:
+            shot = map(draw, shot)
+        page = {"max_motion": scale, "width": args.width, "step": settings.get("step", 1), "reference": reference}
+        text = view_page(Path(args.flow).name, shot, **page)
     if plates is not None:
         plates.close()
     with atomic_path(output) as temporary:
@@ -106,6 +113,27 @@ def _plates(args: argparse.Namespace, stored: sequences.Output, reading: dict[st
         if args.plates:
             raise
         return None, str(error)
+
+
+def _choose_drawing(args: argparse.Namespace, reference: int | None) -> Callable[[ViewFrame], ViewFrame] | None:
+    """Return what draws the grid or the paint on the frames of a followed shot; None for flow to neighbours."""
+    if reference is None:
+        for option in ("paint", "grid"):
+            if getattr(args, option) is not None:
+                raise InputError(f"--{option}: expected files of fullfield follow, got {args.flow}")
+        return None
+    if args.layer is not None:
+        raise InputError("--layer: not used with files of fullfield follow; leave it out")
+
+    if args.paint is not None and args.grid is not None:
+        raise InputError("--grid: not used with --paint; leave it out")
+
+    from fullfield.sequences.follow_pictures import draw_followed, read_paint
+
+    if args.paint is not None:
+        paths.check_input(args.paint, "--paint")
+    paint = None if args.paint is None else read_paint(args.paint)
+    return partial(draw_followed, paint=paint, grid_px=args.grid)
 
 
 def _read_frames(

@@ -37,7 +37,15 @@ class ViewFrame:
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
-def view_page(title: str, shot: Iterable[ViewFrame], *, max_motion: float, width: int = 960, step: int = 1) -> str:
+def view_page(
+    title: str,
+    shot: Iterable[ViewFrame],
+    *,
+    max_motion: float,
+    width: int = 960,
+    step: int = 1,
+    reference: int | None = None,
+) -> str:
     """Return a self-contained HTML page that plays a shot and reports the vector under the pointer.
 
     The browser draws flow, arrows, occlusion, confidence, and a wipe between a frame and its warped neighbour, all
@@ -49,10 +57,17 @@ def view_page(title: str, shot: Iterable[ViewFrame], *, max_motion: float, width
         max_motion: motion with fully saturated colour, pixels.
         width: width of the pictures, at most. Reported vectors are in pixels of the full size.
         step: how many frames the flow spans; the wipe warps the frame that far away.
+        reference: number of the frame to which all vectors lead; the page then shows the frames first.
     """
     _check.number(step, "step", integer=True, low=1)
     frames = [_packed(shown, width) for shown in shot]
-    page_data = {"title": title, "max_motion": max_motion, "step": step, "wheel": color_wheel().tolist()}
+    page_data = {
+        "title": title,
+        "max_motion": max_motion,
+        "step": step,
+        "reference": reference,
+        "wheel": color_wheel().tolist(),
+    }
     template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
     values = {
         "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
