@@ -40,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from fullfield.io.raw import Raw, write_raw
 
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "fullfield-demo").mkdir()
     monkeypatch.syspath_prepend(ROOT / "tests" / "integrations")  # for somebody else's network
     scenes = [known_scene(48, 64, 1, motion) for motion in (2.0, 4.0)]
     frames = [scenes[0].frame2, scenes[1].frame1, scenes[1].frame2]
@@ -47,6 +48,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write_image(f"plate.{1001 + number}.exr", frame)
         write_raw(f"matte.{1001 + number}.exr", Raw((frame[:1] > 0.1).float(), ("A",), "float"))
         write_image(f"frame_{1 + number:04d}.png", frame)
+    for number, frame in enumerate(frames[:2], 1):
+        write_image(f"fullfield-demo/frame{number}.png", frame)
     write_image("paint.1001.exr", frames[0])
     writer = VideoWriter("clip.mp4", 64, 48, 25)
     for number in range(4):

@@ -212,7 +212,7 @@ def on_cpu() -> str:
 
 
 def default() -> str:
-    """Return the times of `auto` and of TV-L1 on the CPU; nothing before they are stored."""
+    """Return the times of `auto` on the CPU; nothing before they are stored."""
     if not (RESULTS / DEFAULT_RESULT).is_file():
         return ""
     stored = stored_result(DEFAULT_RESULT)
