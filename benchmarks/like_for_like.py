@@ -136,8 +136,7 @@ def networks_table() -> str:
         notes.append(f"Flows differ from our module's by {max(distances):.2f} px in the mean at most.")
     for case, _ in found:
         if slow := slower_halves(case) if "diverged" not in case else []:
-            size = f"{case['size'][1]}×{case['size'][0]}"
-            notes.append(f"{' and '.join(slow)}: slower than in float32 for {TITLES[case['method']]} at {size}.")
+            notes.append(f"{TITLES[case['method']]}, {' and '.join(slow)}: in float32 it takes less time.")
     if any("diverged" in case for case, _ in found):
         notes.append("RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged.")
     return (
