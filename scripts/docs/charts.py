@@ -1,4 +1,4 @@
-"""Draw the charts of docs/measured.md from the stored results: time and memory of the lookup by size.
+"""Draw the charts of docs/measured.md from the stored results: time and memory of the lookup by size of the frames.
 
 python scripts/docs/charts.py [FOLDER]     docs/images by default
 """
@@ -12,11 +12,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from benchmarks.figures import new_figure, save  # noqa: E402
-from benchmarks.like_for_like import EASY, SINGLE, SIZES, VOLUMES, lookup_row  # noqa: E402
+from benchmarks.like_for_like import EASY, KERNEL, SINGLE, SIZES, VOLUMES, lookup_row  # noqa: E402
 
 LINES: tuple[tuple[str, tuple[str, ...], str | None, str], ...] = (
     ("fullfield, bfloat16", ("cuda",), "bfloat16", "tab:blue"),
     ("fullfield, float32", ("cuda",), SINGLE, "tab:cyan"),
+    (f"{KERNEL}, bfloat16", (KERNEL,), "bfloat16", "tab:green"),
     ("RAFT's volume, float32", VOLUMES, None, "tab:red"),
     ("alt_cuda_corr, float32", ("alt_cuda_corr",), None, "tab:orange"),
 )
@@ -30,10 +31,10 @@ def measured(size: list[int], names: tuple[str, ...], dtype: str | None) -> dict
 
 def draw(folder: Path) -> Path:
     """Draw both charts side by side and return the file."""
-    figure, ((times, memory),) = new_figure(1, 2, (10, 3.8))
+    figure, ((times, memory),) = new_figure(1, 2, (11, 4.2))
     for label, names, dtype, color in LINES:
         sizes = [size for size in SIZES if size != [55, 128]]  # the size of one run alone
-        points = [(size[1], row) for size in sizes if (row := measured(size, names, dtype)) is not None]
+        points = [(8 * size[1], row) for size in sizes if (row := measured(size, names, dtype)) is not None]
         solved = [(width, row) for width, row in points if row["status"] == "ok"]
         widths = [width for width, _ in solved]
         timings = [row["graph"] if isinstance(row.get("graph"), dict) else row["eager"] for _, row in solved]
@@ -42,10 +43,13 @@ def draw(folder: Path) -> Path:
         for width, row in points:
             if row["status"] == "out of memory":
                 memory.axvline(width, color=color, linestyle=":")
-                memory.annotate("out of memory", (width, 0.03), color=color, rotation=90, ha="right", fontsize=8)
-    for axes, title in ((times, "milliseconds of a pair's 32 lookups"), (memory, "peak memory, GB")):
-        axes.set(xscale="log", yscale="log", xlabel="width of the feature map (an eighth of the frame)", title=title)
-        axes.set_xticks([128, 256, 512, 1024, 2048], ["128", "256", "512", "1024", "2048"])
+                memory.annotate(
+                    f"{label}: out of memory", (width, 8), color=color, rotation=90, ha="right", fontsize=7
+                )
+    for axes, title in ((times, "time of a pair's 32 lookups, ms"), (memory, "peak memory, GB")):
+        axes.set(xscale="log", yscale="log", xlabel="frames", title=title)
+        sizes = [(8 * width, 8 * height) for height, width in SIZES[1:]]
+        axes.set_xticks([width for width, _ in sizes], [f"{width}×{height}" for width, height in sizes], fontsize=8)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     times.legend(fontsize=8)

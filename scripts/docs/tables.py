@@ -49,15 +49,11 @@ def row_of(case: dict[str, Any], name: str) -> Any:
 def table() -> str:
     stored = stored_result("tvl1_cpu.json")
     cases = {case["case"]: case for case in stored["cases"]}
-    fixed, own, presets = (cases[name] for name in ("fixed work", "own defaults", "presets"))
+    fixed, own = (cases[name] for name in ("fixed work", "own defaults"))
     height, width = fixed["size"]
     setting = fixed["setting"]
     environment = stored["environment"]
     versions = environment["versions"]
-
-    def mean(preset: str) -> float:
-        errors: list[float] = [row["epe"] for row in presets["rows"] if row["preset"] == preset]
-        return sum(errors) / len(errors)
 
     columns = ("fullfield fast", "fullfield default", "opencv defaults", "scikit-image defaults")
     ends = [row_of(own, name) for name in columns]
@@ -76,7 +72,6 @@ def table() -> str:
         ["one pair, each library's own defaults", *(f"{r['median_s']:.3g} s" for r in ends)],
         ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
         ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
-        ["mean end-point error, six Middlebury pairs", f"{mean('fast'):.3f} px", f"{mean('default'):.3f} px", "", ""],
         ["the whole command, PNG to .flo", *(f"{r['median_s']:.3g} s" for r in whole), "", ""],
         [
             "8192×3432 pair†, estimate and peak memory",
@@ -89,12 +84,11 @@ def table() -> str:
         "Sintel's frame 2 of alley_1, clean pass. "
         f"\\* {setting['scales']} scales of {setting['scale_factor']}, {setting['warps']} warp,",
         f"{setting['iterations']} iterations, no early stopping; scikit-image's pyramid halves.",
-        f"Medians of {rates[0]['repeats']}, in turns; preset `paper` has {mean('paper'):.2f} px on Middlebury.",
+        f"Medians of {rates[0]['repeats']}, in turns.",
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, {describe_commit(stored)}.",
-        "† A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
-        "virtual one: ratios count. `python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
-        "everything measured stands in [benchmarks/results](../benchmarks/results).",
+        "† A real 4K pair of small motion, cropped and enlarged. The machine is a noisy virtual one: ratios count.",
+        "`python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`.",
     ]
     return "\n".join([*markdown_table(rows), "", *notes]) + "\n"
 
@@ -445,7 +439,7 @@ def packing_table() -> str:
 
 def training_table() -> str:
     results = stored_result("training_h200.json")
-    rows = [["a step of training", "fullfield", "dense volume", "localcorr 0.1.1"]]
+    rows = [["a step of training in bfloat16", "fullfield", "dense volume", "localcorr 0.1.1"]]
 
     def told(row: dict[str, Any]) -> str:
         fits = row["status"] == "ok"
@@ -453,7 +447,7 @@ def training_table() -> str:
 
     for case in results["cases"]:
         cells = [told(row_of(case, name)) for name in ("fullfield", "dense", "localcorr")]
-        rows.append([f"{case['label']}, {case['updates']} updates, {case['precision']}", *cells])
+        rows.append([f"{case['label'].replace('x', '×')}, {case['updates']} updates", *cells])
     return "\n".join([*markdown_table(rows), "", describe_run(results, "training")])
 
 
@@ -491,9 +485,9 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/measured.md": (
         (MARK, table),
         (MARK_REFINEMENT, refinement_table),
-        (MARK_WINDOWS, windows_table),
         (MARK_TRAINING, training_table),
     ),
+    "src/fullfield/ops/spatial_correlation/README.md": ((MARK_WINDOWS, windows_table),),
     "benchmarks/notes/packing.md": ((MARK_PACKING, packing_table),),
     "benchmarks/notes/networks.md": ((MARK_CASCADE, cascade_table), (MARK_MODELS, models_table)),
     "benchmarks/notes/points_layers.md": ((MARK_POINTS, points_table),),
