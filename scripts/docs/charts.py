@@ -43,9 +43,7 @@ def draw(folder: Path) -> Path:
         for width, row in points:
             if row["status"] == "out of memory":
                 memory.axvline(width, color=color, linestyle=":")
-                memory.annotate(
-                    f"{label}: out of memory", (width, 8), color=color, rotation=90, ha="right", fontsize=7
-                )
+                memory.annotate(f"{label}: out of memory", (width, 8), color=color, rotation=90, ha="right", fontsize=7)
     for axes, title in ((times, "time of a pair's 32 lookups, ms"), (memory, "peak memory, GB")):
         axes.set(xscale="log", yscale="log", xlabel="frames", title=title)
         sizes = [(8 * width, 8 * height) for height, width in SIZES[1:]]
