@@ -46,8 +46,8 @@ def draw(folder: Path) -> Path:
                 memory.annotate(f"{label}: out of memory", (width, 8), color=color, rotation=90, ha="right", fontsize=7)
     for axes, title in ((times, "time of a pair's 32 lookups, ms"), (memory, "peak memory, GB")):
         axes.set(xscale="log", yscale="log", xlabel="frames", title=title)
-        sizes = [(8 * width, 8 * height) for height, width in SIZES[1:]]
-        axes.set_xticks([width for width, _ in sizes], [f"{width}×{height}" for width, height in sizes], fontsize=8)
+        frames = [(8 * width, 8 * height) for height, width in SIZES[1:]]
+        axes.set_xticks([width for width, _ in frames], [f"{width}×{height}" for width, height in frames], fontsize=8)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     times.legend(fontsize=8)
