@@ -31,6 +31,7 @@ PAGES = [
     *(ROOT / "src").rglob("*.md"),
     *(ROOT / "benchmarks").rglob("*.md"),
     *(ROOT / "tools").rglob("*.md"),
+    *(ROOT / "scripts").rglob("*.md"),
 ]
 
 

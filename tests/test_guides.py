@@ -188,12 +188,7 @@ def test_troubleshooting_page_quotes_existing_messages() -> None:
     source = "\n".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
     sections = re.findall(r"^## From .*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
     assert len(sections) == 3
-    messages = [
-        quoted
-        for section in sections
-        for cell in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
-        for quoted in re.findall(r"`([^`]+)`", cell)
-    ]
+    messages = [quoted for section in sections for quoted in re.findall(r"^- `([^`]+)`", section, re.MULTILINE)]
     assert len(messages) > 15
     assert [message for message in messages if message not in source] == []
 

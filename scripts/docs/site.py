@@ -20,7 +20,7 @@ TAKEN = (
     "docs/**/*",
     "src/**/*.md",
     "benchmarks/**/*.md",
-    "scripts/*.md",
+    "scripts/**/*.md",
     "tools/*.md",
     "examples/**/*",
     "recipe/*",

@@ -215,7 +215,7 @@ def test_other_operators_are_refused_with_the_reason(name: str, build: Callable[
 
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "integrations.md"
+PAGE = ROOT / "src" / "fullfield" / "integrations" / "README.md"
 MEASURED = ROOT / "benchmarks" / "notes" / "patched.md"
 RESULTS = ROOT / "benchmarks" / "results" / "patched_h200.json"
 COLUMNS = [((436, 1024), False), ((375, 1242), False), ((368, 496), True)]
