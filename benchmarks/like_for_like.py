@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean, pstdev
 from typing import Any
 
 from benchmarks.markdown import table_text
@@ -15,6 +16,8 @@ MARK_CALLS = "<!-- public calls: begin -->\n"
 MARK_SHORT = "<!-- what it beats: begin -->\n"
 MARK_LIKE = "<!-- networks in equal precision: begin -->\n"
 MARK_SWEEPS = "<!-- table 10 of Briedis et al.: begin -->\n"
+MARK_SHARES = "<!-- table 3 of Briedis et al.: begin -->\n"
+MARK_MEMORY = "<!-- table 8 of Briedis et al.: begin -->\n"
 MARK_STEPS = "<!-- table 4 of Briedis et al.: begin -->\n"
 MARK_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 TITLES = {"raft": "RAFT", "sea-raft-m": "SEA-RAFT (M)"}
@@ -276,8 +279,11 @@ def sweeps_table() -> str:
             row, results = found
             if name == "RAFT's volume" and (variable != "width" or value == 512):
                 slower.append(1e3 * row["eager"]["median_s"] / line["default"]["runtime_ms"])
-            calm = ", calm" if found == swept(variable, value, name, EASY) else ""
-            cells.append(timed(row, eager=True).replace(" eager", "") + older_card(results) + calm)
+            calm = swept(variable, value, name, EASY)
+            mark = ", calm" if found == calm else ""
+            if calm and not mark and name in (KERNEL, "cuda"):
+                mark = f" (calm {1e3 * calm[0]['eager']['median_s']:.3g} ms{older_card(calm[1])})"
+            cells.append(timed(row, eager=True).replace(" eager", "") + older_card(results) + mark)
             used.append(results)
         label = f"{SWEPT[variable]}, {value}" + (" wide" if variable == "width" else "")
         rows.append([label, *(published_cost(line[key]) for key in ("default", "on_demand", "ours")), *cells])
@@ -314,6 +320,60 @@ def steps_table() -> str:
         f"calls, fast scene; the kernels' steps were not timed apart. {environments(used)}.",
     ]
     return f"{table_text(rows)}\n" + "\n".join(notes) + "\n"
+
+
+def shares_table() -> str:
+    """Return the paper's table 3 and the shares of the recorded lookups, mean and deviation over the pairs."""
+    stored = stored_result("lookup_shares_cpu.json")
+    shares: dict[tuple[int, str], list[float]] = {}
+    for share in (share for file in stored["files"] for share in file["shares"] if share["level"] == 0):
+        shares.setdefault((share["block"], share["layout"]), []).append(100 * share["share"])
+    rows = [
+        ["blocks", *(f"{layout}, {who}" for layout in ("row-major", "patch-major") for who in ("published", "here"))]
+    ]
+    for line in published.rows("3"):
+        cells = []
+        for layout in ("row-major", "patch-major"):
+            paper, here = line[layout.replace("-", "_")], shares.get((line["block"], layout))
+            if paper is None:  # single cells have only one layout
+                cells += ["", ""]
+                continue
+            here = here or shares[line["block"], "row-major"]
+            cells += [f"{paper['mean']} ± {paper['std']} %", f"{mean(here):.1f} ± {pstdev(here):.1f} %"]
+        rows.append([f"{line['block']}×{line['block']}", *cells])
+    sizes = [tuple(file["size"]) for file in stored["files"]]
+    return (
+        f"{table_text(rows)}\nShare of the finest level's matrix that 32 lookups of RAFT read, in blocks. Published: "
+        f"{published.source()}, table 3, the training set of Sintel. Here: {len(sizes)} pairs, maps of "
+        f"{min(sizes)[1]}×{min(sizes)[0]} to {max(sizes)[1]}×{max(sizes)[0]}, {describe_commit(stored)}.\n"
+    )
+
+
+def memory_table() -> str:
+    """Return the paper's table 8, and ptlflow's models at two of its sizes, unpatched and patched."""
+    stored = stored_result("patched_h200.json")
+    names = {"raft": "raft", "ms-raft+": "ms_raft_p", "dpflow": "dpflow", "sea-raft": "sea_raft_m"}
+    sizes = {"KITTI 2015": [375, 1242], "Sintel": [436, 1024]}
+    heads = [f"{form}, {who}" for who in ("published", "here") for form in ("dense volume", "linear")]
+    rows = [["network, frames", *heads]]
+
+    def cell(seconds: float | None, memory: float) -> str:
+        return "failed" if seconds is None else f"{seconds:.2g} s, {memory:.2f} GiB"
+
+    for line in published.rows("8"):
+        if line["dataset"] not in sizes:
+            continue
+        case = one(stored["cases"], model=names[line["method"]], size=sizes[line["dataset"]], train=False)
+        paper = (line[key] for key in ("default", "ours"))
+        cells = [each if isinstance(each, str) else cell(each["runtime_s"], each["memory_gib"]) for each in paper]
+        here = (named(case, name) for name in ("as it is", "patched"))
+        cells += [cell(row.get("median_s"), row.get("peak_bytes", 0) / 2**30) for row in here]
+        rows.append([f"{line['method']}, {line['dataset']}", *cells])
+    return (
+        f"{table_text(rows)}\nPublished: {published.source()}, table 8, NVIDIA GH200, trained weights. Here: one pair of "
+        "the data sets' size, random weights, ptlflow 0.4.2 as it is and patched; sea-raft is M. Spring's size was not "
+        f"measured. {environments([stored])}.\n"
+    )
 
 
 # ---- README
@@ -377,6 +437,11 @@ PAGES = {
         (MARK_CALLS, public_calls),
         (MARK_CORRELATION, lookup_table),
     ),
-    "benchmarks/notes/lookup_paper.md": ((MARK_SWEEPS, sweeps_table), (MARK_STEPS, steps_table)),
+    "benchmarks/notes/lookup_paper.md": (
+        (MARK_SWEEPS, sweeps_table),
+        (MARK_STEPS, steps_table),
+        (MARK_SHARES, shares_table),
+        (MARK_MEMORY, memory_table),
+    ),
 }
 """Page, then the mark and the words of each part, as in ``tables.py``."""
