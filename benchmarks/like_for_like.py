@@ -370,9 +370,9 @@ def memory_table() -> str:
         cells += [cell(row.get("median_s"), row.get("peak_bytes", 0) / 2**30) for row in here]
         rows.append([f"{line['method']}, {line['dataset']}", *cells])
     return (
-        f"{table_text(rows)}\nPublished: {published.source()}, table 8, NVIDIA GH200, trained weights. Here: one pair of "
-        "the data sets' size, random weights, ptlflow 0.4.2 as it is and patched; sea-raft is M. Spring's size was not "
-        f"measured. {environments([stored])}.\n"
+        f"{table_text(rows)}\nPublished: {published.source()}, table 8, NVIDIA GH200, trained weights. Here: one pair "
+        "of the data sets' size, random weights, ptlflow 0.4.2 as it is and patched; sea-raft is M. Spring's size was "
+        f"not measured. {environments([stored])}.\n"
     )
 
 

@@ -19,6 +19,7 @@ import operator_tables  # noqa: E402  so do these
 import sentences  # noqa: E402
 
 from benchmarks import like_for_like  # noqa: E402
+from benchmarks.cases.points.report import PUBLISHED  # noqa: E402
 from benchmarks.stored import describe_commit, describe_run, stored_result  # noqa: E402
 
 MARK_MODELS = "<!-- table of the networks: begin -->\n"
@@ -275,6 +276,15 @@ def points_table() -> str:
         f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
         f"{most}.",
         describe_run(stored, "points").rstrip(),
+        "",
+        "Published by the authors, on other machines:",
+        "",
+        *markdown_table(
+            [
+                ["what", "whose", "value", "source"],
+                *(list(line) for line in PUBLISHED if "its authors" in line[3] or "PointCNN" in line[3]),
+            ]
+        ),
         "",
         *_points_on_h100(),
     ]
