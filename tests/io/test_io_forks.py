@@ -39,7 +39,8 @@ def run_child(name, then):
         work(name)
         then()
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, name
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"{name}: {status}"
 
 work("parent")
 _launch_threads()
