@@ -73,6 +73,12 @@ def test_written_and_read(tmp_path: Path, suffix: str) -> None:
     source.close()
 
 
+def test_open_video_takes_a_path_object(tmp_path: Path) -> None:
+    source = open_video(film(tmp_path / "film.mkv", 2))
+    assert len(list(source)) == 2
+    source.close()
+
+
 def test_an_odd_side_gets_one_more_line(tmp_path: Path) -> None:
     source = open_video(str(film(tmp_path / "odd.mp4", 2, 25.0, 47, 63)))
     assert (source.width, source.height) == (64, 48)

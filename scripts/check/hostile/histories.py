@@ -4,7 +4,7 @@
 
 A history makes a shot, edits it and makes it again: other lengths, directions, chunks, kills, ``--overwrite``,
 ``--frames``, replaced plates and masks, other settings, and ``retime`` and ``warp`` along the flow. Some plates have
-smaller data windows. At its end the whole shot is
+smaller data windows, some shots are a video, and some pictures become one. At its end the whole shot is
 asked for once, and every stored file must hold what a run in an empty folder makes, bit for bit. A run that is killed
 has a process of its own, which gets signal 9 at a random call that writes notes or gives a file its name, or at any
 moment; the others run in this process.
@@ -74,8 +74,12 @@ class History:
         plain = {"exr", "flo", "npy"} if not self._needs_exr() else {"exr"}
         self.suffix = draw.choice([name for name in FORMATS if name in plain])
         self.count = draw.randint(3, 7)
-        self.plate_suffix = draw.choice(("png", "png", "exr"))
-        self.mask: tuple[str, ...] = ("--mask", "mask.%04d.png") if draw.random() < 0.3 else ()
+        self.plate_suffix = draw.choice(("png", "exr", "exr", "mkv"))
+        has_mask = self.plate_suffix != "mkv" and draw.random() < 0.4
+        self.mask: tuple[str, ...] = ("--mask", "mask.%04d.png") if has_mask else ()
+        self.picture_suffix = "png" if self.plate_suffix == "mkv" else self.plate_suffix
+        self.makes_video = draw.random() < 0.2
+        self.video_frames: dict[int, torch.Tensor] = {}
         for number in range(1, self.count + 1):
             self.write_plate(number)
 
@@ -95,6 +99,10 @@ class History:
         detail = smooth(self.draw.getrandbits(40), WIDTH)
         frame = 0.85 * texture[..., number : number + WIDTH] + 0.15 * detail
         path = self.plate_path(number)
+        if self.plate_suffix == "mkv":
+            self.video_frames[number] = frame
+            write_video(path, [self.video_frames[n] for n in sorted(self.video_frames)])
+            return
         if self.plate_suffix == "exr":
             self._write_window(path, frame)
         else:
@@ -127,6 +135,8 @@ class History:
         self.note(f"mask {number} new")
 
     def plate_path(self, number: int) -> Path:
+        if self.plate_suffix == "mkv":
+            return self.folder / "plate.mkv"
         return self.folder / f"plate.{number:04d}.{self.plate_suffix}"
 
     def replace_a_plate(self) -> None:
@@ -219,6 +229,8 @@ class History:
 
     @property
     def plates(self) -> str:
+        if self.plate_suffix == "mkv":
+            return "plate.mkv"
         return f"plate.%04d.{self.plate_suffix}"
 
     def derive(self, verb: str) -> int | None:
@@ -228,13 +240,17 @@ class History:
         if verb == "warp" and ("--step" in self.settings or "backward" in self.settings):
             return None
         flow = ("--flow", f"mv.%04d.{self.suffix}", *self.mask)
-        suffix = self.plate_suffix
+        more = ("--overwrite",) if self.makes_video else ()  # a video is made as a whole
         if verb == "retime":
-            return self.call("retime", self.plates, *flow, "--factor", "2", "-o", f"slow.%04d.{suffix}")
+            return self.call("retime", self.plates, *flow, "--factor", "2", "-o", self.pictures_name("slow"), *more)
         if "both" in self.settings:
-            return self.call("warp", self.plates, *flow, "--reference", "2", "-o", f"on.%04d.{suffix}")
+            on = f"on.%04d.{self.picture_suffix}"
+            return self.call("warp", self.plates, *flow, "--reference", "2", "-o", on)
         frames = ("--frames", f"1-{self.count - 1}")
-        return self.call("warp", self.plates, *flow, *frames, "-o", f"next.%04d.{suffix}")
+        return self.call("warp", self.plates, *flow, *frames, "-o", self.pictures_name("next"), *more)
+
+    def pictures_name(self, stem: str) -> str:
+        return f"{stem}.mkv" if self.makes_video else f"{stem}.%04d.{self.picture_suffix}"
 
     def call(self, *arguments: str) -> int:
         """Run a command in the folder; a refusal for other settings is answered with ``--overwrite``."""
@@ -260,8 +276,9 @@ class History:
         fresh.draw, fresh.events, fresh.settings = self.draw, [], self.settings
         fresh.suffix, fresh.count, fresh.folder = self.suffix, self.count, self.folder / "fresh"
         fresh.plate_suffix, fresh.mask = self.plate_suffix, self.mask
+        fresh.picture_suffix, fresh.makes_video = self.picture_suffix, self.makes_video
         fresh.folder.mkdir()
-        for path in [*self.folder.glob("plate.*.*"), *self.folder.glob("mask.*.png")]:
+        for path in [*self.folder.glob("plate.*"), *self.folder.glob("mask.*.png")]:
             shutil.copyfile(path, fresh.folder / path.name)
         assert fresh.make() == 0, fresh.told()
         for verb in derived:
@@ -277,8 +294,25 @@ class History:
         return "\n".join(self.events)
 
 
+def write_video(path: Path, frames: Sequence[torch.Tensor]) -> None:
+    """Write frames [3, H, W] as a video without loss."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=24)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "bgr0"
+        for frame in frames:
+            pixels = (frame * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, "rgb24")))
+        container.mux(stream.encode(None))
+
+
 def content(path: Path) -> Any:
     """Return what a file holds."""
+    if path.suffix == ".mkv":
+        from fullfield.io import open_video
+
+        return [frame.values().numpy().tobytes() for frame in open_video(path)]
     from fullfield.io import read_vectors
     from fullfield.io.raw import read_raw
 
@@ -324,8 +358,8 @@ def play(draw: random.Random, folder: Path) -> History:
     history = History(draw, folder)
     events: list[Callable[[], object]] = [
         history.make, history.replace_a_plate, history.replace_a_plate, history.replace_a_mask, history.lengthen,
-        history.damage_a_plate,
-        history.change_settings, history.chunks, history.kill, history.lose_a_frame, history.pictures,
+        history.damage_a_plate, history.change_settings,
+        history.chunks, history.kill, history.lose_a_frame, history.pictures,
         lambda: history.make(*history._some_frames()), lambda: history.make(*history._some_frames(), "--overwrite"),
     ]  # fmt: skip
     for _ in range(draw.randint(3, 9)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 import struct
 import sys
@@ -70,13 +71,14 @@ class VideoSource(Protocol):
         """Close the file, stream or camera."""
 
 
-def open_video(source: str) -> VideoSource:
+def open_video(source: PathLike) -> VideoSource:
     """Open a video file, the address of a stream (``rtsp://...``) or ``camera:0``.
 
     Raises FileNotFoundError, InputError for what is no video or has no picture, ModuleNotFoundError (``av``, ``cv2``)
     where the library that reads it is not installed.
     """
-    return CameraSource(source) if source.startswith(CAMERA) else FileSource(source)
+    name = os.fspath(source)
+    return CameraSource(name) if name.startswith(CAMERA) else FileSource(name)
 
 
 class Turn(NamedTuple):
