@@ -24,13 +24,13 @@ from fullfield.metrics import FlowMetrics
 
 def test_read_ahead_reads_shared_frame_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
-    once = type(pairs).read_frame
+    once = type(pairs).read_masked_frame
 
-    def counted(self: FlowDataset, path: Path) -> Tensor:
+    def counted(self: FlowDataset, path: Path) -> tuple[Tensor, Tensor | None]:
         read.append(path)
         return once(self, path)
 
-    monkeypatch.setattr(type(pairs), "read_frame", counted)
+    monkeypatch.setattr(type(pairs), "read_masked_frame", counted)
     loaded = list(read_ahead(pairs, range(len(pairs))))
     assert [pair.index for pair in loaded] == list(range(5))
     assert len(read) == len(set(read)) == 7
@@ -146,7 +146,7 @@ def test_evaluate_with_overlapped_scoring_equals_sequential(
 
 def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy: list[object] = []
-    store, once = Run.save, type(pairs).read_frame
+    store, once = Run.save, type(pairs).read_masked_frame
 
     def slowly(self: Run, name: str, *more: Any) -> None:
         busy.append(name)
@@ -154,7 +154,7 @@ def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monk
         store(self, name, *more)
         busy.remove(name)
 
-    def read_slowly(self: FlowDataset, path: Path) -> Tensor:
+    def read_slowly(self: FlowDataset, path: Path) -> tuple[Tensor, Tensor | None]:
         busy.append(path)
         time.sleep(0.03)
         frame = once(self, path)
@@ -167,7 +167,7 @@ def test_predict_alone_overlaps_nothing(pairs: FlowDataset, tmp_path: Path, monk
             return super().__call__(*frames, **more)
 
     monkeypatch.setattr(Run, "save", slowly)
-    monkeypatch.setattr(type(pairs), "read_frame", read_slowly)
+    monkeypatch.setattr(type(pairs), "read_masked_frame", read_slowly)
     monkeypatch.setattr(finishing, "overlaps", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", EvaluationSettings(alone=True))["runtime"]["alone"]
 

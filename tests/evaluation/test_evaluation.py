@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from evaluation_sets import Counting, H, Prepared, W, by_hand, sequence
@@ -537,3 +538,41 @@ def test_run_reads_vanishing_files_as_missing(tmp_path: Path, monkeypatch: pytes
     assert run.read_score("pooled", "pair", "truth") is None
     run.path("pair").with_suffix(".json").unlink()
     assert run.read_info("pair") is None
+
+
+def test_evaluate_fills_and_does_not_count_unknown_pixels(tmp_path: Path) -> None:
+    pytest.importorskip("OpenImageIO")
+    from fullfield.io.oiio import Header, write_picture
+    from fullfield.io.windows import FrameWindow
+
+    for folder in ("frames", "flow"):
+        (tmp_path / "shot" / folder).mkdir(parents=True)
+    for number, box in enumerate(((4, 2, W - 4, H - 2), (0, 0, W, H - 6))):
+        pixels = np.full((box[3], box[2], 3), 0.25, np.float32)
+        pixels[1, 1] = math.nan
+        window = FrameWindow(box, (0, 0, W, H))
+        path = tmp_path / "shot" / "frames" / f"f_{number}.exr"
+        write_picture(path, "openexr", pixels, ("R", "G", "B"), Header(window=window))
+    write_flow(tmp_path / "shot" / "flow" / "f_0.flo", torch.zeros(2, H, W))
+    dataset = Pairs(tmp_path, name="mine")
+    received: list[Tensor] = []
+
+    class Recording(Counting):
+        def __call__(self, frame1: Tensor, frame2: Tensor, **options: Any) -> Tensor:
+            received.extend((frame1, frame2))
+            return super().__call__(frame1, frame2, **options)
+
+    with pytest.warns(UserWarning, match="NaN or infinite"):
+        result = evaluate(Recording(), dataset, tmp_path / "run")
+    assert all(frame.min() > 0.4 for frame in received), "0.25 of light is 0.54; nothing is black"
+    assert result["scores"]["pixels"] == (W - 4) * (H - 2) - 1
+    with pytest.warns(UserWarning, match="NaN or infinite"):
+        valid = dataset[0].valid
+    assert valid is not None
+    assert valid.sum() == (W - 4) * (H - 2) - 1
+    for path in (tmp_path / "run").rglob("*.json"):
+        if "score" in str(path):
+            path.unlink()
+    with pytest.warns(UserWarning, match="NaN or infinite"):
+        again = score(dataset, Run.load(tmp_path / "run"))
+    assert again["scores"] == result["scores"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from fullfield import _check, io
 from fullfield._check import InputError
 from fullfield.io.flow import Encoding
+from fullfield.io.image import FrameReader
 from fullfield.io.masks import read_mask_array
 from fullfield.io.names import ARRAY_SUFFIXES
 from fullfield.metrics import four_values
@@ -87,7 +89,7 @@ class Truth(NamedTuple):
     """True motion of a pair, as far as it is known."""
 
     flow: Tensor  # [2, H, W] float32, or [4, 2, H, W] with four true values for a pixel; (u, v), pixels
-    valid: Tensor  # [H, W] bool: where the truth is known
+    valid: Tensor  # [H, W] bool: where the truth and the first frame are known
     occluded: Tensor | None  # [H, W] bool: no match in the second frame; None where the data set does not say
 
 
@@ -155,6 +157,7 @@ class Record:
 
 
 _ALL = slice(None)
+_FLOAT_SUFFIXES = (".exr", ".tif", ".tiff", ".pfm", ".hdr")  # of frames with pixels that are not known
 
 
 class FlowDataset(Listed[Record, FlowSample]):
@@ -198,12 +201,26 @@ class FlowDataset(Listed[Record, FlowSample]):
             valid = values.isfinite().all(1).all(0)
         if record.invalid is not None:
             valid = valid & ~self._mask(record.invalid, valid)
+        if record.frame1.suffix.lower() in _FLOAT_SUFFIXES:
+            frame_valid = self.read_masked_frame(record.frame1)[1]
+            if frame_valid is not None and frame_valid.shape == valid.shape:
+                valid = valid & frame_valid
         return Truth(values, valid, self.read_occlusion(record, valid))
 
     def read_frame(self, path: Path) -> Tensor:
-        """Read a frame as [3, H, W]."""
-        frame = io.read_frame(path)
-        return frame if frame.shape[0] == 3 else frame.expand(3, -1, -1)
+        """Read a frame as [3, H, W]; it is 0 where it is not known."""
+        return self.read_masked_frame(path)[0]
+
+    def read_masked_frame(self, path: Path) -> tuple[Tensor, Tensor | None]:
+        """Read a frame as [3, H, W], and where it is known, bool [H, W]; None: everywhere.
+
+        It is not known outside an EXR's data window, and where values are NaN or infinite.
+        """
+        image = FrameReader().read(path)
+        if image.note:
+            warnings.warn(image.note, stacklevel=2)
+        frame = image.frame
+        return frame if frame.shape[0] == 3 else frame.expand(3, -1, -1), image.valid
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
         """Read a flow [2, H', W'] in pixels of the frame, and where it is known [H', W']."""

@@ -15,6 +15,7 @@ from fullfield._check import InputError
 from fullfield._read_ahead import ReadAhead, reader_count
 from fullfield.datasets import FlowDataset
 from fullfield.datasets.base import Truth
+from fullfield.estimators._frames import fill_frame
 
 _MAX_BYTES = 4 << 30
 _MIN_ITEMS = 3  # a pair: frames and truth
@@ -49,7 +50,8 @@ def read_ahead(
     def read(key: Path | int) -> Tensor | Truth | None:
         if isinstance(key, int):
             return dataset.truth(key)
-        frame = dataset.read_frame(key)
+        frame, valid = dataset.read_masked_frame(key)
+        frame = fill_frame(frame, valid, str(key))
         return frame.pin_memory() if pin else frame
 
     def list_keys(index: int) -> list[Path | int]:
