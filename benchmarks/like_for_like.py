@@ -294,7 +294,7 @@ def sweeps_table() -> str:
         "in float32 without TF32; of float32 features it failed the lookup's check. At 512×224 it takes "
         f"{min(slower):.1f} to {max(slower):.1f} times the published time. From 256",
         f"to 512 channels our time rises {rise[1] / rise[0]:.1f} times, the published kernel's {published_rise:.1f} "
-        "times; why ours rises more was not found out.",
+        "times: above 256 our kernel loads source features again for every chunk.",
         *blocks_sentence(),
         f"An empty cell was not measured. {environments(used)}; `python -m benchmarks correlation`.",
     ]
