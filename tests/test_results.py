@@ -29,6 +29,7 @@ def test_numbers_on_pages_are_stored() -> None:
         ("From 7.7 to 14 ms, 236 MB.", ["7.7", "14", "236"]),
         ("A frame of 1920×1080, 12 updates, ptlflow 0.4.2, 26 options.", []),
         ("`--max 3 px` in 3 [steps of 5 px](page.md).", ["5"]),
+        ("The calibration error is 0.069.", ["0.069"]),
         ("It takes 3.8 times as long, 2.7× its floor, 4×4 tiles.", ["3.8", "2.7"]),
         ("One takes 4.0 ms. <!-- = fullfield_s_h200[\"network\"][\"1920x1080\"][\"median_ms\"] -->", []),
         ("One takes 4.1 ms. <!-- = fullfield_s_h200[\"network\"][\"1920x1080\"][\"median_ms\"] -->", ["4.1"]),

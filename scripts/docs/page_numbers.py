@@ -2,9 +2,9 @@
 
 python scripts/docs/page_numbers.py [PAGE ...]     print the numbers without a source; exit with 1 if there are any
 
-A number counts as measured when a unit of time, memory, length, error, ratio, rate or energy follows it. Sizes in
-pixels, counts of options, versions and dates have no such unit. A paragraph, list item or table row that holds such
-numbers ends with a comment, which the reader of the page does not see:
+A number counts as measured when a unit of time, memory, length, error, ratio, rate or energy follows it, or when it
+follows the name of a score. Sizes in pixels, counts of options, versions and dates have no such unit. A paragraph, list
+item or table row that holds such numbers ends with a comment, which the reader of the page does not see:
 
     <!-- = fullfield_s_h200["network"]["1920x1080"]["median_ms"]; 4 * 436 * 1024 / 1e6 -->
     <!-- in src/fullfield/registration/limits.py -->
@@ -41,6 +41,7 @@ UNITS = (
 )
 NUMBER = r"(?<![\w.,²³⁄/^×:-])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?"
 MEASURED = re.compile(rf"({NUMBER}(?:(?: to | and | or | / |, | ± | against |–){NUMBER})*){UNITS}")
+SCORE = re.compile(rf"(?:error|recall|precision)(?: is| of| was)? ({NUMBER})")
 MARKER = re.compile(r"<!-- (=|in) (.*?) -->", re.DOTALL)
 CODE_SUFFIXES = {".py", ".cu", ".cuh", ".json"}
 
@@ -93,7 +94,8 @@ def measured_numbers(block: str) -> list[str]:
     """Return the measured numbers of a block, as it shows them."""
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "", re.sub(r"<!--.*?-->", "", block, flags=re.DOTALL)))
     text = re.sub(r"\s+", " ", text)
-    return [number for match in MEASURED.finditer(text) for number in re.findall(NUMBER, match[1])]
+    matches = (match for pattern in (MEASURED, SCORE) for match in pattern.finditer(text))
+    return list(dict.fromkeys(number for match in matches for number in re.findall(NUMBER, match[1])))
 
 
 def allowed_values(block: str) -> tuple[list[float], str]:
