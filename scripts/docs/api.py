@@ -73,7 +73,7 @@ def format_parameter(parameter: inspect.Parameter) -> str:
 
 
 def format_signature(value: object) -> str:
-    """Return the names of the parameters with their defaults; empty if the object cannot be called."""
+    """Return the first parameters with their defaults, ``…`` for others; empty if the object cannot be called."""
     if not callable(value):
         return ""
     if inspect.isclass(value) and (issubclass(value, BaseException) or getattr(value, "_is_protocol", False)):
@@ -82,12 +82,9 @@ def format_signature(value: object) -> str:
     is_record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
     if is_record and len(parameters) > MAX_PARAMETERS:
         return "(…)"
-    words: list[str] = []
-    for parameter in parameters[:MAX_PARAMETERS]:
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
-            words.append("*")
-        words.append(format_parameter(parameter))
-    if len(parameters) > MAX_PARAMETERS:
+    positional = [one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY][:MAX_PARAMETERS]
+    words = [format_parameter(parameter) for parameter in positional]
+    if len(positional) < len(parameters):
         words.append("…")
     return f"({', '.join(words)})"
 
@@ -131,7 +128,7 @@ def build_pages() -> dict[Path, str]:
     index = [
         "# Python interface",
         "",
-        "These pages list every public name. Names that are not listed may change without notice.\n"
+        "These pages list every public name; other names may change without notice. Most keywords are left out (`…`):\n"
         "`help(fullfield.estimate)` prints all parameters, their types and their meaning; the site shows the same.",
         "",
     ]

@@ -87,19 +87,21 @@ def find_shared(verbs: dict[str, Sections]) -> Sections:
     for sections in verbs.values():
         for title, entries in sections.items():
             for name, entry in entries.items() if title != "Arguments" else ():
-                titles.setdefault((name, entry), Counter())[COMMON if title == "Options" else title] += 1
+                titles.setdefault((name, entry), Counter())[title] += 1
     meaning_counts = Counter(name for name, _ in titles)
-    frequent = [
-        (key, counts)
-        for key, counts in titles.items()
-        if counts.total() >= (2 if meaning_counts[key[0]] == 1 else MIN_VERBS)
-    ]
-    frequent.sort(key=lambda item: item[1].total())
-    meanings = {name: (entry, counts.most_common(1)[0][0]) for (name, entry), counts in frequent}
-    shared: Sections = {}
-    for name, entry in titles:
-        if name in meanings and meanings[name][0] == entry:
-            shared.setdefault(meanings[name][1], {})[name] = entry
+    meanings: dict[str, tuple[str, Counter[str]]] = {}
+    for (name, entry), counts in titles.items():
+        is_shared = counts.total() >= (2 if meaning_counts[name] == 1 else MIN_VERBS)
+        if is_shared and (name not in meanings or counts.total() > meanings[name][1].total()):
+            meanings[name] = entry, counts
+    groups: Sections = {}
+    for name, (entry, counts) in meanings.items():
+        named = [title for title, count in counts.most_common() if title != "Options" and count > 1]
+        groups.setdefault(named[0] if named else COMMON, {})[name] = entry
+    shared: Sections = {COMMON: {}}
+    for title, entries in groups.items():
+        is_group = len(entries) > 1 or title.startswith(PARAMETERS)
+        shared.setdefault(title if is_group else COMMON, {}).update(entries)
     return shared
 
 
@@ -128,16 +130,25 @@ def format_options(sections: Sections, shared: Sections) -> str:
     """Return the options of a verb: its own with their meaning, the shared ones by name."""
     shared_entries = {entry for entries in shared.values() for entry in entries.values()}
     own: Sections = {}
-    names: list[str] = []
+    used: set[str] = set()
     for title, entries in sections.items():
         for name, entry in entries.items():
-            if entry not in shared_entries:
+            if entry in shared_entries:
+                used.add(entry)
+            else:
                 own.setdefault(title, {})[name] = entry
-            elif not title.startswith(PARAMETERS):
-                names.append("`" + entry.partition("`: ")[0].rpartition("`")[2].partition(" ")[0] + "`")
     text = format_sections(own)
+    names: list[str] = []
+    for title, entries in shared.items():
+        if title.startswith(PARAMETERS):
+            continue
+        if used >= set(entries.values()):
+            names.append(title[0].lower() + title[1:])
+        else:
+            options = [entry.partition("`: ")[0].rpartition("`")[2] for entry in entries.values() if entry in used]
+            names += [f"`{option.partition(' ')[0]}`" for option in options]
     if any(title.startswith(PARAMETERS) for title in sections):
-        names.append("the parameters of the method")
+        names.append("parameters of the method")
     text += "\n" if text and names else ""
     return text + (f"[Shared](options.md): {', '.join(names)}.\n" if names else "")
 
