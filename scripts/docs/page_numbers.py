@@ -29,10 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from benchmarks.stored import RESULTS, stored_result  # noqa: E402  the benchmarks read their results
 
+DEFINITIONS = ("conventions.md", "formats.md")  # of metrics and files; nothing on them was measured
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("measured", "not-run", "start", "models", "registration", "training")),
-    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("fullfield-*.md")),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in DEFINITIONS),
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("README.md")),
 )
 UNITS = (
