@@ -79,7 +79,8 @@ def cost(row: dict[str, Any]) -> str:
     if row["status"] != "ok":
         return str(row["status"])
     seconds, memory = row["median_s"], row["peak_bytes"] / 2**30
-    return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB"
+    error = f", {row['epe_px']:.3g} px off" if "epe_px" in row else ""
+    return (f"{1e3 * seconds:.3g} ms" if seconds < 0.1 else f"{seconds:.3g} s") + f", {memory:.1f} GiB{error}"
 
 
 def of(case: dict[str, Any], names: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from benchmarks.cases.networks.models import Entry, Plan
 from benchmarks.harness import TooLarge
 from benchmarks.runner import main
 from fullfield.models.prepared import cpu_dtype
+from fullfield.testing import textured_scene
 
 SIZE = (64, 96)
 CPU = torch.device("cpu")
@@ -82,6 +83,20 @@ def test_models_gives_no_time_to_wrong_flow(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any("median_s" in row for row in found.values())
     assert len(failed(cases)) == 2
     assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
+
+
+def test_models_states_the_error_beside_the_time() -> None:
+    scene = textured_scene(64, 96)
+    known = scene.flow.clone()
+    known[:, :8] = torch.nan
+    pair = scene.frame1, scene.frame2
+    (case,) = measured(plan(forms=("module",), pair=pair, true_flow=known), quiet)
+    true_px = float(scene.flow[:, 8:].norm(dim=0).mean())
+    assert case["true_flow_px"] == pytest.approx(true_px, rel=1e-4)
+    assert 0 < rows(case)["module"]["epe_px"] < 100
+    large = models.resized_flow(scene.flow, (128, 288), torch.device("cpu"))
+    assert float(large[0, 0].mean()) == pytest.approx(3 * float(scene.flow[0].mean()), rel=0.01)
+    assert float(large[0, 1].mean()) == pytest.approx(2 * float(scene.flow[1].mean()), rel=0.01)
 
 
 def test_models_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,8 @@ class Plan:
     """Files by method; where there is none the package's own, or random ones."""
     pair: tuple[Tensor, Tensor] | None = None
     """Frames [3, H, W], 0 ... 1, that are resized; made up where there are none."""
+    true_flow: Tensor | None = None
+    """Flow [2, H, W] of the pair, NaN where it is unknown; resized with it."""
     repeats: int = 5
     patience: float = 20.0
 
@@ -297,6 +299,17 @@ def _of_peer(peer: Any, alternate: bool, dtype: torch.dtype | None) -> Flow:
 # ---- measuring
 
 
+def resized_flow(flow: Tensor, size: tuple[int, int], device: torch.device) -> Tensor:
+    """Return a flow [2, H, W] at ``size``, [1, 2, h, w] in its pixels."""
+    factors = torch.tensor((size[1] / flow.shape[2], size[0] / flow.shape[1]), device=device).view(1, 2, 1, 1)
+    return functional.interpolate(flow[None].to(device), size, mode="bilinear") * factors
+
+
+def mean_error(flow: Tensor, true_flow: Tensor) -> float:
+    """Return the mean end-point error where the true flow is known."""
+    return float((flow - true_flow).norm(dim=1).nanmean())
+
+
 class Truth(NamedTuple):
     """Flows of our module in float32; none where it does not fit."""
 
@@ -331,6 +344,7 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
     candidates: list[Candidate] = []
     with torch.no_grad():
         truth = Truth.of(plan, model, (first, second), updates, few)
+        true_flow = None if plan.true_flow is None else resized_flow(plan.true_flow, size, plan.device)
         release(plan.device)
         for entry in entries(plan, method, model, size, note):
             note(f"preparing {entry.name}")
@@ -342,6 +356,8 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
             if flow is not None:
                 if truth.flow is not None and not cascaded:
                     row["from_module_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
+                if true_flow is not None:
+                    row["epe_px"] = mean_error(flow(first, second, updates), true_flow)
                 candidates.append(Candidate(entry.name, _work(flow, first, second, updates), lambda _: None))
             release(plan.device)
         clock = clock_of(plan.device)
@@ -358,6 +374,7 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
         "weights": "random" if _file(plan, method) is None else "given",
         "frames": "made up" if plan.pair is None else "given",
         "flow_px": None if truth.flow is None else float(truth.flow.norm(dim=1).mean()),
+        "true_flow_px": None if true_flow is None else mean_error(torch.zeros_like(true_flow), true_flow),
         "lookups": truth.lookups,
         "device": str(plan.device),
         "rows": rows,
@@ -438,4 +455,6 @@ def _row(row: dict[str, Any]) -> str:
     parts.append(f"first call {row['first_call_s']:.2f} s")
     if "from_module_px" in row:
         parts.append(f"{row['from_module_px']:.2g} px from the module")
+    if "epe_px" in row:
+        parts.append(f"{row['epe_px']:.3g} px from the true flow")
     return ", ".join(parts)

@@ -46,6 +46,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--weights", nargs="+", default=(), metavar="METHOD=FILE", help="weights [random, with settled batch norms]"
     )
     what.add_argument("--pair", nargs=2, metavar=("A", "B"), help="frames, resized [a texture that moves smoothly]")
+    what.add_argument("--truth", metavar="FLOW", help="true flow of the pair: errors stand beside the times")
     who = parser.add_argument_group("who takes part")
     who.add_argument(
         "--forms",
@@ -73,9 +74,12 @@ def _weights(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _check(args: argparse.Namespace) -> list[str]:
-    inputs = [*_weights(args).values(), *(args.pair or ())]
-    for path in args.pair or ():
-        paths.check_input(path, "--pair")
+    if args.truth and not args.pair:
+        raise InputError("--truth: is of the frames of --pair, which is missing")
+    inputs = [*_weights(args).values(), *(args.pair or ()), *([args.truth] if args.truth else ())]
+    for option, given in (("--pair", args.pair or ()), ("--truth", [args.truth] if args.truth else ())):
+        for path in given:
+            paths.check_input(path, option)
     options.check_extension(args)
     if args.updates and len(args.updates) not in (1, len(args.methods)):
         raise InputError(f"--updates: expected one number or one for each of {len(args.methods)} methods")
@@ -101,6 +105,7 @@ def _plan(args: argparse.Namespace, note: Note) -> Plan:
     from benchmarks.cases.networks.models import Plan
 
     device, extension = options.set_up(args, note)
+    pair = _pair(args.pair)
     usual = [(864, 2048), (3432, 8192)] if device.type == "cuda" else [(128, 256)]
     return Plan(
         args.methods,
@@ -112,7 +117,8 @@ def _plan(args: argparse.Namespace, note: Note) -> Plan:
         peers=not args.no_peers,
         extension=extension,
         weights=_weights(args),
-        pair=_pair(args.pair),
+        pair=pair,
+        true_flow=_true_flow(args.truth, pair),
         repeats=args.repeats,
     )
 
@@ -126,6 +132,18 @@ def _pair(given: list[str] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
     if first.shape != second.shape:
         raise InputError(f"--pair: expected two frames of one size, got {list(first.shape)} and {list(second.shape)}")
     return first.expand(3, -1, -1), second.expand(3, -1, -1)
+
+
+def _true_flow(path: str | None, pair: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
+    """Return the true flow of a pair, NaN where it is unknown."""
+    if path is None or pair is None:
+        return None
+    from fullfield.io import read_flow
+
+    truth = read_flow(path)
+    if truth.flow.shape[1:] != pair[0].shape[1:]:
+        raise InputError(f"--truth: expected a flow of the pair's size, got {list(truth.flow.shape)}")
+    return truth.flow.where(truth.valid, torch.nan)
 
 
 MODELS = Bench(
