@@ -25,7 +25,14 @@ TAKEN = (
     "examples/**/*",
     "recipe/*",
 )
-LINKED = ("benchmarks/results/*", "benchmarks/cases/**/*.py", "scripts/**/*.py", "src/**/*.txt", ".github/workflows/*")
+LINKED = (
+    "benchmarks/results/*",
+    "benchmarks/*.json",
+    "benchmarks/cases/**/*.py",
+    "scripts/**/*.py",
+    "src/**/*.txt",
+    ".github/workflows/*",
+)
 MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 
