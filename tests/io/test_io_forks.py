@@ -35,7 +35,7 @@ def work(name):
 def run_child(name, then):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)  # a child that waits for ever is ended
+        signal.alarm(60)  # a child that waits for ever is ended
         work(name)
         then()
         os._exit(0)

@@ -21,7 +21,7 @@ from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_sho
 from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
 from fullfield.sequences.pictures import InputReader, run_pictures
 from fullfield.sequences.results import StageTimes
-from fullfield.sequences.retiming import plan_retime
+from fullfield.sequences.retiming import RetimeSettings, plan_retime
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.warping import plan_warp
 from fullfield.testing import textured_scene
@@ -411,13 +411,15 @@ def test_warp_shot_and_retime_shot_write_what_the_commands_write(cli: CommandLin
     outcome = warp_shot("p.%d.png", "mv.%04d.exr", "a.%d.png", WarpSettings(reference=2), report=reported.append)
     assert outcome.written == sorted(reported) == [1, 2, 3, 4]
     assert outcome.is_good
-    assert retime_shot("p.%d.png", "mv.%04d.exr", "b.%d.png", 2, device="cpu").written == [1, 2, 3, 4, 5, 6, 7]
+    outcome = retime_shot("p.%d.png", "mv.%04d.exr", "b.%d.png", RetimeSettings(2), device="cpu")
+    assert outcome.written == [1, 2, 3, 4, 5, 6, 7]
     for ours, theirs in (("a", "w"), ("b", "r")):
         files = {path.name[1:]: path.read_bytes() for path in Path().glob(f"{ours}.*.png")}
         assert files == {path.name[1:]: path.read_bytes() for path in Path().glob(f"{theirs}.*.png")}
     assert warp_shot("p.%d.png", "mv.%04d.exr", "a.%d.png", WarpSettings(reference=2)).written == []
     refuses("reference: expected 0 to 5", warp_shot, "p.1.png", "mv.%04d.exr", "c.%d.png", WarpSettings(reference=9))
-    refuses("factor: expected 0.001", retime_shot, "p.%d.png", "mv.%04d.exr", "c.%d.png", 1e9)
+    refuses("factor: expected 0.001", RetimeSettings, 1e9)
+    refuses("settings: expected a RetimeSettings, got", retime_shot, "p.%d.png", "mv.%04d.exr", "c.%d.png", 2.5)
 
 
 def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahead(tmp_path: Path) -> None:
@@ -461,7 +463,7 @@ def test_a_video_is_closed_after_warp_and_retime(is_broken: bool, monkeypatch: p
     stored(1, 3, -2.0)
     for name, job in (
         ("w", plan_warp("clip.mov", "mv.%04d.exr", "w.%d.png")),
-        ("r", plan_retime("clip.mov", "mv.%04d.exr", "r.%d.png", 2)),
+        ("r", plan_retime("clip.mov", "mv.%04d.exr", "r.%d.png", RetimeSettings(2))),
     ):
         closed: list[str] = []
         monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
@@ -485,14 +487,14 @@ def test_retime_reads_each_file_once_and_notices_a_replaced_plate(
         write_image(f"p.{number}.png", frame)
     paths: list[str] = []
     monkeypatch.setattr(picture_files, "read_raw", lambda path, mask: paths.append(path) or read_raw(path, mask))
-    assert retime_shot("p.%d.png", "mv.%04d.exr", "s.%d.png", 3).written == list(range(1, 11))
+    assert retime_shot("p.%d.png", "mv.%04d.exr", "s.%d.png", RetimeSettings(3)).written == list(range(1, 11))
     assert sorted(paths) == [f"p.{number}.png" for number in range(1, 5)]
 
     def replaced(number: int) -> None:
         if number == 1:
             write_image("p.4.png", 0.5 * moving(4)[3])
 
-    retime_shot("p.%d.png", "mv.%04d.exr", "t.%d.png", 3, report=replaced)
+    retime_shot("p.%d.png", "mv.%04d.exr", "t.%d.png", RetimeSettings(3), report=replaced)
     cli.done("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "3", "-o", "t.%d.png")
     cli.done("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "3", "-o", "u.%d.png")
     assert [Path(f"t.{n}.png").read_bytes() for n in range(1, 11)] == [

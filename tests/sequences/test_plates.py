@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,22 +51,51 @@ def test_open_plates_fills_what_lies_outside_the_data_window(tmp_path: Path) -> 
     assert (cropped.frame[:, 10, 3] - cropped.frame[:, 9:12, 4].mean(1)).abs().max() < 0.2
 
 
-def test_open_plates_says_once_that_pixels_are_dead(tmp_path: Path) -> None:
-    for number in (1, 2):
+def write_dead_plates(folder: Path, count: int, dead: Sequence[int]) -> None:
+    for number in range(1, count + 1):
         pixels = texture()
-        pixels[3, 4], pixels[number, 1] = np.nan, np.inf
-        write_plate(tmp_path / f"p.{number}.exr", pixels)
+        if number in dead:
+            pixels[3, 4], pixels[number, 1] = np.nan, np.inf
+        write_plate(folder / f"p.{number}.exr", pixels)
+
+
+def test_open_plates_counts_frames_with_dead_pixels(tmp_path: Path) -> None:
+    write_dead_plates(tmp_path, 4, (2, 3, 4))
     plates = open_plates(str(tmp_path / "p.%d.exr"))
-    with pytest.warns(UserWarning, match=r"p\.1\.exr: 2 pixels are NaN .*, nor at such pixels of further frames"):
-        first = plates.read(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        second = plates.read(2)
-    for plate in (first, second):
-        assert plate.valid is not None
-        assert int((~plate.valid).sum()) == 2
-        assert plate.frame.isfinite().all()
-        assert plate.frame.min() > 0.1
+        assert plates.read(1).valid is None
+        for number in (4, 3, 2, 3):
+            plate = plates.read(number)
+            assert plate.valid is not None
+            assert int((~plate.valid).sum()) == 2
+            assert plate.frame.isfinite().all()
+            assert plate.frame.min() > 0.1
+    with pytest.warns(UserWarning, match=r"p\.2\.exr: 2 pixels are NaN .*, nor at such pixels of 2 further frames$"):
+        plates.close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plates.close()
+
+
+@pytest.mark.filterwarnings("default:.*NaN or infinite")
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_shot_counts_frames_with_dead_pixels_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], devices: str
+) -> None:
+    write_dead_plates(tmp_path, 5, (2, 3, 5))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["shot", "p.%d.exr", "-o", "mv.%d.exr", "--method", "tvl1", "--preset", "fast", "--iterations", "1"]
+    assert main([*arguments, "--devices", devices, "--viz", "viz.%d.png", "--viz-kind", "overlay"]) == 0
+    err = capfd.readouterr().err
+    assert err.count("NaN or infinite") == 1
+    assert "p.2.exr: 2 pixels are NaN or infinite" in err
+    assert "further frame" in err
+    assert "2 further frames" in err
+    assert main(["retime", "p.%d.exr", "--flow", "mv.%d.exr", "--factor", "0.5", "-o", "fast.%d.exr"]) == 0
+    err = capfd.readouterr().err
+    assert err.count("NaN or infinite") == 1
+    assert "1 further frame" in err
 
 
 def test_open_plates_of_a_list_knows_where_frames_are_known(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 import torch
 from sequence_shots import CommandLine
 
+from fullfield import InputError
 from fullfield.io import read_frame, write_vectors
 from fullfield.io.raw import read_raw
+from fullfield.sequences import RetimeSettings, retime_shot
 from fullfield.sequences.motion import interpolate, warp_image
 
 HEIGHT, WIDTH = 24, 32
@@ -97,6 +99,20 @@ def test_retime_takes_a_mask(run: CommandLine) -> None:
     assert "1 frames written" in out
     assert "inputs changed" in err
     assert light("slow.2.exr").max() > 3
+
+
+def test_retime_shot_takes_the_masks_of_the_command(run: CommandLine) -> None:  # noqa: ARG001 - its files
+    pixels = np.full((HEIGHT, WIDTH, 3), 0.5)
+    pixels[8:12, 8:12] = 7.0
+    for number in (1, 2):
+        write_exr(f"p.{number}.exr", pixels)
+    hole = np.ones((HEIGHT, WIDTH, 1))
+    hole[8:12, 8:12] = 0
+    write_exr("m.1.exr", hole, ("A",))
+    retime_shot("p.%d.exr", "mv.%d.exr", "slow.%d.exr", RetimeSettings(2, mask="m.1.exr"))
+    assert np.abs(light("slow.2.exr")[8:12, 8:12]).max() < 1, "7 is behind the mask of both plates"
+    with pytest.raises(InputError, match=r"slow\.%d\.exr.*other settings"):
+        retime_shot("p.%d.exr", "mv.%d.exr", "slow.%d.exr", RetimeSettings(2))
 
 
 def test_warp_reads_nothing_from_outside_a_data_window(run: CommandLine) -> None:

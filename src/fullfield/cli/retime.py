@@ -35,13 +35,13 @@ def run(args: argparse.Namespace) -> int:
     """Check the arguments, interpolate and write the frames, report."""
     pictures.check_shot_files(args)
 
-    from fullfield.sequences.retiming import plan_retime
+    from fullfield.sequences.retiming import RetimeSettings, plan_retime
     from fullfield.sequences.stored_flow import StoredFlow
 
     with pictures.naming_options(args):
         flow = StoredFlow(args.flow, args.flow_scale, vector_reading(args, layer=args.layer))
-        options = {"frames": args.frames, "mask": args.mask, "device": args.device}
-        job = plan_retime(args.plates, flow, args.output, args.factor, **options)
+        settings = RetimeSettings(args.factor, args.mask)
+        job = plan_retime(args.plates, flow, args.output, settings, frames=args.frames, device=args.device)
         outcome, existing = pictures.run_shot(args, "retime", job)
     if not args.quiet:
         for a, b in outcome.cuts:

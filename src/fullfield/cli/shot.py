@@ -298,6 +298,7 @@ def _frame_size(plates: Plates) -> tuple[int, int] | None:
     for number in plates.numbers:
         with contextlib.suppress(InputError, OSError):
             height, width = plates.read(number).frame.shape[-2:]
+            plates.take_dead_pictures()  # the run reads the plate again, and warns
             return height, width
     return None
 

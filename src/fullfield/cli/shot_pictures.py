@@ -92,6 +92,7 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
                     report.note(str(error), kind="error")
     finally:
         if plates is not None:
+            plates.take_dead_pictures()  # of which the run has warned
             plates.close()
     scale = "" if kind in _MAPS or max_motion is None else f", colour scale: 0 to {max_motion:.4g} px"
     return f"{report.printable(args.viz)}: {drawn} pictures, {kind}{scale}"

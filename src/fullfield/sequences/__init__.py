@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fullfield.sequences.plates import open_plates as open_plates
     from fullfield.sequences.pool import run_on_devices as run_on_devices
     from fullfield.sequences.results import Outcome as Outcome
+    from fullfield.sequences.retiming import RetimeSettings as RetimeSettings
     from fullfield.sequences.retiming import retime_shot as retime_shot
     from fullfield.sequences.run import run_shot as run_shot
     from fullfield.sequences.settings import ShotSettings as ShotSettings
@@ -48,7 +49,7 @@ __all__, __getattr__, __dir__ = lazy(
         "plates": "open_plates",
         "pool": "run_on_devices",
         "results": "Outcome",
-        "retiming": "retime_shot",
+        "retiming": "RetimeSettings retime_shot",
         "run": "run_shot",
         "settings": "ShotSettings",
         "warping": "WarpSettings warp_shot",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ class ShotActor:
 
     def __init__(self, job: ShotJob) -> None:
         self._job = job
+        warnings.filterwarnings("ignore", ".* NaN or infinite")  # whoever started the cluster warns once
         self._estimator = job.build_estimator()
 
     def write(self, chunk: list[int]) -> tuple[str, Any]:

@@ -208,6 +208,7 @@ def run_follow(
                 task = partial(write, result, writers.record_event(), inputs)
                 writers.submit(result.number, path, size_bytes, task)
     finally:
+        outcome.dead_pictures |= plates.take_dead_pictures()
         plates.close()
     outcome.stages = stages.by_name
     return outcome.finish(start_s)

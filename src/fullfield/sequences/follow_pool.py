@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -168,6 +169,7 @@ def _serve(pipe: Connection, device: str, threads: int) -> None:
 
 def _process_sides(pipe: Connection, device: str, threads: int) -> None:
     estimator = None
+    warnings.filterwarnings("ignore", ".* NaN or infinite")  # the parent warns once for all processes
     lock = threading.Lock()  # several threads write files
 
     def report(number: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -42,6 +41,7 @@ class InputReader:
         path: returns the file of a key.
         keys: all keys in the order of their first use.
         stages: receives the time of reading, and of waiting for it.
+        outcome: receives the messages on pixels that are not finite.
         threads: number of reads at the same time.
     """
 
@@ -51,21 +51,20 @@ class InputReader:
         path: Callable[[Any], str],
         keys: Iterable[Hashable],
         stages: StageTimes,
+        outcome: Outcome,
         threads: int,
     ) -> None:
-        self._read, self._path, self._stages = read, path, stages
+        self._read, self._path, self._stages, self._outcome = read, path, stages, outcome
         self._stamped: dict[Any, tuple[Any, Any]] = {}
         self._reads: ReadAhead[Any, tuple[Any, Any]] = ReadAhead(
             self._read_stamped, lambda item: _size_bytes(item[1]), threads=threads
         )
         self._reads.extend(keys)
-        self._is_noted = False
 
-    def note(self, text: str) -> None:
-        """Warn of pixels that are not finite, for the first such picture."""
-        if text and not self._is_noted:
-            self._is_noted = True
-            warnings.warn(f"{text}, nor at such pixels of further frames", stacklevel=2)
+    def note(self, number: int, text: str) -> None:
+        """Add the message on a picture's pixels that are not finite, if there is one."""
+        if text:
+            self._outcome.dead_pictures[number] = text
 
     def __enter__(self) -> InputReader:
         return self

@@ -81,9 +81,38 @@ class Plates(Protocol):
         path = self.file(number)
         return None if path is None else read_stamp(path)
 
+    def take_dead_pictures(self) -> dict[int, str]:
+        """Return and forget a message on every frame so far with pixels that are NaN or infinite."""
+        return {}
+
     def close(self) -> None:
-        """Close what is open."""
-        return
+        """Close what is open, and warn of pixels that are NaN or infinite, once for all frames."""
+        warn_of_dead_pictures(self.take_dead_pictures())
+
+
+def warn_of_dead_pictures(messages: Mapping[int, str]) -> None:
+    """Warn of pictures with pixels that are NaN or infinite: of the first, with the number of all."""
+    if messages:
+        others = len(messages) - 1
+        further = "" if others == 0 else f", nor at such pixels of {others} further frame{'s' * (others > 1)}"
+        warnings.warn(f"{messages[min(messages)]}{further}", stacklevel=3)
+
+
+class _DeadPictures:
+    """Messages on frames with pixels that are NaN or infinite, by number; several threads add to it."""
+
+    def __init__(self) -> None:
+        self._messages: dict[int, str] = {}
+
+    def add(self, number: int, message: str) -> None:
+        """Add the message on a frame, unless it is empty."""
+        if message:
+            self._messages[number] = message
+
+    def take(self) -> dict[int, str]:
+        """Return the messages by number, and forget them."""
+        messages, self._messages = self._messages, {}
+        return messages
 
 
 def open_plates(
@@ -128,7 +157,7 @@ class FilePlates(Plates):
         self._reading = {name: value for name, value in reading.items() if value is not None}
         self.by_data = self._reading.get("window") == "data"
         self.readers = reader_count()
-        self._is_noted = False
+        self._dead_pictures = _DeadPictures()
         mask = self._reading.get("mask")
         self._mask = mask if mask_path(mask) is not None else None
         numbers = [*frame_files.files, *self.numbers]
@@ -173,15 +202,12 @@ class FilePlates(Plates):
             is_same_mask = mask is None or read_stamp(mask) == mask_before
             if before is not None and self.stamp(number) == before and is_same_mask:
                 frame = fill_frame(image.frame, image.valid, path)
-                self._note(image.note)
+                self._dead_pictures.add(number, image.note)
                 return Plate(frame, window, image.metadata, Identity(before, checksum), image.valid, mask_identity)
         raise InputError(f"{path}: is being written while it is read")
 
-    def _note(self, text: str) -> None:
-        """Warn of pixels that are not finite, for the first such frame of the shot."""
-        if text and not self._is_noted:
-            self._is_noted = True
-            warnings.warn(f"{text}, nor at such pixels of further frames", stacklevel=2)
+    def take_dead_pictures(self) -> dict[int, str]:
+        return self._dead_pictures.take()
 
 
 class ListedPlates(Plates):
@@ -194,6 +220,10 @@ class ListedPlates(Plates):
         listed = parse_frames(numbers) if isinstance(numbers, str) else numbers
         self.numbers = list(range(1, len(frames) + 1)) if listed is None else sorted(set(listed))
         self.by_data, self.readers, self.pinned = False, 2, False
+        self._dead_pictures = _DeadPictures()
+
+    def take_dead_pictures(self) -> dict[int, str]:
+        return self._dead_pictures.take()
 
     def path(self, number: int) -> str:
         return label(self._frames[number - 1] if self.has(number) else None, f"frame {number}")
@@ -208,8 +238,7 @@ class ListedPlates(Plates):
         frame, path = self._frames[number - 1], self.path(number)
         if isinstance(frame, (str, os.PathLike)):
             image = FrameReader(**self._reading).read(frame)
-            if image.note:
-                warnings.warn(image.note, stacklevel=2)
+            self._dead_pictures.add(number, image.note)
             return Plate(fill_frame(image.frame, image.valid, path), valid=image.valid)
         return Plate(as_frame(frame, path, **self._reading).cpu())
 

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -212,6 +213,7 @@ def _serve(job: ShotJob, pipe: Connection) -> None:
 
 def _process_chunks(job: ShotJob, pipe: Connection) -> None:
     estimator = job.build_estimator()
+    warnings.filterwarnings("ignore", ".* NaN or infinite")  # the parent warns once for all processes
     lock = threading.Lock()  # several threads write files
 
     def report(number: int) -> None:

@@ -15,7 +15,7 @@ from fullfield._check import InputError
 from fullfield._ledger.versions import Identity
 from fullfield.io.files import reason
 from fullfield.io.windows import FrameWindow
-from fullfield.sequences.plates import Plate
+from fullfield.sequences.plates import Plate, warn_of_dead_pictures
 
 FrameReport = Callable[[int], None]
 """Callback that receives the number of every frame that is finished, from any thread."""
@@ -121,6 +121,8 @@ class Outcome:
     """Frames whose file has only one of two directions."""
     shot_ends: list[int] = field(default_factory=list)
     """Frames without a picture, because the shot ends there."""
+    dead_pictures: dict[int, str] = field(default_factory=dict)
+    """By frame, a message on each picture that was read with pixels that are NaN or infinite."""
     stopped: str | None = None
     """Reason why the run ended early."""
     busy_s: float = 0.0
@@ -134,6 +136,7 @@ class Outcome:
     def add(self, other: Outcome) -> None:
         """Add the result of another part."""
         self.collect(other, "written", "incomplete", "cuts", "duplicates", "problems")
+        self.dead_pictures |= other.dead_pictures
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
         total = StageTimes()
@@ -150,10 +153,11 @@ class Outcome:
                     getattr(self, name).append(item)
 
     def finish(self, start_s: float) -> Outcome:
-        """Sort the frames, and set the time since ``start_s``."""
+        """Sort the frames, set the time since ``start_s``, and warn of pictures with NaN or infinity."""
         for items in (self.written, self.incomplete, self.cuts, self.duplicates):
             items.sort()
         self.wall_s = time.perf_counter() - start_s
+        warn_of_dead_pictures(self.dead_pictures)
         return self
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fullfield import _check
 from fullfield._check import InputError
 from fullfield._ledger.versions import Checksums
 from fullfield.io.names import mask_path
@@ -33,11 +34,28 @@ _MAX_FRAMES = 1_000_000
 _FACTORS = (0.001, 1000.0)
 
 
+@dataclass(frozen=True)
+class RetimeSettings:
+    """Settings of retiming.
+
+    Attributes:
+        factor: output frames per plate; 2 is half the speed.
+        mask: what says where plates are known: a picture, a pattern, a channel of an EXR, or ``FILE:CHANNEL``.
+    """
+
+    factor: float | Fraction
+    mask: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _FACTORS[0] <= self.factor <= _FACTORS[1]:
+            raise InputError(f"factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {float(self.factor):g}")
+
+
 def retime_shot(
     plates: str | os.PathLike[str],
     flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
-    factor: float | Fraction,
+    settings: RetimeSettings,
     *,
     frames: str | None = None,
     device: str = "auto",
@@ -55,7 +73,7 @@ def retime_shot(
         flow: the stored flow in both directions: ``mv.%04d.exr``, or a :class:`StoredFlow`, which says its scale and
             how a renderer wrote it.
         output: the pictures, ``slow.%04d.exr``.
-        factor: output frames per plate; 2 is half the speed.
+        settings: the speed, and where plates are known.
         frames: consecutive plates to use; all that exist by default.
         device: where to compute.
         overwrite: write pictures that exist again, whatever they were made from.
@@ -64,9 +82,9 @@ def retime_shot(
     Raises:
         InputError: if files are missing, a direction is not stored, or existing pictures were made otherwise.
 
-    >>> retime_shot("plate.%04d.exr", "mv.%04d.exr", "slow.%04d.exr", 2.5)  # doctest: +SKIP
+    >>> retime_shot("plate.%04d.exr", "mv.%04d.exr", "slow.%04d.exr", RetimeSettings(2.5))  # doctest: +SKIP
     """
-    job = plan_retime(plates, flow, output, factor, frames=frames, device=device)
+    job = plan_retime(plates, flow, output, settings, frames=frames, device=device)
     settled, plan = job.settle(overwrite=overwrite)
     return run_pictures(settled, plan.missing, report=report)
 
@@ -75,24 +93,19 @@ def plan_retime(
     plates: str | os.PathLike[str],
     flow: str | os.PathLike[str] | StoredFlow,
     output: str | os.PathLike[str],
-    factor: float | Fraction,
+    settings: RetimeSettings,
     *,
     frames: str | None = None,
-    mask: str | None = None,
     device: str = "auto",
 ) -> RetimeJob:
-    """Return the job of :func:`retime_shot`, checked against plates and stored flow.
-
-    ``mask`` says where plates are known: a picture, a pattern, a channel of an EXR, or ``FILE:CHANNEL``.
-    """
-    pictures = PictureFiles(os.fspath(plates), mask)
+    """Return the job of :func:`retime_shot`, checked against plates and stored flow."""
+    _check.require(isinstance(settings, RetimeSettings), "settings", "a RetimeSettings", settings)
+    pictures = PictureFiles(os.fspath(plates), settings.mask)
     sources = pictures.choose(frames)
     stored = StoredFlow.from_source(flow)
     if stored.reference is not None:
         raise InputError(f"flow: expected flow to the neighbouring frame, got motion from frame {stored.reference}")
-    if not _FACTORS[0] <= factor <= _FACTORS[1]:
-        raise InputError(f"factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {float(factor):g}")
-    exact_factor = Fraction(factor).limit_denominator(10_000)
+    exact_factor = Fraction(settings.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
     frame_count = int((last - first) * max(exact_factor, Fraction(1)))
     if frame_count > _MAX_FRAMES:
@@ -106,7 +119,8 @@ def plan_retime(
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require("forward", "backward")
-    return RetimeJob(stored, os.fspath(output), numbers, device, plates=pictures, factor=exact_factor, mask=mask)
+    name, mask = os.fspath(output), settings.mask
+    return RetimeJob(stored, name, numbers, device, plates=pictures, factor=exact_factor, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -154,7 +168,7 @@ class RetimeJob(PictureJob):
         if self.plates is None:
             raise RuntimeError("a job without plates")
         readers = self.plates.readers
-        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, readers) as reader:
+        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, outcome, readers) as reader:
             for number in numbers:
                 before, _ = self._position(number)
                 reader.release(lambda key, before=before: key[1] >= before)  # type: ignore[misc]
@@ -207,6 +221,7 @@ class RetimeJob(PictureJob):
         nearest = before if time < 0.5 else before + 1
         if fraction == 0 or self._is_cut(before, reader, outcome):
             plate: Raw = reader.get(("plate", nearest))
+            reader.note(nearest, plate.note)
             return plate._replace(pixels=plate.pixels.to(device))
         first, second = reader.get(("plate", before)), reader.get(("plate", before + 1))
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
@@ -218,8 +233,8 @@ class RetimeJob(PictureJob):
             flow_name = f"the flow {self.flow.path(plate_number)}"
             path = self._plate_path(plate_number)
             flows[direction] = fit_flow(flow.to(device), flow_name, first.pixels, path, self.flow.scale)
-        for plate in (first, second):
-            reader.note(plate.note)
+        for plate_number, plate in ((before, first), (before + 1, second)):
+            reader.note(plate_number, plate.note)
         pixels1, pixels2 = first.pixels.to(device), second.pixels.to(device)
         valid1, valid2 = (None if plate.valid is None else plate.valid.to(device) for plate in (first, second))
         flow1, flow2 = flows["forward"], flows["backward"]

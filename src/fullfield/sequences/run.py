@@ -90,6 +90,7 @@ def run_shot(
                 if outcome.stopped is not None:
                     break
     finally:
+        outcome.dead_pictures |= plates.take_dead_pictures()
         plates.close()
     outcome.busy_s, outcome.stages = engine.busy_s, engine.stages.by_name
     return outcome.finish(start_s)

@@ -218,7 +218,7 @@ class WarpJob(PictureJob):
         if not numbers:
             return
         threads = reader_count() if self.plates is None else self.plates.readers
-        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, threads) as reader:
+        with InputReader(self._read, self._input_path, self._list_keys(numbers), stages, outcome, threads) as reader:
             if self._chain_reference is None:
                 yield from self._iterate_single(numbers, device, reader, outcome)
             else:
@@ -310,7 +310,7 @@ class WarpJob(PictureJob):
         """Return the picture for a frame; without flow the picture as it is."""
         path = self._picture_path(number)
         raw: Raw = reader.get(("picture", self._picture_key(number)))
-        reader.note(raw.note)
+        reader.note(self._picture_number(number), raw.note)
         reader.check_unchanged()
         pixels = raw.pixels.to(device)
         if flow is None:
