@@ -31,6 +31,7 @@ suppress_warnings = [
     "toc.not_included",
     "ref.python",
 ]  # classes of modules share names; notes are reached by links; tests/test_docs.py looks for pages without one
+highlight_language = "none"  # of blocks without a language: commands
 smartquotes = False  # -- begins an option
 
 myst_heading_anchors = 4  # the anchors that GitHub makes too
@@ -45,7 +46,7 @@ templates_path = []
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 napoleon_numpy_docstring = False
 default_role = "code"
 
@@ -74,7 +75,7 @@ def toctrees(text: str) -> str:
 
     def after(found: re.Match[str]) -> str:
         title, body = found.groups()
-        targets = re.findall(r"^- \[[^\]]*\]\(([^)#]+\.(?:md|py))\)", body, re.MULTILINE)
+        targets = dict.fromkeys(re.findall(r"\]\(([^)#]+\.(?:md|py))\)", body))
         entries = [f"/{gallery(name)}" if name.endswith(".py") else name.removesuffix(".md") for name in targets]
         return f"{found[0]}\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(entries) + "\n```\n\n"
 
