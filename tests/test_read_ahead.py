@@ -47,7 +47,7 @@ def test_reads_ahead_stay_within_the_bound(max_bytes: int, ahead: int) -> None:
     assert started == list(range(10 + ahead)), "each once"
 
 
-def test_an_error_is_raised_for_its_key_alone() -> None:
+def test_read_ahead_raises_error_for_its_key() -> None:
     def read(key: int) -> int:
         if key == 1:
             raise ValueError("bad")

@@ -37,7 +37,7 @@ def test_numbers_on_pages_are_stored() -> None:
         ("It needs 7 %. <!-- in src/fullfield/registration/verdict.py -->", ["7"]),
     ],
 )  # fmt: skip
-def test_a_number_is_unsupported_unless_its_source_holds_it(block: str, expected: list[str]) -> None:
+def test_page_number_needs_stored_source(block: str, expected: list[str]) -> None:
     assert load_script("page_numbers")["unsupported"](block) == expected
 
 
@@ -45,7 +45,7 @@ def test_a_number_is_unsupported_unless_its_source_holds_it(block: str, expected
     "marker",
     ["<!-- = 12.9 -->", "<!-- = 13 -->", "<!-- in benchmarks/results/like_raft_hd.json -->", "<!-- in README.md -->"],
 )
-def test_a_marker_names_a_result_or_code(marker: str) -> None:
+def test_page_marker_names_result_or_code(marker: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         load_script("page_numbers")["unsupported"](f"One takes 13 ms. {marker}")
 
@@ -58,7 +58,7 @@ def test_owed_results_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(entry["command"] != script["NO_COMMAND"] for entry in script["owed"]().values())
 
 
-def test_a_time_needs_repeats_and_spread() -> None:
+def test_stored_time_needs_repeats_and_spread() -> None:
     lacks = load_script("results")["missing_conditions"]
     about = {"gpu": "H100", "versions": {"torch": "2.11"}, "commit": "40d2fae184cb", "date": "2026-11-26"}
     timing: dict[str, Any] = {"median_s": 1.0, "min": 0.9, "repeats": 3}
@@ -69,7 +69,7 @@ def test_a_time_needs_repeats_and_spread() -> None:
     assert lacks({"rows": [timing]}) == ["no machine", "no versions", "no commit of a clean tree", "no date"]
 
 
-def test_a_result_is_older_than_a_later_change_of_its_sources() -> None:
+def test_result_is_older_than_later_source_change() -> None:
     script = load_script("results")
     if script["is_shallow"]():
         pytest.skip("the history of this checkout is cut")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 # ---- going through the cases
 
 
-def test_runner_reports_failed_checks_of_ours() -> None:
+def test_runner_reports_failed_checks_of_fullfield() -> None:
     rows = [
         {"name": "a", "ours": True, "status": "check failed", "reason": "off"},
         {"name": "b", "ours": False, "status": "failed", "reason": "broken"},

@@ -17,5 +17,5 @@ def commands() -> ModuleType:
     return loaded("scripts/docs/commands.py")
 
 
-def test_the_pages_say_what_the_parsers_say(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_pages_match_parsers(commands: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["--check"]) == 0, capsys.readouterr().out

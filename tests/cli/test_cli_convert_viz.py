@@ -41,7 +41,7 @@ def test_unknown_vectors_stay_unknown(cli: Any, made: Scene) -> None:
     assert "unknown vectors became zero motion" in ran.err
 
 
-def test_both_layers_of_an_exr(cli: Any, made: Scene) -> None:
+def test_convert_keeps_both_exr_layers(cli: Any, made: Scene) -> None:
     write_flow("both.exr", made.flow, backward=-made.flow)
     assert cli("convert", "both.exr", "copy.exr", "--compression", "zips").code == 0
     assert torch.equal(read_flow("copy.exr", layer="backward").flow, -made.flow)
@@ -52,7 +52,7 @@ def test_both_layers_of_an_exr(cli: Any, made: Scene) -> None:
     assert torch.equal(read_flow("back.flo").flow, -made.flow)
 
 
-def test_a_flow_that_does_not_fit_leaves_the_old_file(refused: Any, scene: Path) -> None:
+def test_convert_keeps_old_file_when_flow_exceeds_format(refused: Any, scene: Path) -> None:
     write_flow("far.flo", torch.full((2, 4, 4), 900.0))
     (scene / "out.png").write_text("before")
     assert "out.png: the KITTI PNG format holds" in refused("convert", "far.flo", "out.png")
@@ -78,7 +78,7 @@ def test_kinds(cli: Any, kind: str, options: tuple[str, ...]) -> None:
     assert kind == "sheet" or picture.shape[-2:] == (48, 64)
 
 
-def test_the_scale_can_be_fixed_and_is_printed(cli: Any, made: Scene) -> None:
+def test_viz_max_motion_fixes_scale_and_prints_it(cli: Any, made: Scene) -> None:
     ran = cli("viz", "truth.flo", "-o", "v.png", "--max-motion", "12", "--json")
     assert ran.json["max_motion"] == 12
     assert torch.equal((read_frame("v.png") * 255).round().byte(), flow_to_image(made.flow, max_motion=12))
@@ -97,7 +97,7 @@ def test_still_and_unknown_flow_can_be_drawn(cli: Any) -> None:
     assert "0 px" in ran.out
 
 
-def test_a_layer_of_an_exr_is_drawn(cli: Any, made: Scene) -> None:
+def test_viz_draws_named_exr_layer(cli: Any, made: Scene) -> None:
     write_flow("both.exr", made.flow, backward=2 * made.flow)
     one = cli("viz", "both.exr", "-o", "v.png", "--json").json["max_motion"]
     two = cli("viz", "both.exr", "-o", "v.png", "--flow-layer", "backward", "--json").json["max_motion"]
@@ -107,7 +107,7 @@ def test_a_layer_of_an_exr_is_drawn(cli: Any, made: Scene) -> None:
 @pytest.mark.parametrize(
     ("kind", "motion", "error"), [("error", False, 16), ("warped", False, None), ("flow", True, None)]
 )
-def test_only_the_scale_of_what_is_drawn_is_told(cli: Any, kind: str, motion: bool, error: float | None) -> None:
+def test_viz_prints_only_scales_it_draws(cli: Any, kind: str, motion: bool, error: float | None) -> None:
     needed = {"error": ("--truth", "truth.flo"), "warped": ("--frame2", "b.png")}.get(kind, ())
     ran = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *needed)
     assert ("colour scale: 0 to" in ran.out) is motion

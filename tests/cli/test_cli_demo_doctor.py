@@ -25,7 +25,7 @@ from fullfield.io import read_flow, read_frame
 from fullfield.ops import _launching
 
 
-def test_demo_writes_what_it_says(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_writes_printed_files(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ran = cli("demo", "--size", "96x64", "--preset", "fast", "--json")
     assert ran.code == 0
@@ -47,7 +47,7 @@ def test_demo_can_be_repeated_and_prints_the_score(cli: Any, tmp_path: Path) -> 
     assert (read_flow(folder / "truth.flo").flow != first).any()
 
 
-def test_demo_does_not_replace_somebody_s_frames(refused: Any, tmp_path: Path) -> None:
+def test_demo_refuses_to_replace_existing_frames(refused: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "frame1.png").write_text("precious")
     assert "holds frame1.png" in refused("demo", "-o", tmp_path / "mine")
@@ -55,7 +55,7 @@ def test_demo_does_not_replace_somebody_s_frames(refused: Any, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("cause", ["backend", "estimate", "write"])
-def test_a_demo_that_fails_can_be_repeated(
+def test_demo_can_be_repeated_after_failure(
     cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
@@ -75,7 +75,7 @@ def test_a_demo_that_fails_can_be_repeated(
     assert {path.name for path in folder.iterdir()} == set(FILES)
 
 
-def test_the_demo_s_flow_is_that_of_its_frames(cli: Any, tmp_path: Path) -> None:
+def test_demo_flow_matches_its_frames(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     assert cli("demo", "-o", folder, "--size", "64x48", "--preset", "fast").code == 0
     again = ("flow", folder / "frame1.png", folder / "frame2.png", "-o", "again.flo", "--preset", "fast")
@@ -108,7 +108,7 @@ def test_doctor_on_a_machine_that_works(cli: Any) -> None:
 
 
 @pytest.mark.usefixtures("quickly")
-def test_doctor_says_what_packages_are_for(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_purpose_of_each_package(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     uses = {
         "av": "video files and streams",
         "cv2": "cameras",
@@ -168,7 +168,7 @@ def test_extras_are_installed_from_where_the_package_came(
 
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("operator", ["correlation", "tvl1", "spatial_correlation", "matching"])
-def test_doctor_says_what_operators_run_on(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
+def test_doctor_lists_backend_of_each_operator(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
     own = import_module(f"fullfield.ops.{operator}").backends()
     report = cli("doctor", "--json").json["operators"][operator]
     assert report["backend"] == next(name for name, why in own if why is None)
@@ -198,7 +198,7 @@ def test_doctor_says_what_operators_run_on(cli: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("quickly")
-def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_gpu_backends_of_point_operators(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
     monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
     monkeypatch.setattr("fullfield.ops.correlation.backends", lambda _: [("cuda", None)])
@@ -211,7 +211,7 @@ def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("quickly")
-def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_prepared_networks(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.ops.correlation.backends", lambda *_: [("reference", None)])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"] == {}
@@ -254,7 +254,7 @@ def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.Mo
     assert ran.json["main_job"] == {"works": False, "problem": "RuntimeError: illegal instruction"}
 
 
-def test_doctor_says_that_ptlflow_cannot_be_imported(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_broken_ptlflow(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ptlflow").mkdir()
     said = "print('noise')\nraise RuntimeError('operator nms does not exist')"
     (tmp_path / "ptlflow" / "__init__.py").write_text(said)

@@ -27,7 +27,7 @@ def quick_graph() -> Any:
     return helper.make_model(helper.make_graph([node], "quick", values[:2], values[2:], [weights]))
 
 
-def test_a_full_disk_leaves_what_was_there(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_keeps_old_file_on_full_disk(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit on a file's size stands for the full disk. What a killed run left goes."""
     resource, name = pytest.importorskip("resource"), "flow.onnx"
     pytest.importorskip("onnxscript")
@@ -75,7 +75,7 @@ def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -
     assert options == {"lookup": "dense", "batch": 3, "updates": 0, "dynamic": True}
 
 
-def test_nothing_is_fetched_where_onnx_is_missing(
+def test_export_without_onnx_fetches_no_weights(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
@@ -86,5 +86,5 @@ def test_nothing_is_fetched_where_onnx_is_missing(
     assert not fetched
 
 
-def test_the_command_line_knows_the_forms() -> None:
+def test_export_options_match_lookup_forms() -> None:
     assert export.LOOKUPS == FORMS

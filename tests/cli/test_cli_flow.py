@@ -33,7 +33,7 @@ CONFIG = TVL1Config.preset("fast").replace(iterations=3, warps=2)
 
 
 @pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)
-def test_the_suffix_picks_the_format(cli: Any, scene: Path, suffix: str) -> None:
+def test_flow_output_suffix_selects_format(cli: Any, scene: Path, suffix: str) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", f"out{suffix}", *FAST)
     assert ran.code == 0, ran.err
     flow, valid = read_flow(scene / f"out{suffix}")
@@ -43,7 +43,7 @@ def test_the_suffix_picks_the_format(cli: Any, scene: Path, suffix: str) -> None
     assert ran.out.startswith(f"out{suffix}: 64x48, tvl1 fast")
 
 
-def test_the_default_preset_finds_the_motion(cli: Any, made: Scene) -> None:
+def test_flow_default_preset_estimates_motion(cli: Any, made: Scene) -> None:
     assert cli("flow", "a.png", "b.png", "-o", "out.flo").code == 0
     assert epe(read_flow("out.flo").flow, made.flow, ~made.occluded) < 0.3
 
@@ -66,7 +66,7 @@ def test_json_is_one_complete_object(cli: Any) -> None:
     assert report["versions"]["fullfield"] == fullfield.__version__
 
 
-def test_both_directions_are_on_the_first_frame_s_pixels(cli: Any) -> None:
+def test_flow_direction_both_uses_first_frame_pixels(cli: Any) -> None:
     """One picture that moves by 1 px, then by 3 px to the right: the fields differ, and so do their pixels."""
     texture = textured_scene(60, 90, seed=4).frame1
     for name, left in (("z", 21), ("a", 20), ("b", 17)):  # a window that moves left moves the picture right
@@ -85,7 +85,7 @@ def test_both_directions_are_on_the_first_frame_s_pixels(cli: Any) -> None:
     assert turned["longest_motion"] == float(torch.hypot(*backward).max()) > float(torch.hypot(*forward).max())
 
 
-def test_levels_that_the_frames_are_too_small_for_are_said(cli: Any, scene: Path) -> None:
+def test_flow_reports_levels_that_small_frames_skip(cli: Any, scene: Path) -> None:
     assert scene
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", *FAST, "--scales", "100")
     assert ran.code == 0
@@ -141,7 +141,7 @@ def test_windows_that_do_not_fit(refused: Callable[..., str], cli: Any) -> None:
     assert cli("flow", "a.exr", "b.exr", "--initial-flow", "out.exr", "-o", "two.exr", *options[2:]).code == 0
 
 
-def test_the_first_flow_s_layer_can_be_chosen(cli: Any) -> None:
+def test_flow_initial_layer_selects_exr_layer(cli: Any) -> None:
     start = torch.full((2, 48, 64), 0.5)
     write_flow("start.exr", torch.zeros(2, 48, 64), backward=start)
     named = ("--initial-flow", "start.exr", "--initial-layer", "backward", "--initial-part", "0")
@@ -185,7 +185,7 @@ def test_pictures(cli: Any, kind: str) -> None:
         assert picture.shape[-2:] == (48, 64)
 
 
-def test_the_warped_picture_resembles_the_first_frame(cli: Any, made: Scene) -> None:
+def test_flow_viz_warped_resembles_first_frame(cli: Any, made: Scene) -> None:
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--viz-kind", "warped").code == 0
     warped, first = read_frame("v.png"), read_frame("a.png")
     seen = ~made.occluded
@@ -203,7 +203,7 @@ def test_initial_flow_is_the_start(cli: Any) -> None:
     assert "start.flo: 48 unknown vectors start from zero" in ran.err
 
 
-def test_the_transfer_reaches_the_frames(cli: Any) -> None:
+def test_flow_transfer_option_changes_frames(cli: Any) -> None:
     for name in ("a", "b"):
         write_image(f"{name}.exr", read_frame(f"{name}.png"))
     assert cli("flow", "a.png", "b.png", "-o", "png.flo", *FAST).code == 0
@@ -231,7 +231,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("far")
-def test_motion_beyond_the_format_is_kept_elsewhere(cli: Any) -> None:
+def test_flow_beyond_format_range_is_stored_in_other_file(cli: Any) -> None:
     write_flow("out.png.npy", torch.full((2, 48, 64), 0.5))
     before = Path("out.png.npy").read_bytes()
     others = ("--st-map", "st.exr", "--viz", "v.png", "--initial-flow", "out.png.npy", "--json")
@@ -249,7 +249,7 @@ def test_motion_beyond_the_format_is_kept_elsewhere(cli: Any) -> None:
 
 
 @pytest.mark.usefixtures("far")
-def test_both_directions_are_kept(cli: Any) -> None:
+def test_flow_direction_both_stores_both_layers(cli: Any) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", "out.exr", "--half", "--previous", "b.png", *FAST)
     assert ran.code == 2
     assert "out.exr: half precision holds up to 65504 px, got 70000; the flow is kept in out.exr.float.exr" in ran.err
@@ -299,7 +299,7 @@ def test_viz_kind_writes_a_map_with_any_format_of_the_flow(cli: Any, kind: str) 
     assert torch.allclose(read_frame("map.png")[0], getattr(expected, kind), atol=0.003)
 
 
-def test_flow_refuses_a_shot_and_says_which_verb_takes_it(refused: Callable[..., str]) -> None:
+def test_flow_refuses_shot_and_names_shot_command(refused: Callable[..., str]) -> None:
     for arguments, message in (
         (("plate.%04d.png",), "plate.%04d.png: is a whole shot; use fullfield shot plate.%04d.png -o OUT"),
         (("a.png",), "B: expected a second frame, got none; for a whole shot use fullfield shot PATTERN"),

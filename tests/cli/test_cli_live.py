@@ -58,7 +58,7 @@ def test_every_pair_has_a_flow_where_nothing_hurries(cli: Any, film: str) -> Non
     assert min(green, blue) > red + 60
 
 
-def test_a_file_plays_at_its_rate(cli: Any, film: str) -> None:
+def test_live_plays_file_at_its_rate(cli: Any, film: str) -> None:
     told = cli("live", film, "--rate", "40", *QUICK, "--json").json
     assert told["rate"]["requested"] == 40.0
     assert told["flows"] + told["dropped"] == told["pairs"] == 7
@@ -87,7 +87,7 @@ def test_interrupted_before_the_first_picture_nothing_is_lost(
 
 
 @pytest.mark.parametrize("stop", [InputError("film.mp4: broken"), KeyboardInterrupt()])
-def test_what_was_recorded_is_kept_however_the_run_ends(
+def test_live_keeps_recording_after_interrupt(
     cli: Any, film: str, scene: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
 ) -> None:
     (scene / "old.mp4").write_bytes(b"an old film")
@@ -105,7 +105,7 @@ def test_what_was_recorded_is_kept_however_the_run_ends(
     assert len(list(open_video("old.mp4"))) == 3
 
 
-def test_a_wait_for_a_gap_is_told(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_reports_wait_for_missing_frames(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.estimators.live._LONG_WAIT", 0.4)
     with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
         for number in (0, 1, 8):
@@ -126,7 +126,7 @@ def test_words_for_people(cli: Any, film: str) -> None:
     assert second == "v.mkv: 7 pictures, 0 flows without one"
 
 
-def test_frames_that_the_file_lacks_are_told(cli: Any, scene: Path) -> None:
+def test_live_reports_missing_frames(cli: Any, scene: Path) -> None:
     with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
         for number in (0, 1, 2, 5, 6, 7, 8, 9):
             writer.write(torch.full((3, 48, 64), 20 * number, dtype=torch.uint8), number / 10)
@@ -219,7 +219,7 @@ def test_when_the_persistent_solver_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not runs(), "the solver then says so, and takes another backend"
 
 
-def test_a_source_that_hangs_is_not_closed_under_its_reader(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_does_not_close_hanging_source_under_reader(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(Stopping):
         closed = False
         go_on = threading.Event()
@@ -238,7 +238,7 @@ def test_a_source_that_hangs_is_not_closed_under_its_reader(cli: Any, monkeypatc
     source.go_on.set()
 
 
-def test_the_status_line_fits_the_terminal(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_status_line_fits_terminal(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_STATUS_SECONDS", {True: 0.0, False: 0.0})
     written = cli("live", film, "--rate", "max", *QUICK).err
     assert "fullfield: live: " in written
@@ -255,14 +255,16 @@ def test_errors_of_the_solver_are_one_line(refused: Callable[..., str], film: st
     assert "cuda" in refused("live", film, *QUICK, "--backend", "cuda", "--device", "cpu")
 
 
-def test_a_window_needs_a_display(refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_preview_without_display_is_refused(
+    refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("cv2")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert "--preview: " in refused("live", film, "--preview", *QUICK)
 
 
-def test_without_pyav_one_line_says_what_to_install(
+def test_live_without_pyav_names_package_to_install(
     refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.import_module

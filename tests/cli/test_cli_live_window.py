@@ -62,7 +62,7 @@ def test_pictures_are_shown_blue_first_until_a_key(cv2: Cv2) -> None:
         assert not window.show(picture)
 
 
-def test_a_window_that_the_user_closes_stays_closed(cv2: Cv2) -> None:
+def test_live_preview_closed_by_user_stays_closed(cv2: Cv2) -> None:
     window = Window("flow")
     cv2.visible = 0.0
     assert not window.show(torch.zeros(3, 2, 5, dtype=torch.uint8))
@@ -70,7 +70,7 @@ def test_a_window_that_the_user_closes_stays_closed(cv2: Cv2) -> None:
     window.close()
 
 
-def test_an_opencv_without_windows(cv2: Cv2) -> None:
+def test_live_preview_refuses_headless_opencv(cv2: Cv2) -> None:
     cv2.has_windows = False
     with pytest.raises(InputError, match="built without windows"):
         Window("flow")

@@ -46,7 +46,7 @@ def test_every_field_is_an_option() -> None:
     assert {"--lambda", "--scale-factor"} <= methods.parameters("tvl1").keys()
 
 
-def test_a_preset_and_changes() -> None:
+def test_method_options_change_preset() -> None:
     assert _chosen("--method", "tvl1").config == PRESETS["default"]
     assert _chosen("--method", "tvl1", "--preset", "paper", "--lambda", "0.2", "--scales", "auto").config == PRESETS[
         "paper"

@@ -381,7 +381,7 @@ def test_mistakes(
     assert contents(furnished) == listed
 
 
-def test_an_unwritable_folder_is_found_before_the_work(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_folder_is_refused_before_work(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -391,7 +391,7 @@ def test_an_unwritable_folder_is_found_before_the_work(refused: Refused, monkeyp
     assert "--output out.flo: cannot write in folder . (Permission denied)" in line
 
 
-def test_a_full_disk(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_report_full_disk_in_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.flo")
 
@@ -399,7 +399,7 @@ def test_a_full_disk(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "out.flo: No space left on device" in refused("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
 
 
-def test_memory_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_report_missing_memory_in_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def huge(*_: object, **__: object) -> None:
         torch.empty(2**60)
 
@@ -413,7 +413,7 @@ def test_memory_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPa
     assert "out of memory" in refused("flow", "a.png", "b.png", "-o", "out.flo")
 
 
-def test_a_package_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_report_missing_package_in_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'OpenImageIO'", name="OpenImageIO")
 
@@ -421,7 +421,7 @@ def test_a_package_that_is_not_there(refused: Refused, monkeypatch: pytest.Monke
     assert "pip install OpenImageIO" in refused("flow", "a.png", "b.png", "-o", "out.flo")
 
 
-def test_a_bug_keeps_its_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_keeps_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for bug in (RuntimeError("shape mismatch"), KeyError("x"), ImportError("fullfield.nothing")):
 
         def broken(*_: object, bug: Exception = bug, **__: object) -> None:
@@ -445,7 +445,7 @@ def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")
-def test_a_link_to_itself(refused: Refused, scene: Path) -> None:
+def test_commands_report_looping_link_in_one_line(refused: Refused, scene: Path) -> None:
     (scene / "loop.flo").symlink_to("loop.flo")
     assert "loop.flo: is a link to itself" in refused("flow", "a.png", "b.png", "-o", "loop.flo")
     assert (scene / "loop.flo").is_symlink()
@@ -530,12 +530,12 @@ def test_frames_of_another_range_are_questioned_once(cli: Any, scene: Path) -> N
     assert "a.pfm: frames are expected in 0 ... 1, black to white as a display shows them; got 0" in told[0]
 
 
-def test_a_name_that_is_near_to_nothing_brings_no_other(refused: Refused) -> None:
+def test_unknown_name_without_near_match_suggests_none(refused: Refused) -> None:
     assert "did you mean" not in refused("score", "truth.flo", "truth.flo", "--zzz")
     assert "did you mean" not in refused("zzz")
 
 
-def test_the_help_starts_with_an_example_that_runs(cli: Callable[..., Any]) -> None:
+def test_help_starts_with_working_example(cli: Callable[..., Any]) -> None:
     first = cli("--help").out.splitlines()[0]
     assert first.startswith("example: fullfield flow ")
     words = first.replace("frame_0001.png", "a.png").replace("frame_0002.png", "b.png").split()[2:]

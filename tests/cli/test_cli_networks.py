@@ -49,7 +49,7 @@ def cache(scene: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return scene / "cache" / "weights"
 
 
-def test_a_network_by_name(cli: Any, weights: str) -> None:
+def test_flow_method_selects_network(cli: Any, weights: str) -> None:
     ran = cli(*PAIR, "--method", "raft-small", "--weights", weights, "--updates", "3", "--padding", "kitti")
     assert ran.code == 0, ran.err
     backend = estimate("a.png", "b.png", "raft-small", weights=weights, updates=1).backend
@@ -104,7 +104,7 @@ def test_warm_start(cli: Any, weights: str) -> None:
     assert torch.equal(read_flow("out.flo").flow, expected.flow)
 
 
-def test_one_network_serves_both_directions(cli: Any, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_direction_both_loads_network_once(cli: Any, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []
     load = RAFT.load_checkpoint
     monkeypatch.setattr(RAFT, "load_checkpoint", lambda self, source: (loaded.append(source), load(self, source))[1])
@@ -156,7 +156,7 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
     assert ran.json["parameters"]["weights"] == "raft-small"
 
 
-def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
+def test_weights_lists_all_entries(cli: Any, cache: Path, weights: str) -> None:
     cache.mkdir(parents=True)
     (cache / "raft-things.pth").write_bytes(Path(weights).read_bytes())
     ran = cli("weights", "list")
@@ -178,7 +178,7 @@ def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
     assert entries["raft-small"]["sha256"] == WEIGHTS["raft-small"].sha256
 
 
-def test_where_weights_are(cli: Any, refused: Callable[..., str], cache: Path, weights: str) -> None:
+def test_weights_prints_path_of_entry(cli: Any, refused: Callable[..., str], cache: Path, weights: str) -> None:
     assert "raft-small: is not on this machine; run 'fullfield weights fetch raft-small'" in refused(
         "weights", "path", "raft-small"
     )

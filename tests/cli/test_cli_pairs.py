@@ -45,7 +45,7 @@ def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
     assert ran.json["scores"]["epe"] > 0
 
 
-def test_a_full_disk(refused: Callable[..., str], cli: Any, scene: Path) -> None:
+def test_pairs_report_full_disk_in_one_line(refused: Callable[..., str], cli: Any, scene: Path) -> None:
     """The manifest fits, and a frame does not."""
     small = scene / "small"
     small.mkdir()

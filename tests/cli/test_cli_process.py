@@ -15,7 +15,7 @@ import pytest
 COMMAND = (sys.executable, "-m", "fullfield")
 
 
-def test_a_mistake_is_found_before_anything_heavy_is_loaded(scene: Path, spent: Callable[[], float]) -> None:
+def test_usage_errors_need_no_torch_import(scene: Path, spent: Callable[[], float]) -> None:
     start = spent()
     ran = subprocess.run(
         [*COMMAND, "flow", "a.png", "none.png", "-o", "c.flo"], capture_output=True, text=True, cwd=scene
@@ -49,7 +49,7 @@ def test_with_stdout_closed_and_an_encoding_without_the_letters(scene: Path) -> 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
-def test_a_reader_that_goes_away(scene: Path) -> None:
+def test_closed_stdout_ends_without_traceback(scene: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ran = subprocess.run(

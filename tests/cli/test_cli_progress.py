@@ -51,18 +51,18 @@ def test_quiet_is_silent(monkeypatch: pytest.MonkeyPatch, clock: list[float]) ->
     assert _run(monkeypatch, clock, live=True, seconds=90, quiet=True) == ""
 
 
-def test_a_file_gets_a_line_every_tenth(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_in_file_prints_line_per_tenth(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     lines = _run(monkeypatch, clock, live=False, seconds=200).splitlines()
     assert len(lines) == 10
     assert lines[2] == "fullfield: flow  30%  1:00 min, 2:20 min left  level 1"
     assert lines[-1].startswith("fullfield: flow 100%  3:20 min  level 1")
 
 
-def test_a_file_gets_at_most_a_line_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_in_file_prints_at_most_line_per_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     assert len(_run(monkeypatch, clock, live=False, seconds=3).splitlines()) == 2
 
 
-def test_a_terminal_is_drawn_in_place_and_left_clean(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+def test_progress_on_terminal_redraws_and_clears_line(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     text = _run(monkeypatch, clock, live=True, seconds=200)
     assert "\n" not in text
     drawn = [line for line in text.split("\r") if line]

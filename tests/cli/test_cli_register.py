@@ -70,7 +70,7 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_the_picture_has_the_numbers_of_the_report(cli: Any, scans: Path, titles: list[str]) -> None:
+def test_register_viz_titles_match_report(cli: Any, scans: Path, titles: list[str]) -> None:
     ran = cli("register", "a.ply", "b.npy", "--viz", "check.png", "--voxel", "0.09", "--json").json
     assert titles[1] == f"after: {ran['fitness']:.1%} within 0.09, RMSE {ran['rmse']:.4g}"
     assert 0.5 < ran["fitness"] < 1
@@ -82,7 +82,7 @@ def test_the_picture_has_the_numbers_of_the_report(cli: Any, scans: Path, titles
     assert titles[2] == "before: 0.0% within 0.09"
 
 
-def test_a_refused_pose_is_drawn_as_refused(cli: Any, scans: Path, titles: list[str]) -> None:
+def test_register_viz_marks_refused_pose(cli: Any, scans: Path, titles: list[str]) -> None:
     ran = cli("register", "a.ply", "c.ply", "--viz", "no.png", "-o", "moved.ply", "--voxel", "0.1")
     assert (ran.code, ran.out) == (3, "")
     assert [title.split(":")[0] for title in titles] == ["before", "refused"]
@@ -114,9 +114,7 @@ def test_progress_of_long_work(cli: Any, scans: Path, monkeypatch: pytest.Monkey
     assert cli("register", "a.ply", "b.npy", "--voxel", "0.09", "--quiet").err == ""
 
 
-def test_what_a_file_would_lose_is_said_before_the_search(
-    cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_reports_lossy_output_before_search(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError
 

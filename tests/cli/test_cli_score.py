@@ -28,7 +28,7 @@ def test_keys_and_values(cli: Any, made: Scene) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_the_table_is_for_people(cli: Any) -> None:
+def test_score_prints_readable_table(cli: Any) -> None:
     out = cli("score", "close.flo", "truth.flo").out
     assert "epe               0.3536 px       end-point error" in out
     assert "px1               0.0000 %        error above 1 px" in out
@@ -37,14 +37,14 @@ def test_the_table_is_for_people(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(("limit", "code"), [("0.36", 0), ("0.35", 1)])
-def test_the_gate(cli: Any, limit: str, code: int) -> None:
+def test_score_max_epe_sets_exit_code(cli: Any, limit: str, code: int) -> None:
     ran = cli("score", "close.flo", "truth.flo", "--max-epe", limit, "--json")
     assert ran.code == code
     assert ran.json["epe"] == pytest.approx(0.3536, abs=1e-4)
     assert ran.err.count("\n") == code
 
 
-def test_a_gate_without_pixels_fails(cli: Any) -> None:
+def test_score_max_epe_fails_without_valid_pixels(cli: Any) -> None:
     write_image("nothing.png", torch.zeros(3, 48, 64))
     ran = cli("score", "close.flo", "truth.flo", "--valid", "nothing.png", "--max-epe", "9", "--json")
     assert ran.code == 1
@@ -86,7 +86,7 @@ def test_truth_of_twice_the_size_has_four_values(cli: Any, made: Scene) -> None:
     assert ran.json["epe"] == pytest.approx(0, abs=1e-6)
 
 
-def test_other_truth_of_twice_the_size_must_be_said_to_have_four_values(cli: Any, refused: Any, made: Scene) -> None:
+def test_score_requires_option_for_truth_of_twice_the_size(cli: Any, refused: Any, made: Scene) -> None:
     write_flow("fine.flo", made.flow.repeat_interleave(2, 1).repeat_interleave(2, 2))
     for verb in (("score",), ("viz", "--kind", "error", "-o", "v.png")):
         files = ("close.flo", *(() if verb == ("score",) else ("--truth",)), "fine.flo")

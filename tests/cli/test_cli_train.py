@@ -61,7 +61,7 @@ def test_train_then_register(cli: Any, scans: Path) -> None:
     assert plain["matches"] != ran.json["matches"]
 
 
-def test_a_training_that_diverges_ends_with_1(cli: Any, scene: Path) -> None:
+def test_train_descriptor_exits_with_1_on_divergence(cli: Any, scene: Path) -> None:
     ran = cli("train", "descriptor", "-o", "run", *SMALL, "--steps", "9", "--learning-rate", "1e30", "-q")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("fullfield: error: --learning-rate: ")

@@ -39,7 +39,7 @@ def pairs(scene: Path) -> Path:
     return scene
 
 
-def test_the_default_pairs_are_the_mixture_of_styles() -> None:
+def test_train_flow_default_pairs_mix_styles() -> None:
     given = build_parser().parse_args(["train", "flow", "-o", "run", "--network", "raft-small"]).data
     parts = [train_flow._split(text, "--data", weighted=True) for text in given]
     shares = {train_flow._style(name, "--data"): weight for name, _, weight in parts}
@@ -125,7 +125,7 @@ def test_fine_tuning_starts_from_the_weights_that_are_named(cli: Any, pairs: Pat
     assert all(torch.allclose(found[key], start[key], atol=1e-5) for key in start)
 
 
-def test_a_paused_run_goes_on(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_flow_continues_paused_run(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.training.flow.stepping.default_precision", lambda _: "bfloat16")
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--steps", "9", "--every", "100")
     ran = cli(*command, "--pause", "0.00001")
@@ -138,7 +138,7 @@ def test_a_paused_run_goes_on(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((pairs / "run" / "recipe.json").read_text())["training"]["precision"] == "bfloat16"
 
 
-def test_a_training_that_diverges_ends_with_1(cli: Any, pairs: Path) -> None:
+def test_train_flow_exits_with_1_on_divergence(cli: Any, pairs: Path) -> None:
     command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--steps", "9")
     ran = cli(*command, "--learning-rate", "1e30", "--every", "100")
     assert (ran.code, ran.out) == (1, "")

@@ -24,7 +24,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", NETWORKS)
-def test_both_directions_are_two_calls(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bidirectional_flow_equals_two_calls(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision=precision))
     start = 0.5 * SCENE.flow[None]
@@ -53,7 +53,7 @@ def test_both_directions_are_two_calls(method: str, precision: str, monkeypatch:
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", ["fullfield-s", "raft-small"])
-def test_a_cascade_computes_both_directions(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cascade_computes_both_directions(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
@@ -70,7 +70,7 @@ def test_a_cascade_computes_both_directions(method: str, precision: str, monkeyp
     assert (plain(*PAIR, initial_flow=start) - there).abs().max() > 0.01
 
 
-def test_what_has_no_such_call_is_asked_twice() -> None:
+def test_estimator_without_bidirectional_call_runs_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
     assert estimator.bidirectional(*PAIR) is None
     found = RefinedEstimator(estimator, refine=False).directions(*PAIR)
@@ -78,7 +78,7 @@ def test_what_has_no_such_call_is_asked_twice() -> None:
     assert torch.equal(found.backward, estimator(*PAIR[::-1]))
 
 
-def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
+def test_initial_backward_flow_of_wrong_size_is_refused() -> None:
     network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._ready(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
@@ -87,7 +87,7 @@ def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
             run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
 
 
-def test_a_refined_network_is_asked_once() -> None:
+def test_refined_bidirectional_network_runs_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
     told: list[float] = []
     found = refined.directions(*PAIR, progress=lambda part, _: told.append(part))

@@ -8,7 +8,7 @@ import torch
 from fullfield.estimators import _devices as copies
 
 
-def test_chunks_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_copy_in_chunks_equals_source(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def plain(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

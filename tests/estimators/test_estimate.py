@@ -54,7 +54,7 @@ def test_kinds_of_frames_agree(tmp_path: Path) -> None:
     assert (half - expected).norm(dim=0).mean() < 0.05
 
 
-def test_both_files_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_reads_both_files_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / f"{name}.png" for name in "ab"]
     for path in paths:
         write_image(path, torch.rand(3, 24, 32))
@@ -111,7 +111,7 @@ def test_batches() -> None:
     refuses("frames1: expected a batch", estimate_batch, [], [])
 
 
-def test_a_flow_moves() -> None:
+def test_flow_to_moves_all_tensors() -> None:
     flow = Flow(torch.zeros(2, 4, 5), torch.ones(4, 5, dtype=torch.bool))
     assert flow.cpu() is flow
     assert flow.device == torch.device("cpu")
@@ -296,9 +296,7 @@ def test_arrays_are_encoded_and_files_questioned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "able"), [(None, True), (None, False), ("cpu", True)])
-def test_what_is_prepared_on_a_gpu_is_of_the_frames_size(
-    monkeypatch: pytest.MonkeyPatch, asked: str | None, able: bool
-) -> None:
+def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, asked: str | None, able: bool) -> None:
     """There the kernels' shapes follow the size; other backends' serve all sizes, and a small one takes less time."""
     made: list[tuple[int, int]] = []
 
@@ -336,7 +334,7 @@ def _exr(path: Path, shift: int) -> None:
     out.close()
 
 
-def test_windows_of_exr_frames_are_kept(tmp_path: Path) -> None:
+def test_estimate_keeps_exr_windows(tmp_path: Path) -> None:
     frames = [str(tmp_path / f"over.100{number}.exr") for number in (1, 2)]
     for number, path in enumerate(frames):
         _exr(Path(path), number)
@@ -357,7 +355,7 @@ def test_windows_of_exr_frames_are_kept(tmp_path: Path) -> None:
     assert not torch.equal(part.flow, estimate(*frames, preset="fast", window=(4, 2, 20, 16)).flow)
 
 
-def test_a_flow_of_another_size_is_refused() -> None:
+def test_estimate_refuses_initial_flow_of_other_size() -> None:
     class Half(TVL1Estimator):
         def __call__(self, frame1: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
             return torch.zeros(1, 2, frame1.shape[2], frame1.shape[3] // 2)

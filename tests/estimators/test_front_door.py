@@ -204,7 +204,7 @@ number = 3
 '''
 
 
-def test_a_method_can_be_a_class_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_methods", raising=False)

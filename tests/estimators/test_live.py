@@ -93,7 +93,7 @@ def simulate(
     return statistics, computed
 
 
-def test_nothing_is_dropped_where_there_is_time() -> None:
+def test_live_drops_no_pair_when_fast_enough() -> None:
     statistics, computed = simulate(11, 0.1, 0.04)
     assert [pair.second.number for pair in computed] == list(range(1, 11))
     told = statistics.as_dict()
@@ -104,7 +104,7 @@ def test_nothing_is_dropped_where_there_is_time() -> None:
     assert len(computed) == statistics.flows == 3
 
 
-def test_the_newest_pair_is_next_and_every_drop_counts() -> None:
+def test_slot_returns_newest_pair_and_counts_drops() -> None:
     """Flows of 0.25 s, a frame every 0.1 s: after frame 1 comes the newest when it is done, frame 3, then 6, ..."""
     statistics, computed = simulate(12, 0.1, 0.25)
     assert [pair.second.number for pair in computed] == [1, 3, 6, 8, 11]
@@ -129,7 +129,7 @@ def test_frames_that_never_came_are_counted() -> None:
     assert still.missing == 0, "a source without time stamps"
 
 
-def test_a_file_plays_at_its_own_rate() -> None:
+def test_played_at_rate_waits_for_time_stamps() -> None:
     clock = Clock()
     taken = list(played_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
     assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
@@ -147,13 +147,13 @@ def test_a_file_plays_at_its_own_rate() -> None:
         ((0.0, 19.0, 41.0), 10.0, (2, 11.0)),  # two intervals
     ],
 )
-def test_a_long_wait_is_told(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
+def test_played_at_rate_reports_long_wait(times: tuple[float, ...], interval: float, told: tuple[int, float]) -> None:
     clock, found = Clock(), []
     list(played_at_rate(map(Frame, times), clock, clock.sleep, interval, 2.0, lambda *wait: found.append(wait)))
     assert found == [(told[0], pytest.approx(told[1]))]
 
 
-def test_slow_decoding_counts_as_latency_and_is_told() -> None:
+def test_played_at_rate_counts_late_decoding() -> None:
     clock, statistics = Clock(), LiveStatistics()
 
     def decoded() -> Iterator[Frame]:

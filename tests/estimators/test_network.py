@@ -82,7 +82,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     return found
 
 
-def test_the_flow_is_the_model_s(make: Made, model: RAFT, weights: Path) -> None:
+def test_network_estimator_equals_model(make: Made, model: RAFT, weights: Path) -> None:
     estimator = make(updates=3)
     assert isinstance(estimator, Estimator)
     assert (estimator.method, estimator.backend) == ("raft-small", "automatic")
@@ -137,9 +137,7 @@ def test_warm_start(make: Made, model: RAFT) -> None:
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_what_runs_at_the_first_call_is_compiled_before(
-    make: Made, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepare_compiles_everything_of_first_call(make: Made, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up: list[torch.Size] = []
     real = CorrelationPyramid.__call__
     monkeypatch.setattr(CorrelationPyramid, "__call__", lambda self, at: looked_up.append(at.shape) or real(self, at))
@@ -147,7 +145,7 @@ def test_what_runs_at_the_first_call_is_compiled_before(
     assert looked_up == [(1, 2, 2, 2)]
 
 
-def test_the_network_is_kept_and_follows_its_file(make: Made, weights: Path, loads: list[nn.Module]) -> None:
+def test_network_is_cached_until_file_changes(make: Made, weights: Path, loads: list[nn.Module]) -> None:
     estimator = make(updates=1)
     estimator.prepare()
     first = estimator(*PAIR)
@@ -241,7 +239,7 @@ def lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lower_threshold")
-def test_the_cascade_is_two_calls(make: Made, model: RAFT) -> None:
+def test_cascaded_network_equals_two_calls(make: Made, model: RAFT) -> None:
     frames = (torch.rand(1, 3, 104, 106), torch.rand(1, 3, 104, 106))
     told: list[float] = []
     estimator = make(updates=1, cascade=True, coarse_updates=2)
@@ -258,7 +256,7 @@ def test_the_cascade_is_two_calls(make: Made, model: RAFT) -> None:
     assert torch.equal(make(updates=2, cascade=True, coarse_updates=9)(*PAIR), make(updates=2)(*PAIR))
 
 
-def test_the_included_network_cascades_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fullfield_s_cascades_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Motion of up to 200 px in frames above the threshold, here of 400; published networks are what they were."""
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=400))
     far = textured_scene(450, 520, seed=2, max_motion=200)
@@ -367,7 +365,7 @@ def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     assert AutoEstimator(NetworkSettings(double=False)).parameters["double"] is False
 
 
-def test_the_enlarged_flow_counts_where_the_network_is_surer_of_it() -> None:
+def test_enlarge_small_uses_more_confident_flow() -> None:
     """Frames of odd sizes, both flows from the network itself."""
     frames = [frame[..., :45, :61].expand(-1, 3, -1, -1) for frame in PAIR]
     told: list[float] = []
@@ -459,7 +457,7 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         refuses("backend: 'cuda' cannot serve this request", make("cuda"), *PAIR)
 
 
-def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_networks_are_cached_for_last_sizes(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.models.prepared import runner
 
     monkeypatch.setattr(runner, "cpu_dtype", lambda: torch.float32)
@@ -546,7 +544,7 @@ def test_on_the_gpu(make: Made, precision: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", [*MIDDLEBURY, "clean", "final"])
-def test_exact_is_float32_whatever_pytorch_is_set_to(data_dir: Path, name: str, record_property: Any) -> None:
+def test_exact_precision_ignores_global_torch_flags(data_dir: Path, name: str, record_property: Any) -> None:
     """The mean error of the official weights, within 0.1 % of the dense volume's in float32 throughout."""
     flows, weights = data_dir / "flow", data_dir / "weights" / "raft-sintel.pth"
     place, pattern, number = flows / "middlebury" / name, "frame{}.png", 10
@@ -669,7 +667,7 @@ def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None
         setattr(owner, name, fast)
 
 
-def test_a_network_of_weights_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+def test_network_with_nonfinite_weights_is_refused(tmp_path: Path) -> None:
     model = RAFT(RAFTConfig.small())
     model.state_dict()["fnet.conv1.weight"].fill_(torch.nan)
     torch.save(model.state_dict(), tmp_path / "nan.pth")
@@ -679,7 +677,7 @@ def test_a_network_of_weights_that_are_not_finite_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
-def test_lookup_request_describes_the_network_s_features(model: RAFT | SEARAFT) -> None:
+def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> None:
     frame, padding = torch.rand(2, 3, 45, 83), padding_for(45, 83)
     request = _lookup_request(model.config, PairSize.from_frame(frame))
     with torch.no_grad():
@@ -690,7 +688,7 @@ def test_lookup_request_describes_the_network_s_features(model: RAFT | SEARAFT) 
     assert request.device == frame.device
 
 
-def test_the_log_names_the_type_that_fast_networks_compute_in(
+def test_log_names_dtype_of_fast_networks(
     make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)

@@ -68,7 +68,7 @@ def test_frames_arrive_as_ptlflow_wants_them(frames: Any, ptlflow: Any) -> None:
     assert torch.equal(estimator(*grey), estimator(*grey.expand(-1, -1, 3, -1, -1)))
 
 
-def test_a_model_without_the_operator_runs_as_it_is(frames: Any) -> None:
+def test_ptlflow_model_without_correlation_runs_unpatched(frames: Any) -> None:
     estimator = PtlflowEstimator("flownets", PtlflowSettings(weights="random"))
     assert estimator(*frames).shape == (1, 2, 130, 141)
     assert estimator.backend == "ptlflow"
@@ -92,7 +92,7 @@ def test_weights_from_a_file(tmp_path: Path, frames: Any) -> None:
         PtlflowEstimator("raft", RANDOM.replace(weights=tmp_path / "mine.ckpt"))(*frames)
 
 
-def test_a_checkpoint_is_fetched_once(
+def test_ptlflow_checkpoint_is_fetched_once(
     tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch, ptlflow: Any
 ) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_fetched_once(
     assert torch.equal(PtlflowEstimator("raft_small", PtlflowSettings(updates=1))(*frames), flow)
 
 
-def test_offline_says_what_to_fetch_and_where_to(
+def test_ptlflow_offline_names_url_and_target_file(
     tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch, ptlflow: Any
 ) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
@@ -178,7 +178,7 @@ def test_mistakes(tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch) 
     refuses("needs the package ptlflow, which cannot be imported", PtlflowEstimator, "raft")
 
 
-def test_what_is_to_be_patched_is_known_though_the_device_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptlflow_parameters_report_patch_after_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration that a run out of memory is noted with."""
 
     def no_room(*_: Any, **__: Any) -> None:

@@ -47,7 +47,7 @@ def test_reliability_without_refinement_leaves_the_flow() -> None:
         assert 0 <= plane.min() <= plane.max() <= 1
 
 
-def test_what_is_hidden_and_what_is_wrong() -> None:
+def test_occlusion_and_confidence_mark_hidden_and_wrong_pixels() -> None:
     """The true flows both ways of a square that moves over a background."""
     texture = torch.rand(3, 60, 90, generator=torch.Generator().manual_seed(0))
     front = torch.rand(3, 20, 20, generator=torch.Generator().manual_seed(1))
@@ -71,7 +71,7 @@ def test_what_is_hidden_and_what_is_wrong() -> None:
     assert (occlusion_and_confidence(first[None], second[None], out, back)[0] == 1).all()
 
 
-def test_what_the_flow_back_does_not_reach_is_rather_hidden() -> None:
+def test_occlusion_rises_where_backward_flow_does_not_reach() -> None:
     back = torch.zeros(2, 2, 5, 8)
     back[0, 0, :, 4:] = -0.25
     back[1, 1] = 40.0
@@ -87,7 +87,7 @@ def test_what_the_flow_back_does_not_reach_is_rather_hidden() -> None:
     assert hidden[:15].max() < 0.05
 
 
-def test_the_estimator_and_refusals() -> None:
+def test_refined_estimator_checks_its_arguments() -> None:
     refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
     frames = SCENE.frame1[None], SCENE.frame2[None]
     assert torch.equal(pickle.loads(pickle.dumps(refined))(*frames), refined(*frames))
@@ -96,7 +96,7 @@ def test_the_estimator_and_refusals() -> None:
     refuses(r"^estimator", RefinedEstimator, TVL1Estimator)
 
 
-def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
+def test_confidence_falls_with_network_uncertainty() -> None:
     first, second = (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     flow = torch.zeros(1, 2, 24, 32)
     scale = torch.full((1, 24, 32), -1.0)
@@ -109,7 +109,7 @@ def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
     assert (confidence[..., 16:] < 0.5 * level[..., 16:]).all()
 
 
-def test_noise_hides_nothing_and_contrast_says_less() -> None:
+def test_noise_adds_no_occlusion() -> None:
     noise = torch.Generator().manual_seed(0)
     first, second = (0.5 + 0.15 * torch.randn(2, 3, 48, 64, generator=noise) for _ in range(2))
     second[1] = first[1]
@@ -144,7 +144,7 @@ def test_auto_is_the_network_refined() -> None:
     assert found.stages.keys() == {"bidirectional", "refinement"}
 
 
-def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
+def test_auto_fast_on_cpu_equals_network() -> None:
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", **QUICK)
     alone = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, preset="fast", **QUICK)
     assert torch.equal(found.flow, alone.flow)
@@ -156,7 +156,7 @@ def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
     assert estimator.parameters["refinement"] is None, "to ask changes nothing"
 
 
-def test_who_asks_for_refinement_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refine_option_always_refines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, _NETWORK, refine=True, **QUICK)

@@ -44,7 +44,7 @@ class Shift:
         return torch.full_like(frame1[:, :2], self.config.pixels)
 
 
-def test_a_new_method_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_method_needs_one_registry_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(ShiftConfig=ShiftConfig, PRESETS={"default": ShiftConfig()}, Shift=Shift)
     monkeypatch.setitem(__import__("sys").modules, "shift_method", module)
     entry = Method("Shift", "shift_method", "ShiftConfig", estimator="shift_method:Shift")

@@ -40,7 +40,7 @@ def test_identical_frames_have_no_motion(method: str, frame: Tensor) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_slate_does_not_move_with_the_picture(method: str) -> None:
+def test_still_slate_has_zero_flow_in_moving_picture(method: str) -> None:
     before = estimate(*FRAMES, method).flow
     after = estimate(*paste(noise(56, 96), 40, 48), method).flow
     assert not after[:, 64:80, 72:128].any()

@@ -85,7 +85,7 @@ def test_values_gradients_and_the_way_back(model: Any, frames: Any, blocks: list
     assert not handle.active
 
 
-def test_what_the_handle_says(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with fullfield.patch(model) as handle:
         assert isinstance(handle, Handle)
         assert handle.model is model
@@ -154,7 +154,7 @@ def test_on_demand_nothing_stays_between_lookups(model: Any, frames: Any, prepar
         assert prepared[-1]() is not None
 
 
-def test_on_demand_small_pairs_and_those_of_a_graph_are_kept(
+def test_on_demand_patch_keeps_small_and_captured_pairs(
     model: Any, frames: Any, prepared: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = model(*frames)
@@ -249,7 +249,7 @@ def test_compiled(model: Any, frames: Any, blocks: list[Any]) -> None:
     assert blocks
 
 
-def test_the_backend_asked_for_is_used_and_no_extension_is_needed(model: Any, frames: Any) -> None:
+def test_patch_uses_requested_backend_without_extension(model: Any, frames: Any) -> None:
     expected = model(*frames)
     with fullfield.patch(model, backend="reference") as handle:
         assert handle.backend == "reference"
@@ -279,7 +279,7 @@ def test_refusals(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(foreign_network.Network(), "CorrBlock of .* is not the all-pairs lookup: .* off by")
 
 
-def test_what_cannot_be_patched_is_left_as_it_was(model: Any) -> None:
+def test_patch_failure_leaves_model_unchanged(model: Any) -> None:
     class Fixed(foreign_network.Network):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "__class__":
@@ -297,7 +297,7 @@ def test_what_cannot_be_patched_is_left_as_it_was(model: Any) -> None:
     fullfield.patch(model).restore()
 
 
-def test_a_class_changed_after_the_patch_is_not_passed_over(model: Any, frames: Any) -> None:
+def test_patched_model_follows_later_class_change(model: Any, frames: Any) -> None:
     expected = model(*frames)
     both = torch.nn.ModuleList([foreign_network.Network(), model])
     handle = fullfield.patch(both)
@@ -322,7 +322,7 @@ def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
     assert warnings.filters == filters
 
 
-def test_the_kernel_must_be_there_on_a_gpu_and_nothing_else_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_for(torch.device("cuda"), None) == "cuda"
     assert backend_for(torch.device("cuda"), "dense") == "dense"
     for other in ("mps", "xpu"):

@@ -152,7 +152,7 @@ def _steady_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.meshgrid")
 @pytest.mark.parametrize("name", split_by_length(ESTIMATES))
-def test_an_estimate_of_the_patched_is_the_originals(
+def test_patched_model_estimates_like_original(
     name: str, build: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(name)
@@ -185,7 +185,7 @@ def _classes(model: Any) -> list[tuple[str, type]]:
 
 
 @pytest.mark.parametrize("support", PATCHED, ids=lambda s: s.models[0])
-def test_a_tested_model_stands_for_its_row(support: Support, ptlflow: Any) -> None:
+def test_tested_models_cover_each_row_of_table(support: Support, ptlflow: Any) -> None:
     """Models of a row share the methods that reach the block, and one of them is run above."""
     tested = [name for name in support.models if name in RUNS or name in ESTIMATES]
     assert tested
@@ -198,7 +198,7 @@ def test_a_tested_model_stands_for_its_row(support: Support, ptlflow: Any) -> No
             assert any(type(part).forward in same for part in parts), name
 
 
-def test_the_table_names_every_model_once(ptlflow: Any) -> None:
+def test_table_names_each_model_once(ptlflow: Any) -> None:
     assert ptlflow.__version__ == TESTED
     listed = [name for support in SUPPORT for name in support.models]
     assert sorted(listed) == sorted(ptlflow.get_model_names())

@@ -46,7 +46,7 @@ def test_values_gradients_and_the_way_back(model: Any) -> None:
     assert torch.equal(model(*frames, num_flow_updates=2)[-1], expected)
 
 
-def test_a_block_that_computes_something_else_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_refuses_block_with_other_result(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(model.corr_block)
     original = kind.index_pyramid
     monkeypatch.setattr(kind, "index_pyramid", lambda self, centroids_coords: 2 * original(self, centroids_coords))

@@ -27,7 +27,7 @@ from peak_memory import PeakMemory
 pytestmark = pytest.mark.unit
 
 
-def test_las_made_by_hand_is_read(tmp_path: Path) -> None:
+def test_handwritten_las_is_read(tmp_path: Path) -> None:
     pytest.importorskip("laspy")
     (tmp_path / "a.las").write_bytes(las())
     assert read_point_cloud(tmp_path / "a.las").points.tolist() == [[0.0, 0.0, 0.0]] * 3
@@ -50,7 +50,7 @@ def test_las_made_by_hand_is_read(tmp_path: Path) -> None:
         (b"LASX" + bytes(400), "does not begin with 'LASF'"),
     ],
 )
-def test_las_counts_are_held_to_the_file(tmp_path: Path, data: bytes, match: str) -> None:
+def test_las_point_count_is_checked_against_file_size(tmp_path: Path, data: bytes, match: str) -> None:
     refused(tmp_path / "a.las", bytes(data), match)
 
 
@@ -75,18 +75,18 @@ def test_npz_arrays_of_another_length_are_not_unpacked(tmp_path: Path) -> None:
     refused(tmp_path / "b.npz", flow, "u and v", read_flow)
 
 
-def test_a_gif_is_not_handed_to_the_reader_of_gif(tmp_path: Path) -> None:
+def test_gif_is_refused_before_decoding(tmp_path: Path) -> None:
     for name in ("a.tga", "a.gif", "a.png"):
         refused(tmp_path / name, gif(), "starts like none of them", read_frame)
 
 
-def test_targa_is_still_told_by_its_header(tmp_path: Path) -> None:
+def test_targa_is_recognized_by_header(tmp_path: Path) -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     assert read_frame(save(tmp_path / "a.tga", ExrPart(pixels, ("R", "G", "B")))).shape == (3, 4, 4)
     assert read_frame(save(tmp_path / "b.tga", ExrPart(pixels[..., :1].copy(), ("Y",)))).shape == (1, 4, 4)
 
 
-def test_what_a_display_window_leaves_empty_takes_no_memory(tmp_path: Path) -> None:
+def test_empty_display_window_takes_no_memory(tmp_path: Path) -> None:
     path = empty_window(tmp_path / "a.exr")
     with PeakMemory() as memory:
         flow, valid = read_flow(path)
@@ -96,7 +96,7 @@ def test_what_a_display_window_leaves_empty_takes_no_memory(tmp_path: Path) -> N
     assert (memory.grown or 0) < MIB
 
 
-def test_a_plane_in_a_display_window_that_no_file_holds(tmp_path: Path) -> None:
+def test_huge_display_window_is_refused_for_planes(tmp_path: Path) -> None:
     path = tmp_path / "a.exr"
     save(path, ExrPart(np.ones((2, 3, 1), np.float32), ("occlusion.forward",), display=(0, 0, 1 << 20, 1 << 20)))
     refused(path, path.read_bytes(), "1048576 × 1048576 pixels, which a file of", read_vectors)

@@ -52,7 +52,7 @@ def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+def test_atomic_path_keeps_old_file_on_failure(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "a.flo"
     target.write_bytes(b"old")
 
@@ -68,7 +68,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseExcepti
 
 
 @pytest.mark.unit
-def test_two_at_once(tmp_path: Path) -> None:
+def test_atomic_path_serves_two_writers(tmp_path: Path) -> None:
     target = tmp_path / "a.flo"
     with atomic_path(target) as first, atomic_path(target) as second:
         assert first != second
@@ -79,7 +79,7 @@ def test_two_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_the_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
+def test_atomic_path_mode_follows_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         for name in WRITERS:
@@ -90,7 +90,7 @@ def test_the_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
 
 
 @pytest.mark.unit
-def test_a_link_is_written_through(tmp_path: Path) -> None:
+def test_atomic_path_writes_through_links(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link.flo").symlink_to(tmp_path / "real" / "a.flo")
     write_flow(tmp_path / "link.flo", torch.zeros(2, 3, 4))
@@ -99,14 +99,14 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_path_accepts_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_flow("a.flo", torch.zeros(2, 3, 4))
     assert (tmp_path / "a.flo").is_file()
 
 
 @pytest.mark.unit
-def test_a_long_name(tmp_path: Path) -> None:
+def test_atomic_path_accepts_long_name(tmp_path: Path) -> None:
     write_flow(tmp_path / ("n" * 251 + ".flo"), torch.zeros(2, 3, 4))
 
 
@@ -126,7 +126,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.unit
-def test_a_folder_without_permission(tmp_path: Path) -> None:
+def test_atomic_path_names_folder_without_permission(tmp_path: Path) -> None:
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
     if os.access(folder, os.W_OK):
@@ -136,7 +136,7 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_a_device_is_not_replaced() -> None:
+def test_atomic_path_refuses_devices() -> None:
     if not Path("/dev/null").exists():
         pytest.skip("no /dev/null here")
     with pytest.raises(InputError, match="regular file to replace"), atomic_path("/dev/null"):
@@ -173,7 +173,7 @@ print("every short write was noticed")
 """
 
 
-def test_a_full_disk_is_noticed_in_every_format(tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_writers_report_full_disk_in_every_format(tmp_path: Path, forked: Callable[..., str]) -> None:
     """The limit on a file's size stands for the full disk; in a process of its own, for libraries that crash."""
     assert "every short write was noticed" in forked(FULL_DISK, Path(__file__).parent, tmp_path)
 
@@ -199,7 +199,7 @@ os.waitpid(writer, 0)
 """
 
 
-def test_a_killed_run_leaves_no_half_file(tmp_path: Path, forked: Callable[..., str]) -> None:
+def test_atomic_path_leaves_no_partial_file_when_killed(tmp_path: Path, forked: Callable[..., str]) -> None:
     target = tmp_path / "flow.exr"
     forked(KILLED, Path(__file__).parent, target)
     assert read_flow(target).flow.shape[1] in (300, 301)
@@ -260,7 +260,7 @@ def test_jpeg(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_where_both_readings_fit(tmp_path: Path) -> None:
+def test_kitti_or_png_ambiguity_is_resolved(tmp_path: Path) -> None:
     pixels = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
     write_image(tmp_path / "a.png", pixels)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels)
@@ -282,7 +282,7 @@ def test_where_both_readings_fit(tmp_path: Path) -> None:
         [[0, 1]],
     ],
 )
-def test_what_is_no_image(tmp_path: Path, image: object) -> None:
+def test_write_image_refuses_other_shapes(tmp_path: Path, image: object) -> None:
     with pytest.raises(InputError, match="image: expected") as error:
         write_image(tmp_path / "a.png", image)  # type: ignore[arg-type]
     complaint(error)
@@ -306,7 +306,7 @@ print([name for name in ("numpy", "torch", "OpenImageIO", "h5py", "PIL") if name
 """
 
 
-def test_the_package_is_cheap_to_import(forked: Callable[..., str]) -> None:
+def test_io_import_loads_no_torch(forked: Callable[..., str]) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     functions = LOADED.replace("io.names.FLOW_SUFFIXES", "io.read_flow, io.read_frame, io.write_image")

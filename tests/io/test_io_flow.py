@@ -358,7 +358,7 @@ def test_options_a_format_does_not_have(tmp_path: Path, suffix: str, option: dic
         (torch.zeros(2, 4, 5), torch.ones(5, 4, dtype=torch.bool)),
     ],
 )
-def test_what_is_no_flow(tmp_path: Path, flow: object, valid: object) -> None:
+def test_write_flow_refuses_other_shapes(tmp_path: Path, flow: object, valid: object) -> None:
     refuse(tmp_path / "a.flo", r"(flow|valid): expected", flow, valid)
 
 
@@ -503,7 +503,7 @@ def test_windows_that_make_no_sense(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links")
-def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
+def test_write_flow_refuses_looping_link(tmp_path: Path) -> None:
     (tmp_path / "a.flo").symlink_to("a.flo")
     with pytest.raises(OSError, match="leads back to itself"):
         write_flow(tmp_path / "a.flo", torch.zeros(2, 3, 4))
@@ -531,7 +531,7 @@ def test_exr_of_bare_channels(tmp_path: Path) -> None:
     assert torch.equal(read_flow(path).flow[1], torch.from_numpy(-content[..., 1]))
 
 
-def test_flow_without_a_layer_is_read_beside_an_occlusion(tmp_path: Path) -> None:
+def test_read_flow_finds_bare_channels_next_to_occlusion(tmp_path: Path) -> None:
     planes = np.stack([np.full((6, 8), value, np.float32) for value in (3.0, -2.0, 1.0)], -1)
     file = save(tmp_path / "a.exr", ExrPart(planes, ("u", "v", "occlusion")))
     found = read_vectors(file)

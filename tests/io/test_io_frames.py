@@ -155,7 +155,7 @@ def test_exr_colour_is_already_over_black(tmp_path: Path) -> None:
 # EXR channels, parts and layers
 
 
-def test_channels_are_found_by_name(tmp_path: Path) -> None:
+def test_read_frame_finds_channels_by_name(tmp_path: Path) -> None:
     pixels = samples((5, 6, 6))
     names = ("A", "B", "G", "R", "Z", "diffuse.R")
     path = save(tmp_path / "a.exr", ExrPart(pixels, names))
@@ -198,7 +198,7 @@ def test_luminance_and_chroma_is_refused(tmp_path: Path) -> None:
     assert str(path) in complaint(error)
 
 
-def test_no_colour(tmp_path: Path) -> None:
+def test_read_frame_refuses_file_without_colour(tmp_path: Path) -> None:
     path = save(tmp_path / "a.exr", ExrPart(samples((4, 4, 2)), ("Z", "mask.m")))
     with pytest.raises(InputError, match=r"the file has Z, mask\.m") as error:
         read_frame(path)
@@ -358,7 +358,7 @@ def test_missing_folder_empty_and_other(tmp_path: Path) -> None:
     complaint(error)
 
 
-def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+def test_read_frame_refuses_pipe(tmp_path: Path) -> None:
     import os
 
     if not hasattr(os, "mkfifo"):
@@ -423,7 +423,7 @@ def test_harmless_complaints_of_jpeg_are_ignored(tmp_path: Path) -> None:
     assert torch.equal(read_frame(path), frame)
 
 
-def test_a_flipped_bit_in_a_png_is_noticed(tmp_path: Path) -> None:
+def test_read_frame_detects_flipped_bit_in_png(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(pixels_8(64, 64)).save(path)
     data = bytearray(path.read_bytes())
@@ -590,7 +590,7 @@ def test_windows_overlap_or_not() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pfm"])
-def test_a_box_of_another_format(tmp_path: Path, suffix: str) -> None:
+def test_read_frame_refuses_window_of_other_format(tmp_path: Path, suffix: str) -> None:
     path = save(tmp_path / f"a{suffix}", ExrPart(samples((5, 7, 3)), ("R", "G", "B")))
     assert frame_window(path) == FrameWindow((0, 0, 7, 5), (0, 0, 7, 5))
     whole = read_frame(path)
@@ -606,7 +606,7 @@ def test_a_box_of_another_format(tmp_path: Path, suffix: str) -> None:
             read_frame(path, window=wrong)  # type: ignore[arg-type]
 
 
-def test_the_window_of_a_turned_picture_is_upright(tmp_path: Path) -> None:
+def test_frame_window_of_rotated_picture_is_upright(tmp_path: Path) -> None:
     part = ExrPart(pixels_8(), ("R", "G", "B"), attributes={"Orientation": 6})
     path = save(tmp_path / "a.tif", part)
     assert frame_window(path).data[2:] == tuple(read_frame(path).shape[:0:-1])
@@ -622,7 +622,7 @@ def test_huge_values_stay_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode here")
-def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+def test_read_frame_accepts_name_outside_utf8(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", ExrPart(pixels_8(), ("R", "G", "B"))).rename(tmp_path / "\udce9.png")
     for call in (read_frame, frame_window):
         with pytest.raises(InputError, match="the name of the file is not UTF-8") as error:

@@ -238,7 +238,7 @@ def test_tensors_and_arrays_are_written(tmp_path: Path, suffix: str) -> None:
         assert equal(read_point_cloud(path), XYZ, RGB)
 
 
-def test_what_is_no_cloud_is_not_written(tmp_path: Path) -> None:
+def test_write_point_cloud_refuses_other_shapes(tmp_path: Path) -> None:
     path = tmp_path / "a.ply"
     wrong: list[Any] = [
         "b.ply", 3, np.zeros(3), PointCloud(np.zeros((3, 4))), PointCloud(XYZ, RGB[:5]),
@@ -328,7 +328,7 @@ def test_clouds_without_points_are_clouds(tmp_path: Path) -> None:
         assert len(read_point_cloud(saved(tmp_path, "a.ply", empty))) == 0
 
 
-def test_a_cloud_is_an_array() -> None:
+def test_point_cloud_converts_to_array() -> None:
     cloud = PointCloud(np.arange(12, dtype=np.float32).reshape(4, 3))
     assert np.shares_memory(np.asarray(cloud), cloud.points)
     assert np.shares_memory(np.asarray(cloud, np.float32), cloud.points)

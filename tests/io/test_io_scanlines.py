@@ -53,7 +53,7 @@ def test_lines_are_what_openimageio_writes(
     assert without_time(tmp_path / "ours.exr") == without_time(tmp_path / "theirs.exr")
 
 
-def test_a_frame_s_metadata_is_in_the_header_too(tmp_path: Path) -> None:
+def test_scanlines_header_has_frame_metadata(tmp_path: Path) -> None:
     pixels = np.zeros((4, 5, 3), np.float16)
     plate = tmp_path / "plate.exr"
     write_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
@@ -66,7 +66,7 @@ def test_a_frame_s_metadata_is_in_the_header_too(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_holds_something_else_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scanlines_detect_foreign_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = lay_out([Channel("u", np.ones((6, 5), np.float32))], False)
     real = Path.open
 
@@ -110,7 +110,7 @@ def test_memory_is_taken_where_it_fits_and_nowhere_else() -> None:
 
 @pytest.mark.parametrize("dtype", [None, "half"])
 @pytest.mark.parametrize("y", ["up", "down"])
-def test_lines_made_where_the_vectors_are_have_the_same_bytes(dtype: str | None, y: str) -> None:
+def test_lines_laid_out_on_device_have_same_bytes(dtype: str | None, y: str) -> None:
     flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
     parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
     names, body, good = lay_out_on_device(parts, dtype, y)
@@ -122,7 +122,7 @@ def test_lines_made_where_the_vectors_are_have_the_same_bytes(dtype: str | None,
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(float("nan"), None), (float("inf"), None), (7e4, "half")])
-def test_vectors_that_no_file_holds_are_told(value: float, dtype: str | None) -> None:
+def test_vectors_beyond_half_range_are_reported(value: float, dtype: str | None) -> None:
     flow = torch.zeros(2, 7, 9)
     flow[1, 3, 4] = value
     assert not bool(lay_out_on_device({"forward": flow}, dtype, "up")[2])

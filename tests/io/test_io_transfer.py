@@ -46,7 +46,7 @@ def test_linear_exr_and_srgb_png_are_the_same_frame(tmp_path: Path) -> None:
     assert not torch.allclose(read_frame(tmp_path / "a.exr", transfer="srgb"), shown, atol=0.1)
 
 
-def test_integers_are_taken_as_stored_unless_told(tmp_path: Path) -> None:
+def test_integers_keep_stored_values_by_default(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
     path = save(tmp_path / "a.png", ExrPart(pixels, RGB))
     stored = torch.from_numpy((pixels / 65535).astype(np.float32).transpose(2, 0, 1).copy())
@@ -76,7 +76,7 @@ def test_highlights_go_on_and_negative_light_is_black(tmp_path: Path) -> None:
         (None, "srgb"),
     ],
 )
-def test_dpx_says_what_it_is(tmp_path: Path, said: str | None, meant: str) -> None:
+def test_dpx_header_selects_transfer(tmp_path: Path, said: str | None, meant: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
     attributes: dict[str, object] = {"oiio:BitsPerSample": 10}
     if said:
@@ -124,7 +124,7 @@ def test_camera_curves(tmp_path: Path, name: str, codes: tuple[float, ...]) -> N
     assert np.allclose(read_frame(path, transfer=name).numpy()[:, 0], expected, rtol=2e-4, atol=2e-3)
 
 
-def test_a_grey_frame_has_the_same_curve(tmp_path: Path) -> None:
+def test_grey_frame_uses_same_curve(tmp_path: Path) -> None:
     code = np.linspace(0.05, 0.75, 256).reshape(16, 16, 1).astype(np.float32)
     frame = read_frame(save(tmp_path / "g.exr", ExrPart(code, ("Y",))), transfer="logc3").numpy()
     assert frame.shape == (1, 16, 16)
@@ -179,7 +179,7 @@ colorspaces:
 """
 
 
-def test_the_users_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ocio_configuration_of_user_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.ocio").write_text(CONFIG)
     pixels = samples((6, 7, 3))
     path = exr(tmp_path / "a.exr", pixels)
@@ -195,7 +195,7 @@ def test_the_users_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_frame(path, transfer="ARRI LogC4")
 
 
-def test_a_broken_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_ocio_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = exr(tmp_path / "a.exr", samples((3, 3, 3)))
     for content in (None, "this is no configuration"):
         config = tmp_path / "config.ocio"
@@ -214,7 +214,7 @@ def test_light_that_becomes_infinite(tmp_path: Path) -> None:
         read_frame(path, transfer="cineon")
 
 
-def test_the_curve_and_its_inverse() -> None:
+def test_transfer_curve_has_inverse() -> None:
     encoded = np.concatenate([np.linspace(0, 1, 4096), np.linspace(1, 30, 500)]).astype(np.float32)
     light = encoded.copy()
     decode_srgb(light)
@@ -223,7 +223,7 @@ def test_the_curve_and_its_inverse() -> None:
     assert np.allclose(light, encoded, rtol=2e-6, atol=1e-7)
 
 
-def test_the_curve_does_not_depend_on_where_a_value_lies() -> None:
+def test_transfer_curve_is_independent_of_position() -> None:
     light = samples((100_003,))
     whole = light.copy()
     encode_srgb(whole)
@@ -233,7 +233,7 @@ def test_the_curve_does_not_depend_on_where_a_value_lies() -> None:
         assert np.array_equal(piece, whole[start:stop:step])
 
 
-def test_nothing_to_do_costs_nothing() -> None:
+def test_identity_transfer_copies_nothing() -> None:
     assert curve("srgb", "linear") is None
     assert curve("auto", "srgb") is None
     assert curve("auto", "linear") is encode_srgb

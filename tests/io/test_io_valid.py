@@ -66,7 +66,7 @@ def test_read_frame_prefers_the_finished_picture_among_layers(tmp_path: Path) ->
         read_frame(only_data)
 
 
-def test_read_frame_says_which_eye_it_took(tmp_path: Path) -> None:
+def test_read_frame_reports_selected_eye(tmp_path: Path) -> None:
     pixels = samples((4, 5, 6))
     names = ("R", "G", "B", "right.R", "right.G", "right.B")
     path = save(tmp_path / "a.exr", ExrPart(pixels, names, attributes={"view": "left"}))

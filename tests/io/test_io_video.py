@@ -79,7 +79,7 @@ def test_open_video_takes_a_path_object(tmp_path: Path) -> None:
     source.close()
 
 
-def test_an_odd_side_gets_one_more_line(tmp_path: Path) -> None:
+def test_video_writer_pads_odd_sides(tmp_path: Path) -> None:
     source = open_video(str(film(tmp_path / "odd.mp4", 2, 25.0, 47, 63)))
     assert (source.width, source.height) == (64, 48)
     first = next(iter(source)).rgb().float()
@@ -96,7 +96,7 @@ def test_pictures_keep_their_times(tmp_path: Path) -> None:
     source.close()
 
 
-def test_x264_is_told_its_quality(tmp_path: Path) -> None:
+def test_video_writer_sets_x264_quality(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4", 64, 48, 25.0) as writer:
         if writer._stream.codec_context.name != "libx264":
             pytest.skip("this FFmpeg has no libx264")
@@ -112,7 +112,7 @@ def test_pictures_of_one_time_are_a_tick_apart(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_film_without_a_picture_leaves_what_was_there(tmp_path: Path) -> None:
+def test_video_writer_without_picture_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     with VideoWriter(path, 64, 48, 25.0):
         pass
@@ -123,7 +123,7 @@ def test_a_film_without_a_picture_leaves_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_time_stamps_that_jump_are_told_and_left_out(tmp_path: Path) -> None:
+def test_video_source_reports_and_skips_jumping_time_stamps(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "gap.mkv", 64, 48, 25.0) as writer:
         for picture, seconds in zip(pictures(4), (0.0, 0.04, 5000.0, 5000.04), strict=True):
             writer.write(picture, seconds)
@@ -171,7 +171,7 @@ def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         list(open_video(path))
 
 
-def test_a_stream_that_nothing_decodes_is_named(tmp_path: Path) -> None:
+def test_video_source_names_undecodable_stream(tmp_path: Path) -> None:
     data = film(tmp_path / "a.mkv", 2).read_bytes()
     for codec in (b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/ASP"):
         data = data.replace(codec, b"V_QUITE/UNKNOWN")
@@ -180,7 +180,7 @@ def test_a_stream_that_nothing_decodes_is_named(tmp_path: Path) -> None:
         list(open_video(str(tmp_path / "b.mkv")))
 
 
-def test_a_film_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
+def test_video_writer_failure_keeps_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     path.write_bytes(b"before")
 
@@ -203,7 +203,7 @@ def test_real_video(data_dir: Path) -> None:
     source.close()
 
 
-def test_what_is_no_video(tmp_path: Path) -> None:
+def test_open_video_refuses_other_files(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("not a film")
     (tmp_path / "empty.mp4").touch()
     with pytest.raises(InputError, match=r"text\.mp4: expected a video"):
@@ -214,7 +214,7 @@ def test_what_is_no_video(tmp_path: Path) -> None:
         open_video(str(tmp_path / "none.mp4"))
 
 
-def test_a_video_that_is_cut_ends_early_or_says_so(tmp_path: Path) -> None:
+def test_truncated_video_ends_early_or_is_refused(tmp_path: Path) -> None:
     whole = film(tmp_path / "whole.mkv", 60).read_bytes()
     (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) // 2])
     told, frames = "", 0
@@ -228,7 +228,7 @@ def test_a_video_that_is_cut_ends_early_or_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_a_shot_that_is_cut_off_is_warned_about(tmp_path: Path, share: float) -> None:
+def test_truncated_video_shot_warns(tmp_path: Path, share: float) -> None:
     whole = noisy(tmp_path / "whole.mkv", 100).read_bytes()
     assert len(open_plates(tmp_path / "whole.mkv").numbers) == 100
     (tmp_path / "cut.mkv").write_bytes(whole[: round(share * len(whole))])
@@ -238,7 +238,7 @@ def test_a_shot_that_is_cut_off_is_warned_about(tmp_path: Path, share: float) ->
 
 
 @pytest.mark.parametrize(("suffix", "codec"), [("mkv", "mpeg4"), ("mp4", "libx264"), ("avi", "mpeg4")])
-def test_a_short_film_that_is_cut_off_gives_the_frames_that_exist(tmp_path: Path, suffix: str, codec: str) -> None:
+def test_truncated_short_video_yields_existing_frames(tmp_path: Path, suffix: str, codec: str) -> None:
     import av
 
     path, chance = tmp_path / f"a.{suffix}", np.random.default_rng(0)
@@ -262,7 +262,7 @@ def test_a_short_film_that_is_cut_off_gives_the_frames_that_exist(tmp_path: Path
 @pytest.mark.parametrize(
     ("suffix", "codec"), [("mkv", "libx264"), ("webm", "libvpx"), ("mp4", "libx264"), ("avi", "mpeg4")]
 )
-def test_a_whole_film_is_not_called_cut_off(tmp_path: Path, suffix: str, codec: str, late: int) -> None:
+def test_complete_video_is_not_reported_as_truncated(tmp_path: Path, suffix: str, codec: str, late: int) -> None:
     """Also where its pictures begin after its sound would, and with frames that are stored out of order."""
     import av
 
@@ -280,14 +280,14 @@ def test_a_whole_film_is_not_called_cut_off(tmp_path: Path, suffix: str, codec: 
         assert len(open_plates(path).numbers) == 50
 
 
-def test_a_damaged_frame_is_no_plate() -> None:
+def test_damaged_video_frame_is_no_plate() -> None:
     frame = video._Decoded(SimpleNamespace(is_corrupt=True), video.Turn(), 0.0, "a.mkv, frame 3")
     with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
         frame.values()
 
 
 @pytest.mark.parametrize("sides", [(16000, 16000), (64, 48)])
-def test_a_header_that_claims_too_much(tmp_path: Path, sides: tuple[int, int]) -> None:
+def test_video_header_beyond_limits_is_refused(tmp_path: Path, sides: tuple[int, int]) -> None:
     import av
 
     path = tmp_path / "a.avi"
@@ -310,7 +310,7 @@ def test_a_header_that_claims_too_much(tmp_path: Path, sides: tuple[int, int]) -
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(Fraction(1, 90000), None), (Fraction(10**6), None), (24, 24.0)])
-def test_a_rate_that_cannot_be_is_unknown(
+def test_impossible_video_rate_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: Fraction, expected: float | None
 ) -> None:
     """Its frames would be a day apart, or a writer could not count them."""
@@ -336,7 +336,7 @@ def test_sound_alone_is_no_video(tmp_path: Path) -> None:
         open_video(str(path))
 
 
-def test_a_camera_gives_the_newest_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_camera_yields_newest_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     cv2 = pytest.importorskip("cv2")
     grabbed = [picture.permute(1, 2, 0).flip(2).numpy().copy() for picture in pictures(3)]
 
@@ -377,7 +377,9 @@ def test_a_camera_gives_the_newest_it_has(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("share", "word"), [(0.0, "no video came within 0.5 s"), (0.6, "nothing came for 0.5 s after")]
 )
-def test_an_address_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, word: str) -> None:
+def test_silent_stream_address_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, word: str
+) -> None:
     monkeypatch.setattr(video, "_PATIENCE", 0.5)
     data = noisy(tmp_path / "a.mkv", 100).read_bytes()
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as held:

@@ -75,7 +75,7 @@ def test_gradients_of_gradients_go_step_by_step() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_what_the_kernels_do_not_serve() -> None:
+def test_convex_kernels_refuse_unsupported_requests() -> None:
     field, mask, _ = draw(1, 8, 2, 3, torch.float32)
     assert "1 to 7 channels" in str(cuda.explain_no_convex_gradients(field, mask, 8))
     assert type(convex_upsample(field.requires_grad_(), mask, 8).grad_fn).__name__ != "_ConvexBackward"

@@ -40,7 +40,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
-def test_cold_start_is_announced_once_and_kept(tmp_path: Path) -> None:
+def test_cold_start_is_announced_once_and_cached(tmp_path: Path) -> None:
     out, said = finish(start([FEW], str(tmp_path), FULLFIELD_QUIET=""))
     assert out == FOUND
     assert said.startswith("fullfield: compiling ")
@@ -49,7 +49,7 @@ def test_cold_start_is_announced_once_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_solver_starts_within_fifteen_seconds(tmp_path: Path) -> None:
+def test_tvl1_cold_start_takes_at_most_fifteen_seconds(tmp_path: Path) -> None:
     cold, said = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
     assert said.startswith("fullfield: compiling TV-L1 kernels for this CPU, once ...\nfullfield: compiled in ")
     warm, said = finish(start(["-c", SOLVE], str(tmp_path / "cache")))
@@ -99,7 +99,7 @@ def test_folder_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_a_strangers_folder_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_of_other_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder.usable(tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
@@ -154,7 +154,7 @@ def _doubled(x: int) -> int:
     return x * 2
 
 
-def test_a_full_disk_is_named_and_computes(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_kernels_run(tmp_path: Path) -> None:
     """Here no file may grow beyond 3 kB."""
     pytest.importorskip("resource")
     script = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n{RUN_FEW}"
@@ -166,9 +166,7 @@ def test_a_full_disk_is_named_and_computes(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
-def test_the_temporary_folder_is_trusted_only_where_nobody_else_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_cache_folder_must_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -190,7 +188,7 @@ def test_the_temporary_folder_is_trusted_only_where_nobody_else_writes(
         assert not cache_folder.usable(top / "numba")
 
 
-def test_two_modules_may_share_a_kernel(tmp_path: Path) -> None:
+def test_kernels_can_be_shared_by_modules(tmp_path: Path) -> None:
     from numba import types
 
     shared = numba_cache.jit_in(tmp_path)(_twice)

@@ -22,14 +22,14 @@ TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }',
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
-def test_what_is_stored_is_what_the_compiler_says(arch: str) -> None:
+def test_assembled_json_matches_compiler(arch: str) -> None:
     lookups = shapes.forward_config(build_request(), gpu_from_device(arch))
     for source in (tvl1.pyramid_source(), shapes.coords_source(lookups, 0)):
         assert said_of(source, arch) == compiled(source, arch)
 
 
 @needs_nvrtc
-def test_mistakes_are_told_with_the_compilers_words() -> None:
+def test_compile_errors_contain_compiler_log() -> None:
     with pytest.raises(KernelError, match=r"cannot compile for sm_80: .*fullfield.cu\(1\): error"):
         nvrtc.nvrtc().compile(Source("nonsense"), "sm_80")
 
@@ -51,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @needs_nvrtc
-def test_code_is_kept_and_announced_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compiled_code_is_cached_and_announced_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sources = [TRIVIAL, Source(TRIVIAL.text, ("-DVALUE=2",))]
     codes = Compiler("sm_80", "test kernels").compile(sources)
     said = capfd.readouterr().err
@@ -75,7 +75,7 @@ def test_damaged_code_is_compiled_again(cache: Path, capfd: pytest.CaptureFixtur
 
 
 @needs_nvrtc
-def test_code_that_cannot_be_kept_is_named(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_code_that_cannot_be_cached_is_reported(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     compiler = Compiler("sm_80", "test kernels")
     cache.rmdir()  # meanwhile
     assert compiler.compile([TRIVIAL])[0]

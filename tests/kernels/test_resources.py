@@ -344,7 +344,7 @@ def test_any_point_convolution_fits(arch: str, channels: tuple[int, int], groups
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [(64, 64), (64, 128), (8, 16)], ids=str)
-def test_wgmma_runs_beside_the_rest(dtype: torch.dtype, channels: tuple[int, int]) -> None:
+def test_wgmma_overlaps_other_instructions(dtype: torch.dtype, channels: tuple[int, int]) -> None:
     """The assembler waits for every wgmma where it cannot tell its registers apart, and says so."""
     request, operands = convolution_of(dtype, "sm_90a", channels)
     forward, gradient = (
@@ -358,7 +358,7 @@ def test_wgmma_runs_beside_the_rest(dtype: torch.dtype, channels: tuple[int, int
 
 
 @pytest.mark.unit
-def test_the_kernels_include_nothing() -> None:
+def test_kernels_include_no_headers() -> None:
     sources = sorted(Path(fullfield.__file__).parent.rglob("*.cu*"))
     assert len(sources) >= 15
     assert not [path.name for path in sources if re.search(r"^\s*#\s*include", path.read_text("utf-8"), re.MULTILINE)]

@@ -64,7 +64,7 @@ def _folded(a, w, whole, out):  # type: ignore[no-untyped-def]
     simd.store_int32(whole, 2, x)
 
 
-def test_weighted_groups_and_whole_numbers() -> None:
+def test_simd_weights_and_integers_match_numpy() -> None:
     a = RNG.uniform(-9, 9, 16).astype(np.float32)
     w = RNG.uniform(-1, 1, 4).astype(np.float32)
     out, whole = np.zeros(4, np.float32), np.full(20, -77, np.int32)
@@ -92,7 +92,7 @@ def _estimated(a, out):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(("largest", "some"), [(1.5, False), (2.5, True)])
-def test_the_rough_root_and_whether_some_lane_is_above(largest: float, some: bool) -> None:
+def test_simd_rough_root_and_any_above_match_numpy(largest: float, some: bool) -> None:
     a, out = RNG.uniform(1e-4, 1.5, 16).astype(np.float32), np.zeros(16, np.float32)
     a[RNG.integers(16)] = largest
     assert bool(_estimated(a, out)) is some

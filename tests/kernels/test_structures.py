@@ -77,7 +77,7 @@ def test_every_kernels_structure_is_looked_at() -> None:
 
 
 @pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-def test_the_hosts_compiler_lays_them_out_alike() -> None:
+def test_structures_match_host_compiler_layout() -> None:
     def complaints(text: str) -> str:
         command = [str(emulator.GXX), "-std=c++17", "-w", "-fsyntax-only", "-x", "c++", "-"]
         return subprocess.run(command, input=text, capture_output=True, text=True, check=False).stderr
@@ -88,7 +88,7 @@ def test_the_hosts_compiler_lays_them_out_alike() -> None:
 
 
 @needs_nvrtc
-def test_the_gpus_compiler_lays_them_out_alike() -> None:
+def test_structures_match_gpu_compiler_layout() -> None:
     nvrtc.nvrtc().compile(Source(source()), "sm_80")
 
 

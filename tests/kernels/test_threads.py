@@ -30,7 +30,7 @@ def test_tasks_run_on_several_threads() -> None:
     threads.run([lambda: meeting.wait() for _ in range(3)], 3)
 
 
-def test_one_thread_means_the_callers() -> None:
+def test_single_thread_runs_in_caller() -> None:
     seen: list[int] = []
     threads.run([lambda: seen.append(threading.get_ident())] * 3, 1)
     assert seen == [threading.get_ident()] * 3
@@ -51,7 +51,7 @@ def test_errors_reach_the_caller_after_all_tasks_ended(bad: int) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_work_runs_in_caller_when_threads_cannot_start(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """As with too little address space."""
     started: list[threading.Thread] = []
     start = threading.Thread.start

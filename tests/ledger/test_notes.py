@@ -75,7 +75,7 @@ def settle(file: SettingsFile, content: dict[str, Any], results: list[str], **op
     return file.settle(content, has_results=lambda: bool(results), advice="use another folder", **options)
 
 
-def test_settings_bind_while_there_are_results(tmp_path: Path) -> None:
+def test_settings_bind_while_results_exist(tmp_path: Path) -> None:
     file, results = SettingsFile(tmp_path / "run" / "settings.json", "the settings of a run"), list[str]()
     assert settle(file, {"a": 1}, results) is None
     assert settle(file, {"a": 2}, results) == {"a": 1}
@@ -89,7 +89,7 @@ def test_settings_bind_while_there_are_results(tmp_path: Path) -> None:
     assert file.read() == {"a": 3}
 
 
-def test_settings_that_are_missing_beside_results_are_named(tmp_path: Path) -> None:
+def test_missing_settings_next_to_results_are_reported(tmp_path: Path) -> None:
     file = SettingsFile(tmp_path / "settings.json", "the settings of a run")
     refuses(r"no settings\.json says how they were made", settle, file, {"a": 1}, ["x"])
     assert file.read() is None

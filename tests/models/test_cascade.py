@@ -80,7 +80,7 @@ def test_sizes_of_the_levels() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-def test_an_affine_flow_comes_through_without_a_shift(height: int, width: int) -> None:
+def test_cascade_resamples_affine_flow_without_shift(height: int, width: int) -> None:
     network = Known((height, width))
     flow = Cascade(network, threshold=THRESHOLD)(*frames(height, width))
     assert flow.shape == (1, 2, height, width)
@@ -108,7 +108,7 @@ def test_updates_of_the_levels() -> None:
     assert [call[1] for call in network.calls] == [3, 3, 5, 5]
 
 
-def test_a_given_start_belongs_to_the_coarsest_level() -> None:
+def test_cascade_initial_flow_starts_coarsest_level() -> None:
     network = Known((1371, 1131))
     start = affine(1371, 1131, (1371, 1131))
     flow = Cascade(network, threshold=THRESHOLD)(*frames(1371, 1131), initial_flow=start)
@@ -164,7 +164,7 @@ def test_mistakes() -> None:
     refuses("network: expected something that is called like a network", Cascade, "raft")
 
 
-def test_two_sizes_are_one_flow_in_its_place() -> None:
+def test_resampled_flow_agrees_at_two_sizes() -> None:
     own = FlowWithScale(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
     large = FlowWithScale(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     large.log_scale[..., 6:] = 1.0  # columns 6 to 9 of the large one are 3 and 4
@@ -184,7 +184,7 @@ def test_enlarged_sizes_are_rounded() -> None:
 
 @pytest.mark.parametrize("which", ["own", "large"])
 @pytest.mark.parametrize("surest", [-1.0, 1.0])
-def test_an_overflow_at_either_size_shows(which: str, surest: float) -> None:
+def test_cascade_shows_overflow_of_either_size(which: str, surest: float) -> None:
     own = FlowWithScale(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
     large = FlowWithScale(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     spoilt = own if which == "own" else large

@@ -72,7 +72,7 @@ def test_files_of_every_kind(tmp_path: Path, name: str) -> None:
         assert equal(source, target), given
 
 
-def test_a_model_saved_by_hugging_face(tmp_path: Path) -> None:
+def test_load_weights_reads_hugging_face_checkpoint(tmp_path: Path) -> None:
     """Tensors that are shared are stored once there, under the name that sorts first."""
     source, target = model(1), model(2)
     for block in (m for m in source.modules() if isinstance(getattr(m, "downsample", None), torch.nn.Sequential)):
@@ -108,7 +108,7 @@ def refused(target: Network, source: Any) -> str:
     return message
 
 
-def test_the_wrong_model_is_named(torchvision: Any, tmp_path: Path) -> None:
+def test_load_weights_names_wrong_model(torchvision: Any, tmp_path: Path) -> None:
     large, small, tiny = model(2, "raft"), model(2, "raft-small"), model(2)
     vision = torchvision.models.optical_flow.raft_small(weights=None)
     path, narrow = tmp_path / "w.pth", model(1, channels=12).state_dict()
@@ -235,7 +235,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, 
         refuses("expected named tensors", read_state, whole)
 
 
-def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+def test_load_weights_names_truncated_file(tmp_path: Path) -> None:
     """PyTorch's reader raises an OSError without a name where the archive's end would lie before the file's begin."""
     torch.save(load_weights("fullfield-s").state_dict(), tmp_path / "whole.pth")
     whole = (tmp_path / "whole.pth").read_bytes()
@@ -275,7 +275,7 @@ def _refusal(path: Path) -> str | None:
     return None
 
 
-def test_what_does_not_fit_is_told_and_nothing_is_loaded(tensors: dict[str, Tensor]) -> None:
+def test_load_weights_refuses_mismatch_without_loading(tensors: dict[str, Tensor]) -> None:
     module = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(1, 1)})
     before = {key: value.clone() for key, value in module.state_dict().items()}
     with pytest.raises(InputError) as caught:

@@ -83,7 +83,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
 
 
-def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Path) -> None:
+def test_download_is_complete_and_reports_progress(server: Server, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
     target = tmp_path / "file.bin"
     download(server.url(), target, sha256=SUM[:8], progress=lambda done, total: told.append((done, total)))
@@ -104,7 +104,7 @@ def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Pat
         ('W/"weak"', True, [100_000], [None, None]),
     ],
 )
-def test_a_cut_is_gone_on_from(
+def test_download_resumes_after_cut(
     server: Server, tmp_path: Path, tag: str, ranges: bool, cut: list[int], asked: list[str | None]
 ) -> None:
     server.tag, server.ranges, server.cut = tag, ranges, [*cut]
@@ -113,7 +113,7 @@ def test_a_cut_is_gone_on_from(
     assert server.asked == asked
 
 
-def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
+def test_download_resumes_in_later_call(server: Server, tmp_path: Path) -> None:
     server.cut = [100_000, 100_000, 100_000]
     target = tmp_path / "file.bin"
     with pytest.raises(DownloadError, match="broke off after 300000 of 1048576 bytes; the next call resumes"):
@@ -130,7 +130,7 @@ def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
     [([100_000] * 3, CONTENT[::-1], '"two"'), ([500_000, 0, 0], CONTENT[:400_000], '"one"')],
     ids=["another version", "shorter"],
 )
-def test_a_file_that_changed_is_fetched_from_its_start(
+def test_download_restarts_when_file_changed(
     server: Server, tmp_path: Path, cut: list[int], content: bytes, tag: str
 ) -> None:
     server.cut, target = [*cut], tmp_path / "file.bin"
@@ -176,7 +176,7 @@ def test_many_ask_and_one_fetches(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) == 1
 
 
-def test_a_member_is_extracted_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_extracts_archive_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("models/x.pth", CONTENT)

@@ -71,7 +71,7 @@ def plainly_encoded(config: RAFTConfig | SEARAFTConfig, *encoders: str) -> Netwo
 
 @pytest.mark.parametrize("lookup", FORMS)
 @pytest.mark.parametrize("config", [SEA_RAFT, SMALL, LARGE], ids=["sea-raft", "raft-small", "raft"])
-def test_the_parts_of_a_graph_are_the_network(config: Any, lookup: str) -> None:
+def test_exported_parts_equal_network(config: Any, lookup: str) -> None:
     """Called one after the other, without an exporter; frames of 65×86 are padded, those of 64×80 are not."""
     model = network(config)
     begin, step = export._FirstSection(model, lookup), export._Step(model, lookup)
@@ -136,9 +136,7 @@ def test_onnx_of_one_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_the_file_states_the_sizes_of_its_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool
-) -> None:
+def test_exported_file_states_frame_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
@@ -190,7 +188,7 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], message: str, tmp_pa
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_names_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(SEA_RAFT)
     with pytest.raises(OSError, match=r"absent.*x\.onnx|does not exist"):
         export_onnx(model, tmp_path / "absent" / "x.onnx", 64, 64)

@@ -44,7 +44,7 @@ def test_any_size(model: Network, size: tuple[int, int]) -> None:
             torch.testing.assert_close(flow, padded[..., top : top + height, left : left + width])
 
 
-def test_a_batch_is_its_pairs_and_bytes_are_floats(model: Network) -> None:
+def test_network_batch_equals_singles_and_accepts_uint8(model: Network) -> None:
     one, two = pair(64, 80, batch=2)
     bytes_ = [(255 * frame).round().to(torch.uint8) for frame in (one, two)]
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_a_batch_is_its_pairs_and_bytes_are_floats(model: Network) -> None:
         torch.testing.assert_close(model(*bytes_, 2), as_floats, rtol=0, atol=1e-4)
 
 
-def test_the_form_for_a_cpu_is_the_network(model: Network) -> None:
+def test_cpu_prepared_form_equals_network(model: Network) -> None:
     randomise(model)  # batch norms whose statistics count
     frames = pair(40, 56, batch=2)
     with torch.no_grad():
@@ -145,7 +145,7 @@ def test_half_precision_keeps_coordinates_in_float32(
 
 
 @pytest.mark.parametrize("name", ["raft", "sea-raft"])
-def test_it_compiles_whole(name: str) -> None:
+def test_network_compiles_without_graph_break(name: str) -> None:
     """Without a number of updates, a graph has those of the configuration, whether the flow still moves or not."""
     model = tiny(name, updates=1, **({"most_updates": 5} if name == "sea-raft" else {}))
     frames, start = pair(52, 64), torch.randn(1, 2, 13, 16)
@@ -160,7 +160,7 @@ def test_it_compiles_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["raft-small", "sea-raft"])
-def test_a_named_backend_is_used(model: Network) -> None:
+def test_network_uses_named_backend(model: Network) -> None:
     frames = pair(64, 80)
     with torch.no_grad():
         expected = model(*frames, 2)

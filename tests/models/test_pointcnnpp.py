@@ -118,7 +118,7 @@ def test_dense_features_follow_their_points() -> None:
     torch.testing.assert_close(torch.nn.functional.normalize(plain(features, plain.prepare(points)), dim=1), out)
 
 
-def test_a_dense_network_is_compiled_without_a_break() -> None:
+def test_point_network_compiles_without_graph_break() -> None:
     torch.manual_seed(0)
     points, offsets, features = clouds()
     model = PointUNet(PointUNetConfig(in_channels=3, grid=0.08, channels=(4, 8), blocks=(1, 1)))

@@ -98,7 +98,7 @@ def test_bfloat16_on_the_cpu(name: str) -> None:
     assert torch.equal(fast(first, second, updates=1), same(first, second, updates=1))
 
 
-def test_results_belong_to_the_caller_whatever_it_does() -> None:
+def test_prepared_results_are_not_overwritten() -> None:
     model = network("raft")
     first, second = frames()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -118,7 +118,7 @@ def test_results_belong_to_the_caller_whatever_it_does() -> None:
 
 @pytest.mark.parametrize("where", ["frames", "features", "context", "correlation", "state"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_flow_shows_nonfinite_input(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though rectifiers make 0 of NaN, as those of some libraries do."""
     model: Any = network(name)
     convolve, products = reference.convolve, shared.rectified_products
@@ -175,7 +175,7 @@ def test_every_parameter_is_known_to_the_form(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_pairs_have_no_flow_as_in_the_module(name: str) -> None:
+def test_prepared_empty_batch_equals_module(name: str) -> None:
     model = network(name)
     first, second = torch.zeros(2, 0, 3, *SIZE)
     for fast in (
@@ -228,7 +228,7 @@ def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
     assert not fast._by_size
 
 
-def test_in_a_cascade() -> None:
+def test_prepared_network_in_cascade_equals_module() -> None:
     model = network("sea-raft")
     first, second = frames(size=(150, 190))
     with torch.no_grad():

@@ -200,7 +200,7 @@ def test_memory(name: str, size: tuple[int, int], most: float) -> None:
     assert torch.cuda.max_memory_allocated() - before < most * GIB
 
 
-def test_in_a_cascade() -> None:
+def test_prepared_cuda_network_in_cascade_equals_module() -> None:
     model = network("sea-raft")
     first, second = textured((864, 1152))
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_global_switches_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
-def test_both_directions_are_two_calls(name: str) -> None:
+def test_prepared_bidirectional_flow_equals_two_calls(name: str) -> None:
     first, second = textured((99, 133))
     fast = PreparedFlow(network(name), 99, 133)
     start = 2 * torch.randn(1, 2, 9, 11, device="cuda")

@@ -117,7 +117,7 @@ def test_outputs_and_gradients_are_ptlflows_at_any_size(from_ptlflow: nn.Module,
     )
 
 
-def test_a_start_on_the_grid_is_ptlflows_warm_start(
+def test_raft_initial_flow_equals_ptlflow_warm_start(
     from_ptlflow: nn.Module, size: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = RAFT(config(size)).eval()
@@ -158,7 +158,7 @@ def test_kittis_padding(size: str) -> None:
         assert not torch.equal(kitti, evenly(first, second, 2))
 
 
-def test_no_gradient_flows_through_the_coordinates(small: RAFT) -> None:
+def test_raft_coordinates_have_no_gradient(small: RAFT) -> None:
     first, second = pair(32, 32)
     start = torch.zeros(1, 2, 4, 4, requires_grad=True)
     flows = small.predictions(first, second, 2, initial_flow=start)

@@ -148,7 +148,7 @@ def test_without_a_gpu_every_step_is_plain() -> None:
     assert (step.replays, step.plain_steps) == (0, 2)
 
 
-def test_what_does_not_fit_runs_as_a_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_step_falls_back_to_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a graph that computes its work at every replay, as there is no GPU here."""
     monkeypatch.setattr(RecordedStep, "_replay", RecordedStep._padded_step)
     model = made("basic")
@@ -238,7 +238,7 @@ def test_same_bits_in_every_replay_and_nothing_waits() -> None:
 
 @gpu
 @on_gpu
-def test_an_optimizer_and_parameters_that_change() -> None:
+def test_recorded_step_follows_optimizer_and_parameter_changes() -> None:
     """Replays read the weights of now, and frozen weights get no gradient."""
     model = made("basic", device="cuda")
     model.stem.requires_grad_(False)
@@ -279,7 +279,7 @@ def test_autocast() -> None:
 
 @gpu
 @on_gpu
-def test_a_loss_that_waits_for_the_device_is_refused() -> None:
+def test_recorded_step_refuses_loss_that_synchronizes() -> None:
     model = made("basic", device="cuda")
     given = batch(model, (600, 400), 0)
 

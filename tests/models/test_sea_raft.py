@@ -49,7 +49,7 @@ def test_equals_ptlflow(ptlflow: Any) -> None:
         assert (ours(frame1, frame2, 3) - expected).abs().max() > 1e-2  # the last update counts
 
 
-def test_a_cell_moves_by_more_than_a_pixel() -> None:
+def test_sea_raft_cells_move_by_more_than_one_pixel() -> None:
     before = torch.zeros(3, 2, 10, 10)
     after = before.clone()
     after[0, 0, 0, :2] = 0.2  # 2 % of the cells, more than an eighth of a cell
@@ -169,7 +169,7 @@ def test_expected_log_scale() -> None:
     assert expected_log_scale(info, SEARAFTConfig()).item() == pytest.approx(10.0)
 
 
-def test_a_start_replaces_the_regressed_flow() -> None:
+def test_sea_raft_initial_flow_replaces_regressed_flow() -> None:
     model = tiny("sea-raft")
     pictures = pair(64, 80)
     with torch.no_grad():

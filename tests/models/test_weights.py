@@ -92,7 +92,7 @@ def test_sums_are_those_of_the_files(data_dir: Path) -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == WEIGHTS[name].sha256
 
 
-def test_a_file_is_fetched_once(served: Path, cache: Path) -> None:
+def test_fetch_weights_fetches_once(served: Path, cache: Path) -> None:
     told: list[int] = []
     one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
     assert cached_weights(one) is None
@@ -103,7 +103,7 @@ def test_a_file_is_fetched_once(served: Path, cache: Path) -> None:
     assert fetch_weights(one) == path == cached_weights(one)
 
 
-def test_a_file_inside_an_archive(served: Path, tmp_path: Path, cache: Path) -> None:
+def test_fetch_weights_extracts_archive_member(served: Path, tmp_path: Path, cache: Path) -> None:
     archive = tmp_path / "all.zip"
     with zipfile.ZipFile(archive, "w") as made:
         made.write(served, "models/mine.pth")
@@ -188,7 +188,7 @@ def test_files_of_others_count_in_the_folder_that_was_named(
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owner here")
-def test_whose_files_are_ours() -> None:
+def test_weights_cache_ignores_other_files() -> None:
     for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
         path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
         assert weights._is_own(path) is ours  # type: ignore[arg-type]

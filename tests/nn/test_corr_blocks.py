@@ -244,7 +244,7 @@ def on_gpu(test: Any) -> Any:
 
 @on_gpu
 @pytest.mark.parametrize("name", BLOCKS)
-def test_the_same_as_on_the_cpu(name: str) -> None:
+def test_corr_blocks_on_gpu_equal_cpu(name: str) -> None:
     case = make_case((23, 37), batch=2, channels=48)
     found = []
     for device in ("cpu", "cuda"):
@@ -255,7 +255,7 @@ def test_the_same_as_on_the_cpu(name: str) -> None:
 
 
 @on_gpu
-def test_a_dilation_cannot_be_read_while_a_graph_is_captured() -> None:
+def test_corr_block_refuses_dilation_tensor_in_graph_capture() -> None:
     case = make_case((8, 12), batch=1, channels=32)
     block = SEARAFTCorrBlock(case.fmap1.cuda(), case.fmap2.cuda(), arguments(4, 4))
     coords = case.coords.cuda()
@@ -336,7 +336,7 @@ def test_droid_pairs_come_and_go() -> None:
         DroidCorrBlock(first[0], first[1][0])
 
 
-def test_droid_s_result_has_the_dtype_of_a_product() -> None:
+def test_droid_corr_block_has_dtype_of_product() -> None:
     fmap1, fmap2, coords = droid_maps(2)
     exact = droid_definition(fmap1, fmap2, coords, 4, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -56,7 +56,7 @@ def test_against_the_definition(levels: int, radius: int, widths: tuple[int, int
         assert_within(a, b, 2e-5 * float(b.abs().max()), name)
 
 
-def test_both_ways_of_computing_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stereo_corr_block_forms_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole images, as on CUDA, and every row an image of its own."""
     left, right, coords = make()
     by_row = StereoCorrBlock(left, right)(coords)
@@ -68,7 +68,7 @@ def test_both_ways_of_computing_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("channels", [4, 160])
-def test_what_is_outside_or_not_finite_gives_zeros(channels: int) -> None:
+def test_stereo_corr_block_gives_zeros_outside(channels: int) -> None:
     left, right, coords = make(channels=channels)
     for column, value in enumerate((float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 21 + 5.0, -6.0)):
         coords[1, 0, 3, column] = value

@@ -33,7 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch, **reasons: str | None) -> Backends:
     return Backends("smoothing", "somewhere_", tuple(reasons))
 
 
-def test_the_best_that_can_and_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_returns_best_backend_or_all_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     three = made(monkeypatch, cuda="no GPU", cpu=None, reference=None)
     assert three.reasons(1, 2) == [("cuda", "no GPU"), ("cpu", None), ("reference", None)]
     assert (three.choose(None, 1, 2), three.choose("reference", 1, 2)) == ("cpu", "reference")
@@ -55,7 +55,7 @@ def test_memory_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert not isinstance(caught.value, NoRoomError)
 
 
-def test_what_the_machine_lacks_is_told_once_and_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_warns_once_at_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     three = made(monkeypatch, cuda="no GPU", cpu=Missing("no compiler"), reference=None)
     words = r"^smoothing: the cpu kernel is not used \(no compiler\); a slower backend runs instead$"
     with pytest.warns(UserWarning, match=words) as seen:
@@ -78,7 +78,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("operator", MISSING)
-def test_a_missing_numba_is_told_once_and_to_the_caller(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_numba_warns_once_at_caller(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, call = MISSING[operator]
     monkeypatch.setattr(f"fullfield.{module}.explain_refusal", lambda: Missing("numba is not installed"))
     words = rf"{operator}.*: the cpu kernel is not used \(numba is not installed\)"
@@ -94,7 +94,7 @@ def test_a_missing_numba_is_told_once_and_to_the_caller(operator: str, monkeypat
         call("cpu")
 
 
-def test_every_operator_answers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_of_all_operators_have_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
     for operator in (correlation, neighbors, point_conv, tvl1):
         found = operator.backends("cpu")
         assert next(name for name, _ in found) == "cuda"

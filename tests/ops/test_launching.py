@@ -49,7 +49,7 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_launching, "raw_stream", lambda _: 7)
 
 
-def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_refusal_names_devices_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _launching.explain_refusal(torch.device("cpu")) == "runs on NVIDIA GPUs, the tensors are on cpu"
     for device in (torch.device("cuda"), torch.device("cuda:3")):
         _launching._explain_refusal.cache_clear()
@@ -118,7 +118,7 @@ def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_no_device")
 @pytest.mark.parametrize("current", [-1, 1])
-def test_a_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+def test_launch_switches_to_its_device(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
     switched: list[int] = []
     monkeypatch.setattr(_launching, "current_device", lambda: current)
     monkeypatch.setattr(torch.cuda, "device", lambda index: switched.append(index) or torch.no_grad())
@@ -139,7 +139,7 @@ def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_device")
-def test_prepared_launches_read_their_parameters_when_they_are_made() -> None:
+def test_prepared_launch_copies_parameters() -> None:
     libraries, params, beside = Recorder(), PARAMS(), ctypes.c_int(3)
     at = ctypes.addressof(beside)
     launch = _launching.Launch(

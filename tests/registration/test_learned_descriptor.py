@@ -135,7 +135,7 @@ def some_surface(room: Floats, count: int = 1 << 20) -> tuple[torch.Tensor, torc
     return points, normals, torch.tensor([0, len(points) // 3, len(points)])
 
 
-def test_the_processors_cells_are_those_of_the_definition(room: Floats) -> None:
+def test_cpu_cells_equal_definition(room: Floats) -> None:
     check_cells(*some_surface(room))
 
 
@@ -205,7 +205,7 @@ def test_cells_say_how_far_how_high_and_how_bent() -> None:
         assert cell(place, normal) == cell(place, normal, -1.0)
 
 
-def test_what_is_known_is_means_and_shares(room: Floats) -> None:
+def test_input_features_are_means_and_fractions(room: Floats) -> None:
     given = network_input(room[select_per_cell(room, 0.5)], select_per_cell(room[select_per_cell(room, 0.5)], 1.0))
     points, normals, features = (part[:300] for part in given[:3])
     model = DescriptorNetwork(SMALL)
@@ -309,7 +309,7 @@ def test_weights_go_round(tmp_path: Path, room: Floats) -> None:
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
 
-def test_the_usual_network_fits_into_ten_megabytes(tmp_path: Path) -> None:
+def test_default_descriptor_takes_at_most_ten_megabytes(tmp_path: Path) -> None:
     untrained(DescriptorConfig()).save(tmp_path / "w.safetensors")
     assert 1_000_000 < (tmp_path / "w.safetensors").stat().st_size <= MAX_BYTES == 10_000_000
     with pytest.raises(InputError, match="channels: expected weights of at most 10000000 bytes"):
@@ -317,7 +317,7 @@ def test_the_usual_network_fits_into_ten_megabytes(tmp_path: Path) -> None:
     assert not (tmp_path / "large.safetensors").exists()
 
 
-def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
+def test_untrained_descriptor_registers(tmp_path: Path) -> None:
     """Two thirds of a room, turned: what is known of the surroundings is enough."""
     pytest.importorskip("small_gicp")
     first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
@@ -331,7 +331,7 @@ def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
     assert register(first, second, voxel=0.09).matches != found.matches
 
 
-def test_the_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("small_gicp")
     assert learned.SHIPPED.stat().st_size <= MAX_BYTES
     first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
@@ -422,7 +422,7 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_shipped_descriptor_on_a_gpu(room: Floats) -> None:
+def test_shipped_descriptor_registers_on_gpu(room: Floats) -> None:
     fine = room[select_per_cell(room, 0.5)]
     rows = select_per_cell(fine, 1.0)
     here, there = (LearnedDescriptor.shipped(device)(fine, rows) for device in ("cpu", "cuda"))

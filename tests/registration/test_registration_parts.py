@@ -91,7 +91,7 @@ def test_mutual_matches_are_each_others_nearest() -> None:
     assert same.tolist() == [[0, 0], [3, 1]]
 
 
-def test_the_nearest_within_a_radius_are_those_of_loops() -> None:
+def test_nearest_within_radius_equals_loops() -> None:
     draw = np.random.default_rng(9)
     points, queries = draw.random((300, 3)) * 10, draw.random((200, 3)) * 14 - 2
     points[7] = points[3]
@@ -175,7 +175,7 @@ def test_points_without_partners_are_not_searched_for() -> None:
 
 
 @pytest.mark.unit
-def test_a_pose_needs_score_share_and_overlap() -> None:
+def test_verdict_requires_score_ratio_and_overlap() -> None:
     good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, FPFH_LIMITS)
     assert good.score == pytest.approx(6.75)
     assert good.accepted

@@ -63,13 +63,13 @@ def room() -> tuple[Floats, Floats]:
     return first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
 
 
-def test_a_stray_point_far_away_changes_nothing(room: tuple[Floats, Floats]) -> None:
+def test_register_ignores_distant_stray_point(room: tuple[Floats, Floats]) -> None:
     """Projected coordinates, and the (0, 0, 0) that some scanners write where nothing was measured."""
     source, target = (cloud * 0.1 + (450_000.0, 5_400_000.0, 300.0) for cloud in room)
     assert errors(register(np.vstack((source, np.zeros(3))), target), np.eye(4), source)[2] < 0.002
 
 
-def test_a_room_from_any_pose(room: tuple[Floats, Floats]) -> None:
+def test_register_recovers_any_pose(room: tuple[Floats, Floats]) -> None:
     source, target = room
     truth = pose(1)
     found = register(source, moved(truth, target))
@@ -116,7 +116,7 @@ def test_surveyed_coordinates_and_open3d(room: tuple[Floats, Floats]) -> None:
     assert np.abs(moved(found.transform, source + utm) - source - utm).max() < 0.03
 
 
-def test_a_start_pose_is_refined_and_judged(room: tuple[Floats, Floats]) -> None:
+def test_register_refines_and_judges_initial_pose(room: tuple[Floats, Floats]) -> None:
     source, target = room
     truth, nudge = pose(2), np.eye(4)
     nudge[:3, 3] = (0.15, -0.1, 0.1)
@@ -140,7 +140,7 @@ def test_different_rooms_are_refused() -> None:
     assert "\n" not in found.reason
 
 
-def test_a_mirrored_scan_is_refused() -> None:
+def test_register_refuses_mirrored_scan() -> None:
     """Its descriptors are the same, and walls and floor alone make a pose of which 63 matches agree."""
     scan = room_scan(3)
     assert register(scan, room_scan(3, scan=1)).success
@@ -252,7 +252,7 @@ def test_poses_from_files(tmp_path: Path) -> None:
         refuses(name.replace(".", r"\."), read_pose, tmp_path / name)
 
 
-def test_the_voxel_follows_scale_and_density() -> None:
+def test_choose_voxel_follows_scale_and_density() -> None:
     room = room_scan(1, 20_000)
     voxel = choose_voxel(room, room)
     assert choose_voxel(room * 1000, room * 1000) == pytest.approx(1000 * voxel, rel=1e-6)
@@ -290,7 +290,7 @@ def test_real_pairs_meet_the_papers_thresholds(data_dir: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("change", ["cropped", "noisy", "thinned"])
-def test_a_real_pair_made_worse(data_dir: Path, change: str) -> None:
+def test_register_real_pair_with_added_damage(data_dir: Path, change: str) -> None:
     source, target, truth = pairs(data_dir)["hotel"]
     draw = np.random.default_rng(0)
     if change == "cropped":

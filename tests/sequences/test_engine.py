@@ -40,7 +40,7 @@ def test_every_frame_has_what_single_pairs_have(shot: Path, estimator: TVL1Estim
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_one_direction_and_frames_further_apart(shot: Path, estimator: TVL1Estimator, direction: str) -> None:
+def test_engine_estimates_one_direction_and_larger_steps(shot: Path, estimator: TVL1Estimator, direction: str) -> None:
     found = list(estimate_sequence(str(shot), estimator, direction=direction, step=3))
     sign = 1 if direction == "forward" else -1
     for flows in found:
@@ -52,7 +52,7 @@ def test_one_direction_and_frames_further_apart(shot: Path, estimator: TVL1Estim
     assert torch.equal(flow.flow, alone.flow)
 
 
-def test_a_chunk_reads_its_neighbours(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
+def test_engine_reads_neighbors_of_chunk(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
     whole = {f.number: f for f in estimate_sequence("plate.####.png", estimator, direction="both")}
     part = list(estimate_sequence(open_plates("plate.####.png", "13,14"), estimator, direction="both"))
     assert [flows.number for flows in part] == [13, 14]
@@ -65,7 +65,7 @@ def test_a_chunk_reads_its_neighbours(shot: Path, estimator: TVL1Estimator) -> N
 
 
 @pytest.mark.parametrize("refine", [False, True])
-def test_the_frame_that_is_too_bright_is_named(tmp_path: Path, estimator: TVL1Estimator, refine: bool) -> None:
+def test_engine_names_frame_beyond_range(tmp_path: Path, estimator: TVL1Estimator, refine: bool) -> None:
     """Whichever frame of a pair it is, and with one reason."""
     for number, value in enumerate((0.5, 1e7, 0.5)):
         write_image(tmp_path / f"{number}.exr", torch.full((3, HEIGHT, WIDTH), value, dtype=torch.float32))
@@ -76,7 +76,9 @@ def test_the_frame_that_is_too_bright_is_named(tmp_path: Path, estimator: TVL1Es
     assert text.startswith("expected values up to 1e+06")
 
 
-def test_a_frame_is_read_once_and_few_are_held(estimator: TVL1Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_reads_each_frame_once_in_bounded_memory(
+    estimator: TVL1Estimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frames = moving(30)
     plates = open_plates(frames)
     read: list[int] = []
@@ -105,7 +107,7 @@ def test_stopping_half_way_leaves_no_thread_and_grey_mixes_with_colour(estimator
     assert found[0].forward is not None
 
 
-def test_a_bad_frame_costs_its_pairs_alone(shot: Path, estimator: TVL1Estimator) -> None:
+def test_engine_bad_frame_fails_only_its_pairs(shot: Path, estimator: TVL1Estimator) -> None:
     (shot / "plate.0014.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
     write_image(shot / "plate.0017.png", torch.rand(3, 9, 9))
     found = {f.number: f for f in estimate_sequence("plate.%04d.png", estimator, direction="both")}
@@ -121,7 +123,7 @@ def test_a_bad_frame_costs_its_pairs_alone(shot: Path, estimator: TVL1Estimator)
     assert found[12].problems == ()
 
 
-def test_a_gap_is_named_and_the_ends_are_not(shot: Path, estimator: TVL1Estimator) -> None:
+def test_engine_reports_gaps_but_not_ends(shot: Path, estimator: TVL1Estimator) -> None:
     (shot / "plate.0014.png").unlink()
     found = {f.number: f for f in estimate_sequence("plate.%04d.png", estimator)}
     assert found[13].forward is None
@@ -146,7 +148,7 @@ def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) 
         assert not torch.equal(cold.flow, expected.flow)
 
 
-def test_cuts_and_held_frames_are_told(estimator: TVL1Estimator) -> None:
+def test_engine_reports_cuts_and_duplicates(estimator: TVL1Estimator) -> None:
     first, second = moving(4, seed=4), moving(4, seed=9)
     frames = [*first, first[-1], *second]
     found = list(estimate_sequence(frames, estimator, settings=ShotSettings(warm_start=True)))
@@ -191,7 +193,7 @@ def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatc
     assert torch.equal(frame, plain)
 
 
-def test_small_pictures_and_blocks_are_pytorch_s_averages() -> None:
+def test_reduce_frame_equals_pytorch_averages() -> None:
     for shape in ((3, 120, 160), (1, 7, 5), (3, 37, 101), (1, 300, 2)):
         frame = torch.rand(shape, generator=torch.Generator().manual_seed(1))
         found = reduce_frame(frame)
@@ -208,7 +210,7 @@ def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
     return [frame[:, i * height // rows : -(-(i + 1) * height // rows)] for i in range(rows)]
 
 
-def test_a_look_for_cuts_takes_no_threads_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_detection_uses_no_pytorch_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = [textured_scene(60, 80, seed=seed).frame1 for seed in (1, 2)]
 
     def forbidden(*_: object, **__: object) -> None:
@@ -224,7 +226,7 @@ def test_a_look_for_cuts_takes_no_threads_of_pytorch(monkeypatch: pytest.MonkeyP
     assert not is_duplicate(*frames, compressed=False)
 
 
-def test_a_held_frame_is_held_in_every_row() -> None:
+def test_duplicate_frame_equals_in_every_row() -> None:
     frame = textured_scene(120, 160, seed=1).frame1
     for row in (0, 1, 59, 119):
         other = frame.clone()
@@ -234,7 +236,7 @@ def test_a_held_frame_is_held_in_every_row() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "both"])
-def test_frames_that_are_told_later_are_gone_on_with(estimator: TVL1Estimator, direction: str) -> None:
+def test_engine_continues_with_requested_frames(estimator: TVL1Estimator, direction: str) -> None:
     frames = moving(20)
     whole = {
         done.number: done for done in Engine(open_plates(frames), range(1, 21), estimator, ShotSettings(direction))
@@ -263,7 +265,7 @@ def test_frames_that_are_told_later_are_gone_on_with(estimator: TVL1Estimator, d
     assert engine.stages.by_name["read"].calls == 20
 
 
-def test_a_flow_of_another_size_is_refused(estimator: TVL1Estimator) -> None:
+def test_engine_refuses_flow_of_other_size(estimator: TVL1Estimator) -> None:
     class Half:
         method, backend, parameters = "half", "none", dict[str, object]()
 

@@ -50,7 +50,7 @@ def tasks(**values: str) -> list[list[str]]:
     return made
 
 
-def test_the_tasks_of_a_farm_make_the_shot(shot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_farm_tasks_write_complete_shot(shot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     commands = tasks(Plates="plate.%04d.png", Output="mv.%04d.exr", Frames="11-18", ChunkSize="3", Preset="fast")
     assert [command[command.index("--frames") + 1] for command in commands] == ["11-13", "14-16", "17-18"]
     assert {command[0] for command in commands} == {"fullfield"}
@@ -113,7 +113,7 @@ def opencue_layer(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("shot")
-def test_the_commands_of_the_layer_make_the_shot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opencue_commands_write_complete_shot(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"PLATES": "plate.%04d.png", "FRAMES": "11-18", "OUTPUT": "mv.%04d.exr", "CHUNK": "3", "PRESET": "fast"}
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
@@ -217,7 +217,7 @@ def makers() -> list[int]:
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'fullfield[ray]')")
 @pytest.mark.long
-def test_a_cluster_makes_what_one_machine_makes(shot: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_equals_single_machine(shot: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     killed: list[int] = []
 
     def kill_one() -> None:

@@ -96,7 +96,7 @@ def test_occlusion_marks_what_is_hidden_in_a_frame(shot: SyntheticShot) -> None:
     assert 2 * true_positives / float(visible.sum() + predicted.sum()) > 0.93
 
 
-def test_a_restored_tracker_gives_the_same_values(shot: SyntheticShot) -> None:
+def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
     frames = [shot.frame(index)[None] for index in range(shot.frames)]
     whole = Tracker(frames[0], OracleMatcher(shot, frames, bias_px=0.1), None)
     stored = [whole.add(frame, is_half=True) for frame in frames[1:]]
@@ -171,7 +171,7 @@ def added_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.usefixtures("plates")
-def test_a_run_of_another_range_continues_from_the_files_of_the_first(added_steps: list[int]) -> None:
+def test_follow_of_other_range_continues_from_existing_files(added_steps: list[int]) -> None:
     run_job(follow_job("whole.%04d.exr", list(range(1001, 1007)), 1001))
     run_job(follow_job("parts.%04d.exr", [1001, 1002, 1003], 1001))
     added_steps.clear()
@@ -240,7 +240,7 @@ def test_frames_of_a_video_before_the_reference_are_decoded_in_blocks(
 
 
 @pytest.mark.usefixtures("plates")
-def test_two_devices_write_what_one_writes() -> None:
+def test_follow_on_two_devices_equals_one() -> None:
     numbers = list(range(1001, 1007))
     for reference in (1003, 1006):
         run_job(follow_job(f"one{reference}.%04d.exr", numbers, reference))
@@ -262,7 +262,7 @@ def test_two_devices_write_what_one_writes() -> None:
 
 @pytest.mark.usefixtures("plates")
 @pytest.mark.long
-def test_a_task_on_devices_refuses_a_method_that_cannot_run() -> None:
+def test_follow_on_devices_refuses_unusable_method() -> None:
     job = follow_job("ref.%04d.exr", [1001, 1002], 1001)
     settled, plan = job.settle(job.build_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
@@ -306,7 +306,7 @@ def test_follow_refuses_other_settings_and_absent_references() -> None:
         follow_job("ref.%04d.exr", numbers, 1050).open_plates()
 
 
-def test_nothing_is_followed_across_a_cut(shot: SyntheticShot) -> None:
+def test_follow_stops_at_cut(shot: SyntheticShot) -> None:
     other = SyntheticShot(HEIGHT, WIDTH, 4, seed=11)
     frames = [*(shot.frame(index) for index in range(3)), *(other.frame(index) for index in range(2))]
     results = list(follow_frames(frames, 1, "tvl1", preset="fast", **QUICK))
@@ -317,7 +317,7 @@ def test_nothing_is_followed_across_a_cut(shot: SyntheticShot) -> None:
 
 
 @pytest.mark.usefixtures("plates")
-def test_a_bad_plate_costs_its_own_frame_alone() -> None:
+def test_follow_bad_plate_fails_only_its_frame() -> None:
     Path("plate.1003.png").write_bytes(b"")
     numbers = list(range(1001, 1007))
     job = follow_job("ref.%04d.exr", numbers, 1001)

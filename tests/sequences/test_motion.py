@@ -112,7 +112,7 @@ def test_accumulation_goes_both_ways_and_stops_where_a_flow_is_missing() -> None
     assert isinstance(found[14], InputError)
 
 
-def test_a_paint_over_follows_the_shot_with_its_highlights(cli: CommandLine) -> None:
+def test_warp_keeps_highlights_of_paint(cli: CommandLine) -> None:
     stored(1, 6, 3.0)
     paint = Raw(hdr(), ("R", "G", "B", "A"), "float")
     write_raw("paint.exr", paint)
@@ -151,7 +151,7 @@ def test_neighbours_are_pulled_onto_their_frames(cli: CommandLine) -> None:
     torch.testing.assert_close(read_frame("b.3.png")[:, :, :-2], read_frame("p.3.png")[:, :, :-2], atol=1e-6, rtol=0)
 
 
-def test_what_is_hidden_can_be_left_out(cli: CommandLine) -> None:
+def test_warp_hide_occluded_leaves_zeros(cli: CommandLine) -> None:
     hidden = torch.zeros(HEIGHT, WIDTH)
     hidden[:, 10:20] = 1
     write_vectors("mv.1.exr", {"forward": steady(0), "occlusion.forward": hidden})
@@ -249,7 +249,7 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(-10 * (a - b).square().mean().log10())
 
 
-def test_a_frame_in_between_is_like_the_true_one() -> None:
+def test_retimed_frame_resembles_true_frame() -> None:
     better = []
     for seed in (1, 5):
         scene = textured_scene(96, 128, seed=seed, max_motion=8)
@@ -265,7 +265,7 @@ def test_a_frame_in_between_is_like_the_true_one() -> None:
     assert min(better) > 4, better
 
 
-def test_what_one_frame_alone_shows_is_taken_from_it() -> None:
+def test_interpolation_takes_disoccluded_pixels_from_one_frame() -> None:
     """A white square on grey moves by 8 px: half way, what it uncovers is grey and not half white."""
     first, second = torch.full((1, 32, 48), 0.5), torch.full((1, 32, 48), 0.5)
     first[:, 10:20, 10:20], second[:, 10:20, 18:28] = 9.0, 9.0
@@ -277,7 +277,7 @@ def test_what_one_frame_alone_shows_is_taken_from_it() -> None:
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
 
 
-def test_a_shot_at_another_speed(cli: CommandLine) -> None:
+def test_retime_shot_writes_frames_at_factor(cli: CommandLine) -> None:
     stored(1, 3, 4.0)
     for number in range(1, 4):
         light = torch.zeros(4, HEIGHT, WIDTH)
@@ -303,7 +303,7 @@ def test_a_shot_at_another_speed(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("verb", ["warp", "retime"])
-def test_a_run_that_was_stopped_goes_on(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retime_continues_stopped_run(cli: CommandLine, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.io import raw
 
     stored(1, 5, 2.0)
@@ -338,7 +338,7 @@ def test_a_run_that_was_stopped_goes_on(cli: CommandLine, verb: str, monkeypatch
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
 
 
-def test_nothing_is_made_from_both_sides_of_a_cut(cli: CommandLine) -> None:
+def test_retime_does_not_interpolate_across_cut(cli: CommandLine) -> None:
     stored(1, 4, 2.0)
     shots = [*moving(2, seed=4), *moving(2, seed=9)]
     for number, frame in enumerate(shots, 1):
@@ -352,7 +352,7 @@ def test_nothing_is_made_from_both_sides_of_a_cut(cli: CommandLine) -> None:
     assert not torch.equal(pictures[3], pictures[1]), "within a shot there are frames in between"
 
 
-def test_a_warped_picture_in_an_exr_keeps_its_floats(cli: CommandLine) -> None:
+def test_warped_exr_keeps_float_values(cli: CommandLine) -> None:
     light = 0.05 * hdr()[:3]  # on average not above white, which would be warned about
     assert light.max() > 1
     write_raw("b.exr", Raw(light, ("R", "G", "B"), "float"))
@@ -457,7 +457,7 @@ def test_input_reader_releases_what_was_never_taken() -> None:
 
 @pytest.mark.usefixtures("cli")
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_video_is_closed_after_warp_and_retime(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     write_video("clip.mov", moving(3), "prores")
     stored(1, 3, -2.0)

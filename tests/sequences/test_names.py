@@ -41,7 +41,7 @@ def shot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("#/../f/a_%03d_b.exr".replace("#/../", ""), "f/a_007_b.exr"),
     ],
 )
-def test_a_pattern_names_files(text: str, name: str) -> None:
+def test_pattern_names_files(text: str, name: str) -> None:
     assert Pattern.parse(text).path(7) == name.replace("/", os.sep)
 
 
@@ -58,7 +58,7 @@ def test_names_with_other_numbers_and_signs(tmp_path: Path) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("text", ["a.exr", "a.%04d.%04d.exr", "a.####.@@.exr", "f.%04d/a.exr"])
-def test_what_is_no_pattern_is_named(text: str) -> None:
+def test_pattern_refuses_other_text(text: str) -> None:
     refuses(f"^{text.split('%')[0].split('#')[0]}.*: expected", Pattern.parse, text)
 
 
@@ -108,7 +108,7 @@ def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-def test_two_sequences_are_not_mixed(tmp_path: Path) -> None:
+def test_find_frames_refuses_two_sequences(tmp_path: Path) -> None:
     for name in ("left.0001.png", "right.0001.png"):
         (tmp_path / name).touch()
     refuses("expected one sequence, got 2", find_frames, str(tmp_path))
@@ -165,7 +165,7 @@ def test_spellings(text: str, frames: list[int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a", "1-", "-", "1..5", "1.5", "1-5x", "1-5x0", "1-5z2", "1,,2-", "1-2-3", "1-999999999", "1-1y1", "٣"]
 )
-def test_what_is_no_range_is_named(text: str) -> None:
+def test_parse_frames_refuses_other_text(text: str) -> None:
     refuses(r"^--frames: expected", parse_frames, text, "--frames")
 
 
@@ -173,12 +173,12 @@ def test_what_is_no_range_is_named(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["1-10000000000", "10000000000-1", "1-2000000000x2", "1-999999999:1000", "1-9999999y9"]
 )
-def test_a_range_that_is_too_long_says_so(text: str) -> None:
+def test_parse_frames_refuses_too_long_range(text: str) -> None:
     refuses(rf"^--frames: expected at most 1000000 frames, got '{text}'", parse_frames, text, "--frames")
 
 
 @pytest.mark.unit
-def test_a_range_in_words() -> None:
+def test_format_frames_spells_ranges() -> None:
     assert format_frames([3, 1, 2, 7]) == "1-3,7"
     assert format_frames([1, 3, 5, 8, 9]) == "1-5x2,8-9"
     assert format_frames([1, 4]) == "1,4"

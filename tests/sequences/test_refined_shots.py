@@ -51,7 +51,7 @@ def test_refined_as_single_pairs_are(wrap: Callable[[Any], Any], direction: str,
     assert found[1].problems == ()
 
 
-def test_a_bad_plate_costs_its_pairs_alone() -> None:
+def test_refined_shot_bad_plate_fails_only_its_pairs() -> None:
     frames = moving(5)
     frames[2] = torch.full_like(frames[2], torch.nan)
     found = list(estimate_sequence(frames, quick(), settings=ShotSettings("both", refine=True)))
@@ -59,7 +59,7 @@ def test_a_bad_plate_costs_its_pairs_alone() -> None:
     assert [flows.backward is not None for flows in found] == [False, True, False, False, True]
 
 
-def test_the_command_goes_on_from_its_files(
+def test_refined_shot_continues_from_files(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(shot)
@@ -94,7 +94,7 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("direction", ["both", "backward"])
-def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refined_shot_runs_network_once_for_both_directions(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(3)
     network = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
     asked = counted_calls(monkeypatch)
@@ -111,7 +111,7 @@ def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pyte
     assert torch.equal(part[0].backward.flow, found[1].backward.flow)
 
 
-def test_both_directions_of_a_network_are_one_call_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_direction_both_runs_network_once_per_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(5)
     network = NetworkEstimator("fullfield-s", NetworkSettings(updates=1))
     asked = counted_calls(monkeypatch)

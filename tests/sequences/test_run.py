@@ -58,7 +58,7 @@ def write_exr(
     out.close()
 
 
-def test_a_shot_of_exr_keeps_what_the_plates_say(flow: CommandLine, shot: Path) -> None:
+def test_shot_keeps_metadata_of_exr_plates(flow: CommandLine, shot: Path) -> None:
     for number, frame in enumerate(moving(4), 1):
         write_exr(shot / f"exr.{number:04d}.exr", frame)
     out, _ = flow.done("exr.####.exr", "-o", "mv.####.exr", "--direction", "both", "--occlusion", "--confidence",
@@ -122,7 +122,7 @@ def test_other_formats_and_names(flow: CommandLine, shot: Path) -> None:
     assert torch.equal(Flow.load("v_017.flo").flow, alone.flow)
 
 
-def test_nothing_is_made_twice_and_nothing_overwritten(flow: CommandLine) -> None:
+def test_shot_writes_each_frame_once(flow: CommandLine) -> None:
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "11-13")[0] == 0
     first = {path: path.stat().st_mtime_ns for path in Path().glob("mv.*.exr")}
     out, err = flow.done("plate.%04d.png", "-o", "mv.%04d.exr")
@@ -138,7 +138,7 @@ def test_nothing_is_made_twice_and_nothing_overwritten(flow: CommandLine) -> Non
     assert "mv.0011.exr: exists, and no mv.exr.fullfield.json says how it was made" in err
 
 
-def test_a_run_that_wrote_nothing_does_not_bind_the_next(flow: CommandLine, shot: Path) -> None:
+def test_shot_without_results_does_not_bind_settings(flow: CommandLine, shot: Path) -> None:
     for number, frame in enumerate(moving(2), 11):
         write_exr(shot / f"exr.{number:04d}.exr", frame)
     command = ("exr.%04d.exr", "-o", "mv.%04d.exr")
@@ -150,7 +150,7 @@ def test_a_run_that_wrote_nothing_does_not_bind_the_next(flow: CommandLine, shot
     assert "2 frames written" in flow.done(*command, "--step", "2")[0]
 
 
-def test_a_glob_of_folders_that_would_find_the_results_is_refused(flow: CommandLine) -> None:
+def test_shot_refuses_glob_that_matches_results(flow: CommandLine) -> None:
     Path("own").mkdir()
     for number, frame in enumerate(moving(2), 1):
         write_image(f"own/p.{number}.png", frame)
@@ -158,7 +158,7 @@ def test_a_glob_of_folders_that_would_find_the_results_is_refused(flow: CommandL
     assert "--output own/mv.%04d.exr: o*/* would hold plates and results" in err
 
 
-def test_an_error_names_few_settings_and_the_method_first(tmp_path: Path) -> None:
+def test_changed_settings_error_names_method_first(tmp_path: Path) -> None:
     def settle(**settings: object) -> None:
         output = outputs.Output(str(tmp_path / "mv.%04d.exr"))
         output.settle(settings, [1], lambda _number, _checksums: {}, overwrite=False)
@@ -172,7 +172,7 @@ def test_an_error_names_few_settings_and_the_method_first(tmp_path: Path) -> Non
         settle(step=1, method="tvl1", parameters=dict.fromkeys(many, 2))
 
 
-def test_an_overwriting_run_that_was_killed_goes_on(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_continues_killed_overwrite(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert flow("plate.%04d.png", "-o", "mv.%04d.exr")[0] == 0
     old = loaded("mv")
     from fullfield.sequences import outputs
@@ -192,7 +192,7 @@ def test_an_overwriting_run_that_was_killed_goes_on(flow: CommandLine, monkeypat
     assert all(set(new[name]) == {"backward"} for name in old), "no file of the old settings is left"
 
 
-def test_a_folder_of_hostile_plates(flow: CommandLine, shot: Path) -> None:
+def test_shot_survives_hostile_plates(flow: CommandLine, shot: Path) -> None:
     frames = moving(4)
     for number in range(1, 12):
         write_image(shot / f"h.{number:04d}.png", frames[number % 4])
@@ -214,7 +214,7 @@ def test_a_folder_of_hostile_plates(flow: CommandLine, shot: Path) -> None:
     assert made == [1, 9, 10, 11], "a frame between two bad ones has no pair"
 
 
-def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: CommandLine, shot: Path) -> None:
+def test_shot_completes_direction_after_plate_is_repaired(flow: CommandLine, shot: Path) -> None:
     good = (shot / "plate.0014.png").read_bytes()
     (shot / "plate.0014.png").write_bytes(good[:100])
     code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
@@ -231,7 +231,7 @@ def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: Comman
     assert_same(loaded("mv"), loaded("other"))
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_stops_on_full_disk_without_loss(flow: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences import outputs
 
     real = outputs.Output.write
@@ -252,7 +252,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(flow: CommandLine, monkeypa
     assert "5 frames written, 3 kept" in out
 
 
-def test_a_path_that_is_lost_is_named(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shot_names_lost_folder(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences.plates import FilePlates
 
     (shot / "net").mkdir()
@@ -275,9 +275,7 @@ def test_a_path_that_is_lost_is_named(flow: CommandLine, shot: Path, monkeypatch
     assert len(list(shot.glob("mv.*.exr"))) == 8
 
 
-def test_a_plate_that_is_replaced_while_the_run_goes_on_is_named(
-    flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shot_names_plate_replaced_during_run(flow: CommandLine, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.sequences.plates import FilePlates
 
     real = FilePlates.read
@@ -353,7 +351,7 @@ def test_memory_does_not_grow_with_the_shot(tmp_path: Path) -> None:
     assert more < 25
 
 
-def test_a_video_gives_every_pair(flow: CommandLine, shot: Path) -> None:
+def test_shot_of_video_writes_every_pair(flow: CommandLine, shot: Path) -> None:
     av = pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
     for name, form in (("film.mp4", "yuv420p"), ("deep.mkv", "yuv420p10le")):
         container = av.open(str(shot / name), "w")

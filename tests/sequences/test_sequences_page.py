@@ -21,7 +21,9 @@ def blocks(page: str, language: str = "") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
 
 
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sequences_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for number, frame in enumerate(moving(6), 1001):
         write_raw(f"plate.{number}.exr", Raw(frame, ("R", "G", "B"), "half"))

@@ -143,7 +143,7 @@ def test_warp_continues_over_frames_that_are_not_known(run: CommandLine) -> None
 
 
 @pytest.mark.filterwarnings("default:.*NaN or infinite")
-def test_warp_masks_dead_pixels_and_says_so_once(run: CommandLine) -> None:
+def test_warp_masks_dead_pixels_and_warns_once(run: CommandLine) -> None:
     pixels = np.full((HEIGHT, WIDTH, 3), 0.5)
     pixels[10, 10] = np.nan
     for number in (1, 2):

@@ -49,7 +49,7 @@ def chromium(page: Path, *options: str, hash: str = "", size: str = "900,900") -
     return done.stdout
 
 
-def test_the_page_needs_nothing_from_outside(page: Path) -> None:
+def test_view_page_loads_nothing_external(page: Path) -> None:
     text = page.read_text("utf-8")
     assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!data:)", text)
     assert not re.findall(r"https?://", text)
@@ -73,7 +73,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("title", HOSTILE)
-def test_a_hostile_name_stays_text(title: str, tmp_path: Path) -> None:
+def test_view_page_escapes_hostile_name(title: str, tmp_path: Path) -> None:
     flow = torch.tensor([3.0, -2.0]).view(2, 1, 1).expand(2, 32, 32).clone()
     text = view_page(title, [ViewFrame(1, None, {"forward": flow})], max_motion=4.0)
     (tmp_path / "hostile.html").write_text(text, "utf-8")
@@ -89,7 +89,7 @@ def test_a_hostile_name_stays_text(title: str, tmp_path: Path) -> None:
 
 
 @browser
-def test_a_browser_blocks_injected_script(page: Path) -> None:
+def test_view_page_blocks_injected_script(page: Path) -> None:
     injected = page.read_text("utf-8").replace("</h1>", "</h1><img src=x onerror=document.body.dataset.ran=1>")
     page.write_text(injected, "utf-8")
     dom = chromium(page, "--dump-dom", hash="layer=flow")
@@ -107,7 +107,7 @@ def test_a_browser_blocks_injected_script(page: Path) -> None:
         ("layer=occlusion&x=0.01&y=0.01", "x 0, y 0: unknown"),
     ],
 )
-def test_a_browser_draws_it_and_tells_the_vector(page: Path, hash: str, words: str) -> None:
+def test_view_page_draws_and_shows_vector(page: Path, hash: str, words: str) -> None:
     dom = chromium(page, "--dump-dom", hash=hash)
     asked = dict(part.split("=") for part in hash.split("&"))
     drawn = f"{asked.get('frame', '1')} {asked['layer']} {asked.get('direction', 'forward')}"
@@ -118,7 +118,7 @@ def test_a_browser_draws_it_and_tells_the_vector(page: Path, hash: str, words: s
 
 
 @browser
-def test_what_is_seen_is_the_flow_and_the_frame(page: Path) -> None:
+def test_view_page_shows_flow_and_frame(page: Path) -> None:
     from PIL import Image
 
     pictures = {}
@@ -139,7 +139,7 @@ def test_what_is_seen_is_the_flow_and_the_frame(page: Path) -> None:
     assert right.mean() > 0.01, "the right side is another picture"
 
 
-def test_the_plates_are_found_by_the_notes(
+def test_view_finds_plates_by_notes(
     shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call: Callable[..., int] = lambda *words: main([*words])  # noqa: E731
@@ -168,7 +168,7 @@ def shown(page: Path) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(NODE is None, reason="no Node.js here")
-def test_the_wipe_shows_the_frame_that_the_vectors_reach(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_wipe_shows_target_frame(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shot)
     for step in (1, 2):
         assert main(["shot", "plate.%04d.png", "-o", f"mv{step}.%04d.exr", "--step", str(step), *QUICK]) == 0

@@ -82,7 +82,7 @@ def write_glb(path: Path, *, change: dict[str, Any] | None = None, cut: int = 0,
     return path
 
 
-def test_a_skin_and_its_clip_place_vertices(tmp_path: Path) -> None:
+def test_mesh_skin_and_clip_move_vertices(tmp_path: Path) -> None:
     model = Model(write_glb(tmp_path / "a.glb"))
     assert model.triangles.shape == (4, 3)
     np.testing.assert_allclose(model.pose(), POINTS, atol=1e-6)
@@ -107,7 +107,7 @@ def test_models_become_few_poses_in_the_unit_sphere(tmp_path: Path) -> None:
     assert lengths.min() > 0.3
 
 
-def test_a_mesh_with_many_triangles_is_reduced(tmp_path: Path) -> None:
+def test_mesh_with_many_triangles_is_reduced(tmp_path: Path) -> None:
     store = procedural_meshes(1)
     points, faces = store.vertices.float().numpy(), store.triangles.numpy().astype(np.uint16)
     data = points.tobytes() + faces.tobytes()
@@ -171,7 +171,7 @@ WORDS += " --statement licence.txt -q"
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_pack_with_meshes_lists_and_loads_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mesh_pack_lists_and_loads_meshes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS.split(), "--json"]) == 0
     printed = capsys.readouterr()
     facts = json.loads(printed.out)
@@ -193,7 +193,7 @@ def test_a_pack_with_meshes_lists_and_loads_them(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_damaged_pack_of_meshes_is_one_line() -> None:
+def test_damaged_mesh_pack_is_refused_in_one_line() -> None:
     assert main(WORDS.split()) == 0
     with zipfile.ZipFile("pack.zip") as old, zipfile.ZipFile("bad.zip", "w") as new:
         for name in old.namelist():

@@ -116,7 +116,7 @@ def test_truth_warps_the_second_frame_onto_the_first(shot: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_render_goes_on_where_it_was_stopped(shot: Path, blender: Blender, tmp_path: Path) -> None:
+def test_render_continues_stopped_run(shot: Path, blender: Blender, tmp_path: Path) -> None:
     copy = tmp_path / "demo"
     shutil.copytree(shot, copy)
     kept = copy / "frames" / "frame_0001.png"
@@ -136,7 +136,7 @@ def test_a_render_goes_on_where_it_was_stopped(shot: Path, blender: Blender, tmp
 
 
 @pytest.mark.long
-def test_a_blend_file_loses_what_veils_motion(blender: Blender, tmp_path: Path) -> None:
+def test_render_removes_motion_blur_from_blend_file(blender: Blender, tmp_path: Path) -> None:
     make = """
 import bpy, sys
 bpy.ops.wm.read_factory_settings()
@@ -191,7 +191,7 @@ bpy.ops.wm.save_as_mainfile(filepath=sys.argv[-1])
 
 
 @pytest.mark.long
-def test_a_fast_render_has_exact_vectors_and_frames_that_they_warp(blender: Blender, tmp_path: Path) -> None:
+def test_fast_render_vectors_warp_its_frames(blender: Blender, tmp_path: Path) -> None:
     def rendered_shot(name: str, speed: float) -> tuple[Path, Tensor]:
         size = {"width": WIDTH, "height": 80, "samples": 4}
         shot = Shot(None, 1, 2, **size, seed=5, thin=6, speed=speed, fast=True, checks=True)
@@ -281,7 +281,7 @@ def rendered(folder: Path, settings: dict[str, Any]) -> Path:
     [({"speed": 2.0}, r"speed was 1\.0, is 2\.0"), ({"source": "a.blend"}, "source was 'own scene', is 'a.blend'")],
     ids=str,
 )
-def test_a_whole_shot_of_other_settings_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_render_refuses_shot_of_other_settings(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     (tmp_path / "a.blend").write_bytes(b"")
     settings = Shot(None, 1, 2, 32, 1).settings()
     folder = rendered(tmp_path / "shot", settings)
@@ -304,7 +304,7 @@ def test_a_whole_shot_of_other_settings_is_refused(tmp_path: Path, change: dict[
         ("echo 'Error: no space'\nexit 3\n", "Blender: stopped with 3: Error: no space"),
     ],
 )
-def test_a_failure_of_blender_is_told(tmp_path: Path, lines: str, message: str) -> None:
+def test_render_reports_blender_failure(tmp_path: Path, lines: str, message: str) -> None:
     script = tmp_path / "blender"
     script.write_text(f"#!/bin/sh\n{lines}")
     script.chmod(0o755)

@@ -150,7 +150,7 @@ GAME = Package(
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
-def test_a_pack_from_a_debian_archive(tmp_path: Path) -> None:
+def test_texture_pack_from_debian_archive(tmp_path: Path) -> None:
     tree = debian_tree(tmp_path / "tree")
     control = tree / "DEBIAN/control"
     control.parent.mkdir()
@@ -191,7 +191,7 @@ def test_a_pack_from_a_debian_archive(tmp_path: Path) -> None:
     assert (tmp_path / "pack.zip").read_bytes() == before
 
 
-def test_a_pack_from_a_wheel_and_an_npm_package(tmp_path: Path) -> None:
+def test_texture_pack_from_wheel_and_npm_package(tmp_path: Path) -> None:
     for index, name in enumerate(("coffee.png", "coins.png")):  # the second is not in the list of what was given away
         save(tmp_path / name, photo(index, 160, 160))
     with zipfile.ZipFile(tmp_path / "scikit_image-0.1.2-cp313-none.whl", "w") as wheel:
@@ -234,7 +234,7 @@ def test_another_licence_statement_is_refused(tmp_path: Path, find: Callable) ->
         list(find(tmp_path, "1"))
 
 
-def test_what_is_no_texture() -> None:
+def test_texture_pack_refuses_other_pictures() -> None:
     good = photo(1)
     assert why_not_texture(good, None) is None
     assert why_not_texture(good[:100], None) == "small"

@@ -74,7 +74,7 @@ def test_mistakes(scene: Path, capsys: pytest.CaptureFixture[str], words: str, m
 
 
 @pytest.mark.unit
-def test_a_verb_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+def test_textures_command_requires_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert (
         "no verb given; one of render, textures, meshes, training (see python -m tools --help)"

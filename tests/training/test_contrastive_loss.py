@@ -43,7 +43,7 @@ def by_hand(
     return total / 2 / len(matches)
 
 
-def test_the_loss_is_that_of_loops_and_the_ratio_that_of_mutual_matches() -> None:
+def test_contrastive_loss_and_matching_ratio_equal_loops() -> None:
     given = case()
     for temperature, reach in ((0.07, 2.0), (0.5, 1.0), (1.0, 1e-6)):
         found = contrastive_loss(*given, temperature=temperature, reach=reach)

@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, room: np.ndarray) -> Path:
     return folder
 
 
-def test_the_loss_falls_and_gradients_flow() -> None:
+def test_train_descriptor_reduces_loss() -> None:
     pair = example(TINY, (), (0, 1))
     torch.manual_seed(0)
     model = DescriptorNetwork(SMALL)
@@ -86,7 +86,7 @@ def test_the_loss_falls_and_gradients_flow() -> None:
     assert ratios[-1] > ratios[0]
 
 
-def test_a_run_begins_with_other_weights(tmp_path: Path, whole: Path) -> None:
+def test_train_descriptor_starts_from_given_weights(tmp_path: Path, whole: Path) -> None:
     wider = TINY.replace(descriptor=SMALL.replace(scales=2), steps=1)
     begun = tmp_path / "begun"
     weights = str(shutil.copy(whole / "weights.safetensors", tmp_path))
@@ -108,7 +108,7 @@ def test_a_run_begins_with_other_weights(tmp_path: Path, whole: Path) -> None:
     refuses(message, train_descriptor, tmp_path / "narrow", TINY.replace(start=str(begun / "weights.safetensors")))
 
 
-def test_a_run_leaves_a_descriptor_and_its_history(whole: Path) -> None:
+def test_train_descriptor_writes_descriptor_and_history(whole: Path) -> None:
     assert sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()) == [
         "history.csv",
         "recipe.json",
@@ -125,7 +125,7 @@ def test_a_run_leaves_a_descriptor_and_its_history(whole: Path) -> None:
     assert LearnedDescriptor.load(whole / "weights.safetensors").config == SMALL
 
 
-def test_the_same_run_gives_the_same_weights(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
+def test_train_descriptor_is_deterministic(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
     before = torch.random.get_rng_state()
     again = trained(tmp_path / "again", [room], workers=2)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -135,7 +135,7 @@ def test_the_same_run_gives_the_same_weights(whole: Path, tmp_path: Path, room: 
     assert (tmp_path / "other.safetensors").read_bytes() != again
 
 
-def test_a_stopped_run_goes_on_where_it_was(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
+def test_train_descriptor_continues_stopped_run(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
     def stop(fraction: float, text: str) -> None:
         if fraction > 0.7:
             raise KeyboardInterrupt(text)
@@ -156,7 +156,7 @@ def test_a_stopped_run_goes_on_where_it_was(whole: Path, tmp_path: Path, room: n
     )
 
 
-def test_a_folder_of_another_run_is_refused(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
+def test_train_descriptor_refuses_folder_of_other_run(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
     for clouds, training, message in (
         ([room], TINY.replace(seed=5), r"\(training\.seed was 0, is 5\); use another"),
         ([room + 1], TINY, "clouds was"),
@@ -180,7 +180,7 @@ def test_a_folder_of_another_run_is_refused(whole: Path, tmp_path: Path, room: n
     refuses(r"4\.model\.safetensors: expected weights of this run", train_descriptor, tmp_path / "run", TINY, [room])
 
 
-def test_a_run_begun_by_an_earlier_version_is_refused(whole: Path, tmp_path: Path) -> None:
+def test_train_descriptor_refuses_state_of_earlier_version(whole: Path, tmp_path: Path) -> None:
     shutil.copy(whole / "weights.safetensors", tmp_path)
     refuses(
         r"holds files, and no recipe\.json says how they were made; use another folder$",
@@ -206,7 +206,7 @@ def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path, monkeypatc
     assert not (tmp_path / "weights.safetensors").exists()
 
 
-def test_what_cannot_be_trained_on_is_named(tmp_path: Path) -> None:
+def test_train_descriptor_names_unusable_clouds(tmp_path: Path) -> None:
     for clouds, message in (
         ([np.zeros((10, 3))], r"clouds\[0\]: expected at least 1000 finite points, got 10"),
         ([np.zeros((5000, 3))], "clouds: expected some from which overlapping parts can be cut"),
@@ -242,7 +242,7 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
     refuses(message, DescriptorTraining, **change)
 
 
-def test_the_rate_rises_and_falls() -> None:
+def test_learning_rate_rises_and_falls() -> None:
     training = DescriptorTraining(steps=1000, learning_rate=1.0)
     rates = [training.rate(training.done(step, 0.0)) for step in range(1001)]
     assert rates[0] == pytest.approx(0.05)
@@ -254,7 +254,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert [timed.done(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [0.0, 0.1, 0.5, 1.0]
 
 
-def test_a_run_ends_with_its_time(tmp_path: Path) -> None:
+def test_train_descriptor_stops_after_time_limit(tmp_path: Path) -> None:
     training = TINY.replace(steps=1_000_000, seconds=0.5)
     seen: list[float] = []
     found = train_descriptor(tmp_path, training, progress=lambda done, _: seen.append(done))
@@ -279,7 +279,7 @@ def test_pairs_come_again_in_another_order(room: np.ndarray) -> None:
     assert len({tuple(block) for block in blocks}) == 4
 
 
-def test_two_scans_of_a_place_make_pairs(tmp_path: Path, room: np.ndarray) -> None:
+def test_train_descriptor_pairs_two_scans(tmp_path: Path, room: np.ndarray) -> None:
     turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
     pose = np.eye(4)
     pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), (1.0, 2.0, 3.0)
@@ -306,7 +306,7 @@ def test_training_on_a_gpu(tmp_path: Path) -> None:
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
 
 
-def test_a_recipe_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+def test_deeply_nested_recipe_is_refused_in_one_line(tmp_path: Path) -> None:
     """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
     from fullfield.training.checkpoint import freeze_recipe, restore
 

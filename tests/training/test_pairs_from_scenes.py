@@ -42,7 +42,7 @@ def test_scenes_have_flat_bent_and_sharp_places() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_pair_shares_what_it_says(seed: int) -> None:
+def test_cut_pair_shares_reported_points(seed: int) -> None:
     pair = pair_of(seed)
     turn = pair.truth[:3, :3]
     assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-9)
@@ -87,7 +87,7 @@ def test_matched_points_are_mutual() -> None:
     assert match_points(first[:0], second).shape == (0, 2)
 
 
-def test_a_viewpoint_does_not_see_through_a_wall() -> None:
+def test_viewpoint_does_not_see_through_wall() -> None:
     draw = np.random.default_rng(2)
     wall, behind = draw.uniform(-1, 1, (2, 4000, 3))
     wall[:, 0], behind[:, 0] = 0.0, -1.0

@@ -39,7 +39,7 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signal 9 here")
-def test_a_worker_ends_after_its_killed_parent_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_worker_ends_with_killed_parent_without_leftovers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "sockets").mkdir()
     command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "sockets")]

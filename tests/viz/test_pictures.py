@@ -68,7 +68,7 @@ def color_by_hand(u, v, scale):
 
 
 @pytest.mark.unit
-def test_the_wheel():
+def test_color_wheel_has_middlebury_colors():
     wheel = color_wheel()
     assert wheel.dtype == torch.uint8
     assert wheel.tolist() == wheel_by_hand()
@@ -124,7 +124,7 @@ def test_unknown_vectors_are_black_and_do_not_count():
 @pytest.mark.unit
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e4))
-def test_the_scale_is_the_scale(seed, size):
+def test_flow_to_image_scales_by_max_motion(seed, size):
     """The picture does not change with the unit, nor when the scale it chose is given back to it."""
     flow = random_flow(seed, 9, 11, size)
     scale = viz.flow_scale(flow)
@@ -318,7 +318,7 @@ def test_arrows_point_where_the_flow_goes(degrees):
 
 
 @pytest.mark.unit
-def test_arrows_are_in_proportion_and_only_where_there_is_flow():
+def test_overlay_arrows_are_proportional_and_only_on_known_flow():
     long, half = (arrow_pixels(0.0, length=length)[0] for length in (1.0, 0.5))
     assert float(half.max()) == pytest.approx(float(long.max()) / 2, abs=1.5)
     frame = torch.full((1, 50, 70), 0.5)

@@ -34,7 +34,7 @@ def test_longer_vectors_are_darkened_in_their_own_direction() -> None:
     assert off.max() <= 8
 
 
-def test_the_scale_follows_the_motion() -> None:
+def test_flow_colors_scale_follows_motion() -> None:
     colors = FlowColors()
     colors.draw(torch.full((2, 32, 32), 3.0))
     assert colors.max_motion == pytest.approx(18**0.5)
@@ -47,7 +47,7 @@ def test_the_scale_follows_the_motion() -> None:
     assert FlowColors().draw(outlier).float().mean() > 254
 
 
-def test_what_is_no_number_does_not_stop_the_film() -> None:
+def test_flow_colors_accept_nonfinite_flow() -> None:
     flow = torch.zeros(2, 8, 9)
     flow[0, 1, 1], flow[1, 2, 2], flow[0, 3, 3] = float("nan"), float("inf"), 1e30
     picture = FlowColors(4.0).draw(flow)
@@ -61,7 +61,7 @@ def test_mistakes() -> None:
         FlowColors(1.0).draw(torch.zeros(3, 4, 4))
 
 
-def test_a_few_fast_vectors_do_not_make_the_picture_pale() -> None:
+def test_flow_colors_ignore_few_fast_vectors() -> None:
     flow = torch.full((2, 80, 80), 2.0)
     flow[:, :16, :16] = 60.0  # 4 % of the picture
     colors = FlowColors()

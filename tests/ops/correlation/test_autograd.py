@@ -79,7 +79,7 @@ def test_retained_graph_and_separate_losses(backend: Backend) -> None:
     close(tuple(a + b for a, b in zip(one, two, strict=True)), both)
 
 
-def test_a_pass_that_stops_before_the_features_leaves_nothing_behind() -> None:
+def test_backward_that_skips_features_leaves_no_gradient() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     pair = prepared._lookups._pair
@@ -92,7 +92,7 @@ def test_a_pass_that_stops_before_the_features_leaves_nothing_behind() -> None:
     assert not pair._open
 
 
-def test_a_failed_pass_does_not_spoil_the_next() -> None:
+def test_failed_backward_does_not_change_next_one() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     (loss,) = losses(prepared, coords, 1)
@@ -146,7 +146,7 @@ def test_only_coordinates_require_their_gradient(backend: Backend) -> None:
     close(torch.autograd.grad(losses(prepared, coords, 1)[0], coords), expected)
 
 
-def test_no_graph_where_none_is_wanted() -> None:
+def test_lookup_builds_no_graph_without_gradients() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
     assert prepared(coords.detach()).requires_grad
@@ -194,7 +194,7 @@ def test_traced_lookups_do_not_keep_the_features(dtype: torch.dtype) -> None:
     assert not [one for one in kept if one.numel() in sizes and one.data_ptr() not in state]
 
 
-def test_a_second_derivative_is_refused_after_another_pass() -> None:
+def test_second_derivative_is_refused_after_other_backward() -> None:
     fmap1, fmap2, coords = leaves()
     first, second = losses(CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS), coords, 2)
     first.backward()
@@ -272,7 +272,7 @@ def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
     assert waited == ["the default stream", "stream 5"]
 
 
-def test_a_pair_is_freed_with_its_last_user() -> None:
+def test_prepared_pair_is_freed_with_last_user() -> None:
     gc.disable()
     try:
         fmap1, fmap2, coords = leaves()
@@ -348,7 +348,7 @@ def test_compiles_with_symbolic_sizes() -> None:
         close(torch.autograd.grad(got.sum(), maps), torch.autograd.grad(expected.sum(), maps))
 
 
-def test_a_pair_prepared_outside_serves_compiled_updates() -> None:
+def test_prepared_pair_works_in_compiled_updates() -> None:
     fmap1, fmap2, coords = leaves()
     look = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
 

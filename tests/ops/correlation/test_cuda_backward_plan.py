@@ -109,7 +109,7 @@ def test_coarse_levels_are_split() -> None:
         (4, 8192, "8192 channels need more shared memory than the 64 KiB of a block here"),
     ],
 )
-def test_what_does_not_fit_a_block_of_turing_is_refused(
+def test_turing_refuses_plans_beyond_shared_memory(
     radius: int, channels: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_launching, "gpu_from_device", lambda _: TURING)

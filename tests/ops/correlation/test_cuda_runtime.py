@@ -39,7 +39,7 @@ def pair_of(fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
 # ---- streams, graphs, threads
 
 
-def test_one_pair_on_several_streams_at_once() -> None:
+def test_pair_serves_several_streams() -> None:
     fmap1, fmap2, coords = features((96, 200), 256)
     pair = pair_of(fmap1, fmap2)
     positions = [coords + 0.4 * i for i in range(24)]
@@ -55,7 +55,7 @@ def test_one_pair_on_several_streams_at_once() -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_a_pair_freed_while_another_stream_reads_it() -> None:
+def test_freed_pair_stays_valid_for_reading_stream() -> None:
     fmap1, fmap2, coords = features((128, 256), 256)
     expected = pair_of(fmap1, fmap2)(coords)
     side = torch.cuda.Stream()
@@ -104,7 +104,7 @@ def test_graph_capture_and_replay(inside: bool) -> None:
         assert torch.equal(outs[0], pair_of(other1, other2)(positions[0]))
 
 
-def test_replays_beside_each_other_and_beside_eager_lookups() -> None:
+def test_graph_replays_and_eager_lookups_do_not_interfere() -> None:
     fmap1, fmap2, coords = features((96, 200), 256)
     pair = pair_of(fmap1, fmap2)
     positions = [coords + 0.4 * i for i in range(8)]
@@ -122,7 +122,7 @@ def test_replays_beside_each_other_and_beside_eager_lookups() -> None:
             assert all(torch.equal(a, b) for a, b in zip(outs, expected, strict=True))
 
 
-def test_a_capture_over_two_streams() -> None:
+def test_capture_spans_two_streams() -> None:
     fmap1, fmap2, coords = features((96, 200), 256)
     pair = pair_of(fmap1, fmap2)
     expected = [pair(coords), pair(coords + 1)]
@@ -205,7 +205,7 @@ def test_backward_on_another_stream(first: bool) -> None:
         assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")
 
 
-def test_from_many_threads() -> None:
+def test_lookup_works_from_many_threads() -> None:
     fmap1, fmap2, coords = features()
     pair = pair_of(fmap1, fmap2)
     positions = [coords + 0.3 * i for i in range(64)]
@@ -271,7 +271,7 @@ def test_training_on_both_from_two_threads() -> None:
 
 
 @two_devices
-def test_the_sum_of_losses_on_both() -> None:
+def test_gradients_sum_over_losses_of_two_streams() -> None:
     expected = step(DEVICES[0])
     leaves = [[t.requires_grad_() for t in features(dtype=torch.float32, device=device)] for device in DEVICES]
     losses = [

@@ -310,7 +310,7 @@ def test_unusable_coordinates_take_no_gradient(backend: Backend, bad: float) -> 
 
 
 @on_gpu
-def test_a_gradient_that_is_not_finite_stays_near(backend: Backend) -> None:
+def test_nonfinite_gradient_stays_local(backend: Backend) -> None:
     """It reaches its pixel, the positions of its window, and nothing else."""
     case = backend.make((24, 48), channels=32, levels=1, radius=3, batch=1)
     maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
@@ -460,7 +460,7 @@ def test_runs_as_written_under_autocast(backend: Backend) -> None:
 
 @pytest.mark.parametrize("motion", ["smooth", "random"])
 @on_gpu
-def test_the_same_bits_in_every_run(backend: Backend, motion: str) -> None:
+def test_lookup_is_deterministic(backend: Backend, motion: str) -> None:
     case = backend.make((48, 70), motion=motion, channels=64, radius=4)
     first, second = (results(backend, case, weights(case)) for _ in range(2))
     for name, one, two in zip(first._fields, first, second, strict=True):
@@ -597,7 +597,7 @@ def test_float32_is_float32(backend: Backend) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("motion", ["smooth", "random"])
 @on_gpu
-def test_the_same_gradients_in_every_run(backend: Backend, dtype: torch.dtype, motion: str) -> None:
+def test_lookup_gradients_are_deterministic(backend: Backend, dtype: torch.dtype, motion: str) -> None:
     case, shifts = make_case((120, 160), motion=motion, channels=64, levels=4, radius=4), [0.0, 0.5, 30.0, 31.0]
     torch.use_deterministic_algorithms(True)
     try:
@@ -643,7 +643,7 @@ def test_incoming_gradients_of_any_dtype_and_layout(backend: Backend, dtype: tor
 # ---- processes, threads, tracing of memory
 
 
-def test_nothing_is_compiled_a_second_time() -> None:
+def test_lookup_compiles_once() -> None:
     from fullfield.ops.correlation.cpu import _kernels
 
     for case in (make_case(), make_case((4, 4), (9, 8), channels=3, radius=1)):
@@ -718,7 +718,7 @@ def test_reference_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_within(a, b, 1e-5, "chunked")
 
 
-def test_the_reference_uses_no_batched_product_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_on_gpu_uses_no_batched_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """It might be in TF32 there."""
     from fullfield.ops.correlation.reference import Reference
 

@@ -74,6 +74,6 @@ def test_peak_is_linear(backend: str, peaks: Peaks) -> None:
         assert found < linear_bytes(size, grad) + WORKING
 
 
-def test_the_measure_tells_a_volume(peaks: Peaks) -> None:
+def test_peak_memory_measure_detects_volume(peaks: Peaks) -> None:
     size = (80, 96)
     assert peaks("dense", size)[0] > linear_bytes(size, False) + WORKING

@@ -72,7 +72,7 @@ REQUEST = Request(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda"
 
 
 @pytest.mark.parametrize("held", [0, 600])
-def test_a_volume_without_room_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+def test_volume_beyond_memory_raises_no_room_error(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 1 << 40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held + 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
@@ -99,7 +99,7 @@ def stubs(**reasons: str | None) -> Callable[[str], types.ModuleType]:
     return lambda name: stub(reasons.get(name, "elsewhere"))
 
 
-def test_a_kernel_that_declines_for_another_reason_is_passed_over_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_refusal_without_missing_package_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LOOKUPS, "load", stubs(cuda="needs 16-bit features", dense=None, reference=None))
     monkeypatch.setattr(backends_of, "_warned", set())
     with warnings.catch_warnings():
@@ -157,7 +157,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_a_backend_that_pools(seen: list[int]) -> None:
+def test_pooling_backend_receives_finest_level(seen: list[int]) -> None:
     case = make_case(levels=4)
     inputs = (case.fmap1.requires_grad_(), case.fmap2.requires_grad_())
     got = CorrelationPyramid(*inputs, case.levels, case.radius, backend="cuda")(case.coords)
@@ -171,7 +171,7 @@ def test_a_backend_that_pools(seen: list[int]) -> None:
     assert seen == [1, 4]
 
 
-def test_a_backend_that_pools_in_compiled_code(seen: list[int]) -> None:
+def test_pooling_backend_works_in_compiled_code(seen: list[int]) -> None:
     case = make_case(levels=4)
     inputs = (case.fmap1.requires_grad_(), case.fmap2.requires_grad_())
 

@@ -24,7 +24,7 @@ def test_equals_the_reference(form: str, size: tuple[int, int], levels: int, rad
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_graph_has_symbolic_sizes_and_only_standard_operators(form: str) -> None:
+def test_traceable_graph_is_symbolic_with_standard_operators(form: str) -> None:
     class Looked(torch.nn.Module):
         def forward(self, fmap1: torch.Tensor, fmap2: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
             return traceable_lookup(traceable_state(fmap1, fmap2, 2, form), coords, 2, form)

@@ -125,7 +125,7 @@ def by_unfold(field: Tensor, mask: Tensor, factor: int) -> Tensor:
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3, 4, 8])
-def test_convex_strips_are_parts_of_the_whole(factor: int) -> None:
+def test_convex_upsampling_strips_equal_full_result(factor: int) -> None:
     field, mask = torch.randn(2, 3, 7, 6), 3 * torch.randn(2, 9 * factor * factor, 7, 6)
     whole = by_unfold(field, mask, factor)
     torch.testing.assert_close(reference.convex_upsample(field, mask, factor), whole)
@@ -337,7 +337,7 @@ def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]
 
 
-def test_what_the_kernels_cannot_do_is_said() -> None:
+def test_fused_kernels_name_refusals() -> None:
     field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
     assert cuda.explain_no_convex(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
     assert "factor of 2 to 8" in str(cuda.explain_no_convex(field, mask, 9))

@@ -88,7 +88,7 @@ def test_half_precision_knows_the_place(device: str, dtype: torch.dtype) -> None
     assert all(off(a, b) < 0.05 for a, b in zip(found[1:], truth[1:], strict=True))
 
 
-def test_backends_are_told_and_named_ones_are_not_replaced() -> None:
+def test_matching_backends_are_listed_and_never_replaced() -> None:
     found = dict(backends("cpu"))
     assert list(found) == ["cuda", "chunks"]
     assert found["chunks"] is None
@@ -113,7 +113,7 @@ def test_bfloat16_on_an_older_gpu_never_multiplies_out_the_matrix(monkeypatch: p
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_kernels_of_a_gpu(dtype: torch.dtype) -> None:
+def test_matching_kernels_on_gpu_equal_reference(dtype: torch.dtype) -> None:
     one, two, _ = maps(2, 64, 30, 47, dtype=dtype, device="cuda")
     found = graded(lambda a, b: global_matching(a, b, backend="cuda"), one, two)
     truth = graded(lambda a, b: dense(a, b, grid(b)) - grid(a), one.double(), two.double())
@@ -252,7 +252,7 @@ def test_gradients_that_float16_cannot_hold() -> None:
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_what_is_not_finite_spoils_its_own_pixels() -> None:
+def test_nonfinite_features_stay_local() -> None:
     one, two = unequal(torch.float32, 8, (3, 4), (3, 4))
     clean = global_matching(one, two, backend="cuda")
     one[0, 2, 1, 1], one[1, 0, 2, 3] = torch.nan, torch.inf

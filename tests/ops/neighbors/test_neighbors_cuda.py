@@ -75,7 +75,7 @@ def test_many_nearest(k: int) -> None:
 
 
 @emulated
-def test_a_tree_of_three_levels() -> None:
+def test_neighbors_cuda_tree_of_three_levels() -> None:
     check_knn(surface(33 * 33 * 3), 4, surface(40, seed=9))
 
 
@@ -147,7 +147,7 @@ def test_sums(machine: Emulator, count: int, schedule: int) -> None:
 
 
 @pytest.mark.parametrize("own", [0, 1, 31, 32, 33, 70])
-def test_a_block_sums_no_further_than_to_a_whole_sum(machine: Emulator, own: int) -> None:
+def test_downsampling_sums_are_bounded_by_block(machine: Emulator, own: int) -> None:
     """Each reads words until one holds all before it. Were there more to read, work would grow with the blocks squared:
     the words before that one are wrong here. What lies between are blocks' own sums."""
     block, before = 100, 3 << 40
@@ -195,7 +195,7 @@ def test_sums_of_several_blocks() -> None:
 
 
 @emulated
-def test_a_chain_of_thinnings_is_each_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chained_downsampling_equals_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
     for clouds in (None, offsets):
         cells = [0.02, 0.04, 0.3]
@@ -248,7 +248,7 @@ def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPa
     check_radius(surface(300), 0.1)
 
 
-def test_a_pyramid_of_several_clouds(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbors_cuda_pyramid_of_several_clouds(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     points, offsets = surface(500), torch.tensor([0, 200, 200, 201, 500])
     steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
     machine.launched.clear()
@@ -357,7 +357,7 @@ def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype)
 
 @emulated
 @pytest.mark.parametrize("order", points_listing.ORDERS)
-def test_the_listing(order: str) -> None:
+def test_neighbors_cuda_listing_equals_reference(order: str) -> None:
     points, cin, cout = surface(150), 5, 40
     generator = torch.Generator().manual_seed(0)
     for geometry in (radius_geometry(points, 0.1), radius_geometry(points, 0.1, 3, points[::5])):
@@ -504,7 +504,7 @@ def test_sums_of_many_blocks() -> None:
 
 
 @gpu
-def test_a_real_cloud(data_dir: Path) -> None:
+def test_neighbors_cuda_real_cloud_equals_reference(data_dir: Path) -> None:
     points = read_point_cloud(data_dir / "pointclouds" / "indoor_dense" / "cloud_bin_0.ply").points
     points = torch.as_tensor(points)
     if (reason := dict(backends())["cpu"]) is not None:

@@ -39,7 +39,7 @@ def test_search_is_what_a_k_d_tree_finds() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("backend", KERNELS, indirect=True)
-def test_every_backend_gives_the_reference_s_bits(backend: Backend, place: str) -> None:
+def test_search_backends_equal_reference_bit_for_bit(backend: Backend, place: str) -> None:
     points = places(backend.count)[place]
     count = len(points)
     queries = torch.cat([points[::3], cloud(20, seed=4, spread=4.0).to(points.dtype)])
@@ -103,7 +103,7 @@ def test_surveyed_coordinates_are_recentred() -> None:
     )
 
 
-def test_a_stray_point_costs_a_survey_no_precision() -> None:
+def test_stray_point_does_not_reduce_precision() -> None:
     """Where nothing came back, scanners write (0, 0, 0)."""
     near = cloud(400).double()
     far = torch.cat([torch.zeros(3, 3), near + torch.tensor([500_000.0, 5_200_000.0, 300.0])])
@@ -165,7 +165,7 @@ def test_memory_for_candidates_is_a_quarter_more_than_needed() -> None:
 
 
 @pytest.mark.parametrize("backend", KERNELS[:1], indirect=True)
-def test_a_small_radius_in_a_wide_cloud(backend: Backend) -> None:
+def test_radius_search_in_wide_cloud(backend: Backend) -> None:
     points = torch.cat([cloud(200) * 0.01, cloud(200) * 0.01 + 1e6, -cloud(200) * 1e6])
     assert same(*(radius_search(points, 1e-3, backend=b) for b in (backend.name, "reference")))
     far = torch.tensor([[1e30, 0.0, 0.0], [-1e30, 1e30, 0.0], [0.0, 0.0, 0.0]])
@@ -232,7 +232,7 @@ def by_hand(points: torch.Tensor, cell: float, first: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_point_nearest_to_the_centre_stays(dtype: torch.dtype) -> None:
+def test_downsampling_keeps_point_nearest_to_cell_center(dtype: torch.dtype) -> None:
     points = (torch.rand(500, 3, generator=torch.Generator().manual_seed(0), dtype=dtype) - 0.5) * 4
     kept = grid_downsample(points, 0.5)
     assert kept.indices.tolist() == by_hand(points, 0.5)
@@ -254,7 +254,7 @@ def test_duplicates_leave_the_first_and_nothing_leaves_nothing() -> None:
     assert grid_downsample(torch.empty(0, 3), 0.3, offsets=torch.tensor([0, 0])).offsets.tolist() == [0, 0]
 
 
-def test_a_cell_too_small_for_its_coordinates_is_refused() -> None:
+def test_downsampling_refuses_cell_below_coordinate_precision() -> None:
     with pytest.raises(InputError, match="cell: expected cells whose numbers fit"):
         grid_downsample(torch.tensor([[1e20, 0.0, 0.0]]), 1e-3)
 

@@ -119,7 +119,7 @@ def test_voxel_mode_is_a_dense_convolution(kernel) -> None:
     torch.testing.assert_close(got, expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_conv_with_cells_across_bit_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """What clouds of more points than a word can number get."""
     points, _ = ragged((150,))
     tensors = None
@@ -166,7 +166,7 @@ def test_any_number_of_threads(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BOTH)
 @pytest.mark.parametrize("sizes", [(0, 0), (4, 0), (0, 5), (4, 5)])
-def test_nothing_to_sum(backend: str, sizes: tuple[int, int]) -> None:
+def test_point_conv_without_triplets_is_zero(backend: str, sizes: tuple[int, int]) -> None:
     geometry = random_geometry(*sizes, 0)
     tensors = case(3, 4, 1, geometry)
     out, one, two, three = results(tensors, geometry, 1, backend)
@@ -271,7 +271,7 @@ def test_compiled_without_a_break(dynamic: bool) -> None:
         assert torch.equal(a, b)
 
 
-def test_a_number_of_points_stays_a_symbol_of_its_own() -> None:
+def test_point_count_stays_symbolic_in_graph() -> None:
     """Inductor loses a size that a traced equation has turned into a sum with another number."""
     env = ShapeEnv()
     rows, points = (
@@ -334,7 +334,7 @@ def test_mistakes_are_named() -> None:
             call()
 
 
-def test_a_geometry_without_gradient_says_so() -> None:
+def test_geometry_without_backward_is_refused_for_gradients() -> None:
     points, _ = ragged((30,))
     geometry = radius_geometry(points, 0.2, 3, points[:7], gradient=False)
     features, weight, _, _ = case(4, 6, 1, geometry)

@@ -360,7 +360,7 @@ def test_few_rows_and_other_gpus_take_mma_sync() -> None:
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.usefixtures("beside")
-def test_cells_beside_the_words() -> None:
+def test_point_conv_cuda_with_cells_across_bit_words() -> None:
     geometry = random_geometry(40, 50, 500, kernel=7)
     assert geometry.forward.cells.numel()
     check(geometry, (8, 8), 1, torch.bfloat16)
@@ -368,7 +368,7 @@ def test_cells_beside_the_words() -> None:
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("sizes", [(0, 0), (4, 0), (0, 5), (4, 5)])
-def test_nothing_to_sum(sizes: tuple[int, int]) -> None:
+def test_point_conv_cuda_without_triplets_is_zero(sizes: tuple[int, int]) -> None:
     geometry = random_geometry(*sizes, 0)
     tensors = draw(geometry, (3, 4), 1, torch.float32)
     out, one, two, three = results(tensors, geometry, 1, "cuda")
@@ -618,7 +618,7 @@ def test_streams_and_graphs() -> None:
 
 
 @on_gpu
-def test_no_synchronisation() -> None:
+def test_point_conv_cuda_does_not_synchronize() -> None:
     geometry = surface()
     for dtype in DTYPES:
         tensors = draw(geometry, (64, 64), 1, dtype)
@@ -628,7 +628,7 @@ def test_no_synchronisation() -> None:
 
 
 @on_gpu
-def test_the_kernel_is_chosen() -> None:
+def test_point_conv_on_gpu_chooses_cuda() -> None:
     assert backends("cuda")[0] == ("cuda", None)
     geometry = random_geometry(40, 30, 300).to("cuda")
     tensors = draw(geometry, (16, 16), 1, torch.float32)

@@ -101,7 +101,7 @@ def test_definition_and_gradients(kind: str, relu: bool) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, None])
-def test_a_batch_moves_the_running_statistics_as_torch_does(momentum: float | None) -> None:
+def test_running_statistics_equal_torch(momentum: float | None) -> None:
     features = draw(90, 5)[0]
     ours, theirs = PointNorm(5, "batch"), nn.BatchNorm1d(5, momentum=momentum)
     ours.norm.momentum = momentum  # type: ignore[union-attr, assignment]
@@ -112,7 +112,7 @@ def test_a_batch_moves_the_running_statistics_as_torch_does(momentum: float | No
     torch.testing.assert_close(ours.eval()(features, (90,)), theirs.eval()(features))
 
 
-def test_the_result_has_the_features_dtype_under_autocast() -> None:
+def test_point_norm_keeps_dtype_under_autocast() -> None:
     features, weight, bias, residual, _ = draw(8, 4)
     with torch.autocast("cpu", torch.bfloat16):
         out = point_norm(features.bfloat16(), weight, bias, residual=residual.bfloat16())
@@ -189,7 +189,7 @@ def test_against_float64(dtype: torch.dtype, channels: int) -> None:
 @pytest.mark.usefixtures("_emulated")
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
-def test_a_convolution_and_its_norm_are_the_two(residual: bool, relu: bool) -> None:
+def test_norm_convolve_equals_convolution_then_norm(residual: bool, relu: bool) -> None:
     """One step of the graph gives the bits of two; gradients of gradients come from the plain form."""
     generator = torch.Generator().manual_seed(1)
     geometry = radius_geometry(torch.rand(60, 3, generator=generator), 0.2)
@@ -218,7 +218,7 @@ def test_a_convolution_and_its_norm_are_the_two(residual: bool, relu: bool) -> N
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_gradients_of_gradients_where_the_scale_was_made_of_the_features() -> None:
+def test_second_derivatives_with_scale_from_features() -> None:
     features = torch.randn(40, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     def gradient(create_graph: bool) -> Tensor:
@@ -229,7 +229,7 @@ def test_gradients_of_gradients_where_the_scale_was_made_of_the_features() -> No
 
 
 @pytest.mark.usefixtures("_emulated")
-def test_a_residual_of_another_type_is_named() -> None:
+def test_point_norm_refuses_residual_of_other_dtype() -> None:
     geometry = radius_geometry(torch.rand(20, 3, generator=torch.Generator().manual_seed(1)), 0.2)
     features, weight = torch.ones(20, 4, dtype=torch.float16), torch.ones(27, 4, 16, dtype=torch.float16)
     learned = (torch.ones(16, requires_grad=True), torch.zeros(16))

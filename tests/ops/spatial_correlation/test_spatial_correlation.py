@@ -30,7 +30,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("shape", "window"), [*CASES, ALIGNED_NOT])
-def test_the_reference_is_the_formula(shape: tuple[int, ...], window: Window) -> None:
+def test_spatial_correlation_reference_equals_formula(shape: tuple[int, ...], window: Window) -> None:
     one, two, _ = draw(shape, window, torch.float64)
     found = spatial_correlation(one, two, **named(window), backend="reference")
     torch.testing.assert_close(found, by_loops(one, two, window), rtol=1e-12, atol=1e-12)
@@ -108,7 +108,7 @@ def test_strides_and_empty_inputs() -> None:
         assert not torch.autograd.grad(out.sum(), maps)[0].any()
 
 
-def test_only_what_is_wanted() -> None:
+def test_spatial_correlation_computes_only_requested_gradients() -> None:
     one, two, _ = draw((1, 4, 5, 8), Window((3, 3)), torch.float32)
     for index in range(2):
         maps = [one.clone(), two.clone()]
@@ -183,7 +183,7 @@ def test_memory_is_the_results() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_a_graph_and_another_stream() -> None:
+def test_spatial_correlation_in_graph_and_side_stream() -> None:
     one, two, _ = draw((1, 32, 28, 64), Window((9, 9)), torch.float16, "cuda")
     plain = spatial_correlation(one, two, 9, backend="cuda")
     stream = torch.cuda.Stream()

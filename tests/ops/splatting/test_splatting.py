@@ -72,7 +72,7 @@ def test_kernels_carry_as_pytorch_does(height: int, width: int, part: float) -> 
         assert float(ours) <= 2 * float(theirs) + 1e-4
 
 
-def test_both_in_double_precision_are_close_to_single() -> None:
+def test_splatting_in_float64_is_close_to_float32() -> None:
     flow = wild(37, 53)
     torch.testing.assert_close(move_forward(flow.double()).float(), move_forward(flow), rtol=1e-5, atol=1e-4)
 

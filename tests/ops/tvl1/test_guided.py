@@ -68,7 +68,7 @@ def test_backends_agree(name: str, size: tuple[int, int]) -> None:
         assert error.mean() < 1e-5
 
 
-def test_the_frame_s_sides_are_no_motion_boundaries() -> None:
+def test_refine_flow_treats_frame_sides_as_no_boundary() -> None:
     """Everything moves by six pixels and by far less than the threshold against its neighbours."""
     inputs = inputs_of(23, 37)
     inputs = inputs | {"flow": inputs["flow"] + 6, "backward": inputs["backward"] - 6}
@@ -89,7 +89,7 @@ def test_threads_change_nothing() -> None:
     assert torch.equal(*found)
 
 
-def test_an_iteration_equals_loops() -> None:
+def test_refine_flow_iteration_equals_loops() -> None:
     rng = np.random.default_rng(0)
     height, width, step, sigma = 5, 6, 0.1, 2.5
     flow, dual = rng.normal(size=(2, height, width)), rng.normal(size=(4, height, width)) * 0.3
@@ -124,7 +124,7 @@ def test_an_iteration_equals_loops() -> None:
     assert np.allclose(dual_found, p, atol=1e-12)
 
 
-def test_the_solution_is_the_energy_s_minimum_where_nothing_is_smoothed() -> None:
+def test_refine_flow_minimizes_energy_without_smoothing() -> None:
     """A single pixel's quadratic: gradients that differ by a known amount, a coupling, no neighbours that count."""
     ramp = torch.arange(24, dtype=torch.float64)
     image = (ramp[:, None] ** 2 + 2 * ramp**2) / 10
@@ -145,7 +145,7 @@ def test_the_solution_is_the_energy_s_minimum_where_nothing_is_smoothed() -> Non
         assert torch.allclose(inner[component], torch.full_like(inner[component], expected), rtol=1e-3)
 
 
-def test_a_change_of_the_flow_at_the_threshold_is_no_boundary() -> None:
+def test_refine_flow_boundary_threshold_is_exclusive() -> None:
     flow = torch.zeros(2, 12, 16)
     flow[0, :, 8:] = 0.25
     colours, fit = torch.rand(3, 12, 16, generator=torch.Generator().manual_seed(0)), torch.ones(12, 16)
@@ -155,7 +155,7 @@ def test_a_change_of_the_flow_at_the_threshold_is_no_boundary() -> None:
 
 
 @pytest.mark.parametrize(("light", "share"), [(1.0, 0.6), (0.8, 0.85)])
-def test_a_flow_half_a_pixel_off_becomes_exact(light: float, share: float) -> None:
+def test_refine_flow_removes_half_pixel_error(light: float, share: float) -> None:
     scene = textured_scene(90, 120, seed=5, max_motion=3)
     off = scene.flow + torch.tensor([0.35, -0.25])[:, None, None]
     seen = scene.valid & ~scene.occluded
@@ -166,7 +166,7 @@ def test_a_flow_half_a_pixel_off_becomes_exact(light: float, share: float) -> No
     assert after < share * before
 
 
-def test_where_both_directions_agree_the_flow_is_kept_more() -> None:
+def test_refine_flow_changes_consistent_flow_less() -> None:
     inputs = pair(60, 80)
     inputs.pop("backward")
     flow = inputs["flow"]
@@ -241,7 +241,7 @@ def test_memory_is_that_of_the_buffers() -> None:
     assert 64 * 96 * 4 * 28 < small < large < 2 * small
 
 
-def test_a_second_pass_starts_with_the_refined_flow_and_the_given_backward_flow() -> None:
+def test_refine_flow_second_pass_starts_from_refined_flow() -> None:
     inputs = pair(60, 80)
     everything = {"least_fall": 0.0, "passes_fall": 0.0}
     once = inputs | {"flow": refine_flow(**inputs, config=RefinementConfig(rounds=1, **everything))}
@@ -259,7 +259,7 @@ def test_a_second_pass_starts_with_the_refined_flow_and_the_given_backward_flow(
 @pytest.mark.parametrize(
     ("passes", "backend"), [({}, "reference"), ({"passes": 2, "rounds": 1}, "cpu")], ids=["one pass", "two passes"]
 )
-def test_an_exact_flow_of_noisy_frames_is_left_more(passes: dict[str, int], backend: str) -> None:
+def test_refine_flow_keeps_exact_flow_of_noisy_frames(passes: dict[str, int], backend: str) -> None:
     """A round hardly lets their gradients fit better."""
     scene = textured_scene(64, 96, seed=2, max_motion=2)
     noise = torch.Generator().manual_seed(3)
@@ -281,7 +281,7 @@ def test_later_passes_need_a_larger_fall_of_the_misfit() -> None:
     assert torch.equal(refine_flow(**inputs, config=low.replace(passes_fall=1.0)), once)
 
 
-def test_what_remains() -> None:
+def test_refine_flow_limits_change() -> None:
     config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
     misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
     first, later = guided.remaining(misfits, config)
@@ -351,7 +351,7 @@ def close(results: list[tuple[Tensor, ...]], inputs: dict[str, Tensor], config: 
         ("all median", (23, 37)),
     ],
 )
-def test_the_kernels_are_the_reference(name: str, size: tuple[int, int], machine: Emulator) -> None:
+def test_refine_flow_kernels_equal_reference(name: str, size: tuple[int, int], machine: Emulator) -> None:
     config, inputs = EMULATED[name], laid_out(*size)
     refiner = Refiner(*size, config, CPU, SMALL)
     results = []
@@ -379,7 +379,7 @@ def test_every_shape_gives_the_same_flow(
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_batch_and_frames_of_any_strides() -> None:
+def test_refine_flow_accepts_batches_and_strides() -> None:
     config, parts = RefinementConfig(warps=1), [laid_out(24, 40, 1, seed) for seed in (0, 1)]
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     for name in ("frame1", "frame2"):
@@ -439,7 +439,7 @@ def test_fewer_rounds_than_the_configuration_s() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_made_in_inference_mode_and_used_in_and_outside() -> None:
+def test_flow_refiner_works_in_and_outside_inference_mode() -> None:
     inputs, config = laid_out(20, 30), RefinementConfig(warps=1, rounds=1, iterations=2)
     with torch.inference_mode():
         refiner = Refiner(20, 30, config, CPU, SMALL)
@@ -448,7 +448,7 @@ def test_made_in_inference_mode_and_used_in_and_outside() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_emulated_memory_is_what_the_formula_says() -> None:
+def test_emulated_refiner_memory_equals_formula() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
     assert refiner._planes.numel() * 4 == guided_cuda.count_bytes(30, 50) == 24 * 30 * 64 * 4
 
@@ -484,7 +484,7 @@ def test_equals_the_reference_to_rounding(name: str, size: tuple[int, int]) -> N
 
 
 @on_gpu
-def test_a_recorded_call_reads_where_its_tensors_lie() -> None:
+def test_recorded_refiner_reads_tensor_addresses() -> None:
     refiner = FlowRefiner(60, 90, device="cuda")
     first = on_cuda(60, 90)
     second = {name: value.flip(-1).contiguous() for name, value in first.items()}
@@ -526,7 +526,7 @@ def test_bad_values_are_refused_by_name(name: str) -> None:
 
 
 @on_gpu
-def test_memory_is_what_the_formula_says() -> None:
+def test_refiner_memory_equals_formula() -> None:
     height, width = 540, 960
     inputs = on_cuda(height, width)
     torch.cuda.synchronize()
@@ -544,7 +544,7 @@ def test_memory_is_what_the_formula_says() -> None:
 
 
 @on_gpu
-def test_an_estimator_is_refined_on_the_gpu() -> None:
+def test_refined_estimator_runs_on_gpu() -> None:
     inputs = on_cuda(80, 100)
     refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
     refined(inputs["frame1"], inputs["frame2"])

@@ -50,7 +50,7 @@ def solve(backend: str, frames: tuple[torch.Tensor, torch.Tensor], config: TVL1C
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_scale_equals_loops(variant: str) -> None:
+def test_tvl1_single_scale_equals_loops(variant: str) -> None:
     config = TVL1Config(scales=1, warps=2, iterations=13, **VARIANTS[variant])
     frames = scene(14, 17)
     truth = tvl1_by_loops(*(f.numpy() * 255 for f in frames), config)
@@ -98,14 +98,14 @@ def test_any_size_and_texture(height: int, width: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_no_motion_is_exactly_zero(backend: str) -> None:
+def test_tvl1_without_motion_is_exactly_zero(backend: str) -> None:
     first, flat, config = scene(50, 64)[0], torch.full((50, 64), 0.4), TVL1Config(warps=2)
     # A constant pair of different brightness has no gradient to follow.
     for pair in ((first, first), (flat, flat), (flat, flat + 0.1)):
         assert not solve(backend, pair, config).any()
 
 
-def test_translation_is_found() -> None:
+def test_tvl1_recovers_translation() -> None:
     first, second = scene(80, 100, shift=2.6)
     flow = solve("cpu", (first, second), TVL1Config())[:, 10:-10, 10:-10]
     assert (flow[0] - 2.6).abs().mean() < 0.05

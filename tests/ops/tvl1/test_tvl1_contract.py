@@ -120,7 +120,7 @@ def test_explicit_backend_never_falls_back() -> None:
     assert dict(backends("cpu"))["cuda"] == "runs on NVIDIA GPUs, the tensors are on cpu"
 
 
-def test_what_only_cuda_can_do_is_refused_elsewhere() -> None:
+def test_tvl1_refuses_cuda_only_settings_elsewhere() -> None:
     config, words = QUICK.replace(precision="float16"), "precision float16"
     assert dict(backends("cpu", config=config))["cpu"] == f"has no {words}"
     for backend in ("cpu", "reference"):
@@ -162,7 +162,7 @@ def test_colour_is_rec601_grey() -> None:
     assert torch.allclose(tvl1(first, second, QUICK), tvl1(*grey, QUICK), atol=1e-3)
 
 
-def test_a_solver_remembers_nothing_of_the_last_pair() -> None:
+def test_tvl1_solver_is_independent_of_previous_pair() -> None:
     first, second = frames()
     others = frames(seed=5)
     for backend in ("cpu", "reference"):
@@ -206,13 +206,13 @@ def test_operator_is_well_formed() -> None:
         torch.library.opcheck(torch.ops.fullfield.tvl1.default, arguments, QUICK.as_dict())
 
 
-def test_operator_compiles_whole() -> None:
+def test_tvl1_compiles_without_graph_break() -> None:
     first, second = frames()
     compiled = torch.compile(lambda a, b: tvl1(a, b, QUICK) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(first, second), tvl1(first, second, QUICK) * 2)
 
 
-def test_backward_says_so() -> None:
+def test_tvl1_backward_is_refused() -> None:
     first, second = frames()
     flow = tvl1(first.requires_grad_(), second, QUICK)
     with pytest.raises(RuntimeError, match="no autograd formula"):
@@ -259,7 +259,7 @@ class Pairs(Dataset):  # type: ignore[type-arg]
     ("start", "workers"),
     [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.long)],  # a spawned one imports PyTorch
 )
-def test_in_dataloader_workers(start: str, workers: int) -> None:
+def test_tvl1_works_in_dataloader_workers(start: str, workers: int) -> None:
     pairs = Pairs()
     expected = [pairs[index] for index in range(4)]
     found = list(DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start))
@@ -336,7 +336,7 @@ def test_wrong_calls_name_the_argument() -> None:
         TVL1Solver(2**24, 4)
 
 
-def test_the_reference_is_the_same_with_any_threads_and_under_autocast() -> None:
+def test_tvl1_reference_is_independent_of_threads_and_autocast() -> None:
     """Its products of matrices were summed in an order of MKL's choice, and under autocast in bfloat16."""
     pair = frames(height=260, width=270)
     config = QUICK.replace(scale_factor=0.9, warps=1, iterations=10, scales=3)

@@ -74,7 +74,7 @@ def test_equals_the_reference_to_rounding(variant: str, size: tuple[int, int]) -
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_batch_is_its_items(precision: str) -> None:
+def test_tvl1_cuda_batch_equals_singles(precision: str) -> None:
     frames = scene(51, 70, batch=3, channels=3)
     config = QUICK.replace(precision=precision)
     together = solved(frames, config)
@@ -166,7 +166,7 @@ def test_bad_values_are_refused_not_returned() -> None:
     assert torch.equal(solver(*frames), good)
 
 
-def test_an_estimate() -> None:
+def test_tvl1_cuda_estimate_equals_reference() -> None:
     frames = [frame[0] for frame in scene(60, 80, channels=3)]
     flow = estimate(*frames, "tvl1", device="cuda", preset="fast", precision="float16")
     assert (flow.backend, flow.parameters["precision"]) == ("cuda", "float16")

@@ -143,7 +143,7 @@ def test_float16_where_squares_overflow() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_dual_variable_of_zero_is_not_read(dtype: torch.dtype) -> None:
+def test_tvl1_iterations_do_not_read_zero_dual(dtype: torch.dtype) -> None:
     term = make_term(1, 13, 41, "adjoint")
     term = term._replace(dual=torch.zeros_like(term.dual))
     config = TVL1Config()

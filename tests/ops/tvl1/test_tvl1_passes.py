@@ -259,7 +259,7 @@ MORE_VARIANTS = {
 @pytest.mark.parametrize(
     ("variant", "precision"), [(one, ("float32", "float16")[n % 2]) for n, one in enumerate(MORE_VARIANTS)]
 )
-def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
+def test_tvl1_emulated_solve_equals_reference(variant: str, precision: str) -> None:
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**MORE_VARIANTS[variant])
     frames = scene(33, 52)
     assert expected(frames, config).abs().max() > 0.5, "the scene must move"
@@ -339,7 +339,7 @@ def test_large_motion_in_a_tile_needs_no_patch(shape: tuple[int | bool, ...], mo
     check_solve(config, frames, start=start)
 
 
-def test_where_whole_warps_are_one_kernel() -> None:
+def test_tvl1_fused_warp_is_used_for_fitting_shapes() -> None:
     gpu = Device(0, "H200", "sm_90a", 132, 227 << 10)
     default = TVL1Config()
     small, middle = fused.best(1, 27, 48, default, gpu), fused.best(1, 275, 488, default, gpu)
@@ -373,7 +373,7 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_solve_by_the_iterations_kernels(precision: str) -> None:
+def test_tvl1_solve_with_iteration_kernels_equals_reference(precision: str) -> None:
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision)
     check_solve(config, scene(33, 52), RegisterPipeline(SHAPES["register_pipeline"]))
 
@@ -389,7 +389,7 @@ def test_odd_sizes(size: tuple[int, int]) -> None:
 
 @pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> None:
+def test_tvl1_emulated_batch_equals_singles(precision: str) -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5, precision=precision)
     frames = scene(35, 40, batch=3)
     engine = Engine(3, 35, 40, config, CPU)
@@ -402,7 +402,7 @@ def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> No
 
 
 @pytest.mark.usefixtures("reference_iterations")
-def test_an_initial_flow_and_a_sequence() -> None:
+def test_tvl1_emulated_initial_flow_and_sequence() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = scene(35, 40)
     _, third = scene(35, 40)
@@ -473,7 +473,7 @@ def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("without_gpu")
 @pytest.mark.parametrize("warm_start", [True, False])
-def test_a_persistent_solver_runs_a_sequence(warm_start: bool) -> None:
+def test_persistent_solver_runs_sequence(warm_start: bool) -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     video = [(frame * 255).byte() for seed in range(2) for frame in scene(35, 40, shift=seed + 1)]
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, warm_start=warm_start)
@@ -496,7 +496,7 @@ def test_a_persistent_solver_runs_a_sequence(warm_start: bool) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_the_benchmarks_solver_runs_a_schedule_on_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_solver_runs_schedule_on_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "best", lambda *_: pytest.fail("a schedule leaves no whole warps"))
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = ((frame * 255).byte() for frame in scene(35, 40))
@@ -505,7 +505,7 @@ def test_the_benchmarks_solver_runs_a_schedule_on_every_level(monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_persistent_solver_keeps_flow_until_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
     read, solve = Engine.read, Engine.solve
 
@@ -530,7 +530,7 @@ def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_the_backend_keeps_one_batch_size_and_records_it_once() -> None:
+def test_tvl1_cuda_records_each_batch_size_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
     solver = solver_module.Solver(35, 40, config, CPU)
@@ -560,7 +560,7 @@ def test_the_backend_keeps_one_batch_size_and_records_it_once() -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
-def test_the_solver_refuses_what_is_not_finite_and_solves_each_pair_of_a_batch() -> None:
+def test_tvl1_solver_refuses_nonfinite_and_solves_batches() -> None:
     config = TVL1Config(warps=1, iterations=40, scale_factor=0.5)
     still, moving = scene(35, 40, shift=0), scene(35, 40, shift=3)
     frames = tuple(torch.cat(pair) for pair in zip(still, moving, strict=True))

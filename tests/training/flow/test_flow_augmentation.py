@@ -66,7 +66,7 @@ def mismatch(batch: FlowBatch) -> Tensor:
     ],
     ids=lambda change: "-".join(change),
 )
-def test_the_flow_leads_to_the_same_place(change: dict[str, Any]) -> None:
+def test_augmented_flow_leads_to_same_point(change: dict[str, Any]) -> None:
     batch = smooth()
     before = mismatch(batch)
     after = augment(batch, Augmentation(**{"scaled": 1.0, **change}), (1, 2))
@@ -81,7 +81,7 @@ def test_the_flow_leads_to_the_same_place(change: dict[str, Any]) -> None:
     assert mismatch(wrong).mean() > 0.02  # the measure can fail
 
 
-def test_a_mirror_is_exact_and_grey_stays_grey() -> None:
+def test_augment_flip_is_exact_and_keeps_grey() -> None:
     batch = smooth(1)
     after = augment(batch, Augmentation(flip=1.0), (0, 0))
     assert torch.allclose(after.frame1, batch.frame1.flip(3), atol=1e-5)
@@ -155,7 +155,7 @@ def test_erased_boxes_hide_what_leads_into_them() -> None:
 
 
 @pytest.mark.parametrize("change", [{"size": (48, 48)}, {"scale": (1.5, 1.5)}, {"size": (40, 64), "flip": 1.0}])
-def test_what_leaves_the_part_that_is_cut_is_occluded(change: dict[str, Any]) -> None:
+def test_augment_marks_pixels_leaving_window_as_occluded(change: dict[str, Any]) -> None:
     after = augment(smooth(8), KEPT.replace(**change), (0, 5))
     leaving = hidden(after.flow)
     assert leaving.any()

@@ -35,7 +35,7 @@ def density(error: float, info: list[float], low: float, high: float) -> float:
     )
 
 
-def test_the_mixture_is_the_likelihood_of_its_definition() -> None:
+def test_laplace_mixture_loss_equals_definition() -> None:
     pairs, flow, counted = problem()
     wanted = 0.0
     for index, (predicted, info) in enumerate(pairs):
@@ -47,7 +47,7 @@ def test_the_mixture_is_the_likelihood_of_its_definition() -> None:
     assert float(found) == pytest.approx(wanted / (2 * int(counted.sum())), rel=1e-5)
 
 
-def test_the_sequence_is_the_weighted_mean_of_errors() -> None:
+def test_sequence_loss_is_weighted_mean_error() -> None:
     pairs, flow, counted = problem(1)
     predictions = [predicted for predicted, _ in pairs]
     wanted = sum(
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_the_formulas() -> None:
         assert torch.allclose(mine.grad.double(), theirs.grad, atol=1e-6)
 
 
-def test_what_does_not_count_has_no_weight_whatever_it_holds() -> None:
+def test_losses_ignore_masked_pixels() -> None:
     pairs, flow, counted = problem(3)
     spoilt = torch.where(counted[:, None], flow, float("nan"))
     for loss in (laplace_mixture_loss, lambda pairs, *rest: sequence_loss([flow for flow, _ in pairs], *rest)):
@@ -133,7 +133,7 @@ def test_losses_compile_as_one_graph() -> None:
     assert torch.allclose(compiled_sequence(predictions, flow, counted), sequence_loss(predictions, flow, counted))
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_losses_name_mismatched_arguments() -> None:
     pairs, flow, counted = problem(5)
     predictions = [predicted for predicted, _ in pairs]
     for call, message in (

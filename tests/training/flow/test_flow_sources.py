@@ -156,7 +156,7 @@ def test_several_true_values_and_holes() -> None:
     assert not batch.occluded.any()
 
 
-def test_a_dataloader_collates(dataset: Pairs) -> None:
+def test_collate_flow_works_in_dataloader(dataset: Pairs) -> None:
     loader = DataLoader(torch.utils.data.Subset(dataset, [2, 0]), batch_size=2, collate_fn=collate_flow)  # type: ignore[arg-type]
     [batch] = list(loader)
     assert isinstance(batch, FlowBatch)
@@ -209,7 +209,7 @@ def test_mixtures_keep_their_weights(count: int) -> None:
 @pytest.mark.parametrize(
     ("weights", "count"), [((0.4, 0.3, 0.3), 32), ((0.7, 0.3), 8), ((0.5, 0.5), 2), ((9.0, 1.0), 3)]
 )
-def test_no_pair_of_a_mixture_comes_twice(weights: tuple[float, ...], count: int) -> None:
+def test_mixture_repeats_no_pair(weights: tuple[float, ...], count: int) -> None:
     class Counted(Numbered):
         """Numbers its pairs as ``PairGenerator`` does."""
 

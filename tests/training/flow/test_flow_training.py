@@ -64,7 +64,7 @@ def steps(stepper: Stepper, source: Scenes, count: int, first: int = 0) -> None:
         stepper.step(source.batch(number, 2), number, rate=5e-3)
 
 
-def test_the_loss_falls(scenes: Scenes) -> None:
+def test_train_flow_reduces_loss(scenes: Scenes) -> None:
     for kind in (Tiny, Plain):
         stepper = Stepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
         assert stepper.loss == ("mixture" if kind is Tiny else "sequence")
@@ -90,7 +90,7 @@ class _NoWaiting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_step_never_waits_for_the_device(scenes: Scenes, precision: str) -> None:
+def test_training_step_does_not_synchronize(scenes: Scenes, precision: str) -> None:
     stepper = Stepper(network().train(), TRAINING.replace(precision=precision))
     with _NoWaiting():
         steps(stepper, scenes, 3)
@@ -111,7 +111,7 @@ def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_recorded_step_is_the_step(scenes: Scenes, precision: str) -> None:
+def test_recorded_training_step_equals_eager(scenes: Scenes, precision: str) -> None:
     found = []
     for graph in (False, True):
         stepper = Stepper(network().cuda().train(), TRAINING.replace(precision=precision, graph=graph))
@@ -128,7 +128,7 @@ def test_a_recorded_step_is_the_step(scenes: Scenes, precision: str) -> None:
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_is_adamw_on_the_clipped_gradient(scenes: Scenes) -> None:
+def test_training_step_equals_adamw_with_clipping(scenes: Scenes) -> None:
     training = FlowTraining(learning_rate=5e-3, clip=0.3, weight_decay=0.1, average=0.9)
     stepper = Stepper(network(norm=False).train(), training)  # a bias before a norm has a gradient of rounding alone
     other = network(norm=False).train()
@@ -168,7 +168,7 @@ def test_losses_have_a_lower_limit_of_the_wide_scale_than_uncertainties(scenes: 
     assert float(expected_log_scale(info, model.config).max()) > 4
 
 
-def test_the_average_follows_buffers_too() -> None:
+def test_averaged_weights_follow_buffers() -> None:
     model = network()
     average = AveragedWeights(model, 0.5)
     with torch.no_grad():
@@ -187,7 +187,7 @@ def state_of(stepper: Stepper) -> dict[str, Tensor]:
     return state
 
 
-def test_a_step_that_is_not_finite_changes_nothing() -> None:
+def test_nonfinite_step_changes_nothing() -> None:
     source = spoilt(2)
     stepper = Stepper(network().train(), TRAINING)
     steps(stepper, source, 2)
@@ -205,7 +205,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     assert stepper.read().in_a_row == 0
 
 
-def test_a_run_stops_after_many_such_steps(tmp_path: Path) -> None:
+def test_train_flow_stops_after_many_nonfinite_steps(tmp_path: Path) -> None:
     run = FlowRun(every=50, read=10)
     some = spoilt(*range(4, 20), *range(21, 36))
     trained(tmp_path / "some", source=some, training=TRAINING.replace(steps=40), run=run)
@@ -218,7 +218,7 @@ def test_a_run_stops_after_many_such_steps(tmp_path: Path) -> None:
         trained(tmp_path / "many", source=many, training=TRAINING.replace(steps=40), run=run)
 
 
-def test_a_short_run_without_a_finite_step_stops(tmp_path: Path) -> None:
+def test_train_flow_without_finite_step_stops(tmp_path: Path) -> None:
     """Twenty steps in a row are never reached here; the checkpoint before stays as it was."""
     run = FlowRun(every=4, read=2)
     with pytest.raises(DivergedError, match=r"^learning_rate: .* in every step since the last checkpoint until step 4"):
@@ -250,7 +250,7 @@ def test_half_precision_scales_its_loss() -> None:
     assert half.read().norm == pytest.approx(fine.norm, rel=0.02)
 
 
-def test_a_run_leaves_weights_recipe_and_history(whole: Path) -> None:
+def test_train_flow_writes_weights_recipe_and_history(whole: Path) -> None:
     files = sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file())
     parts = ("average", "exp_avg", "exp_avg_sq", "model")
     assert files == [
@@ -272,7 +272,7 @@ def test_a_run_leaves_weights_recipe_and_history(whole: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
-def test_a_stopped_run_goes_on_where_it_was(whole: Path, tmp_path: Path, stop: int) -> None:
+def test_train_flow_continues_stopped_run(whole: Path, tmp_path: Path, stop: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, source=until(stop))
     source = Scenes()
@@ -371,7 +371,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_train_flow_continues_killed_run(tmp_path: Path, environment: dict[str, str]) -> None:
     training = TRAINING.replace(steps=3000)
     script = SCRIPT.format(steps=3000, network={})
     folder = tmp_path / "killed"
@@ -404,7 +404,9 @@ train_flow(sys.argv[1] + "/1", network(norm=False), Scenes(), training.replace(s
 """
 
 
-def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_flow_on_two_processes_equals_one(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a batch norm, which sees each process's pairs alone; two runs one after the other, by one address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -436,7 +438,7 @@ def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str], monk
 
 
 @pytest.mark.parametrize(("device", "fails", "closed"), [("cuda:0", True, 0), ("cuda:0", False, 1), ("cpu", True, 1)])
-def test_a_process_that_fails_does_not_wait_for_the_others(
+def test_failed_training_process_ends_the_others(
     monkeypatch: pytest.MonkeyPatch, device: str, fails: bool, closed: int
 ) -> None:
     calls = {"init_process_group": 0, "destroy_process_group": 0}
@@ -469,7 +471,7 @@ def test_training_ends_with_its_time(tmp_path: Path) -> None:
     assert found.history[-1].rate < 0.2 * training.learning_rate
 
 
-def test_the_speed_leaves_out_what_validates(tmp_path: Path) -> None:
+def test_training_speed_excludes_validation(tmp_path: Path) -> None:
     def slow(_: nn.Module) -> float:
         time.sleep(0.4)
         return 1.0
@@ -487,7 +489,7 @@ def restored(folder: Path, stepper: Stepper) -> dict[str, Any]:
     return found.notes
 
 
-def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_flow_continues_from_paused_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = FlowRun(every=100, read=2, pause=1e-6)
     found = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
     assert found.completed < 1
@@ -523,7 +525,7 @@ def test_occluded_pixels_count_later(tmp_path: Path) -> None:
     assert rows[2] > 0
 
 
-def test_what_validates_chooses_the_best(tmp_path: Path) -> None:
+def test_validation_selects_best_weights(tmp_path: Path) -> None:
     errors: Iterator[float] = iter([3.0, 1.0, 2.0, 4.0])
     seen: list[bytes] = []
 
@@ -572,7 +574,7 @@ def test_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not source.asked  # before any step
 
 
-def test_a_finished_run_gives_again_what_was_lost(tmp_path: Path) -> None:
+def test_finished_run_restores_lost_files(tmp_path: Path) -> None:
     weights = trained(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(weights[:100])
     (tmp_path / "history.csv").unlink()
@@ -742,7 +744,7 @@ def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -
         ("exp_avg_sq", "exp_avg_sq.encode.bias", float("nan"), "NaN"),
     ],
 )
-def test_a_state_that_is_not_finite_is_refused(
+def test_train_flow_refuses_nonfinite_state(
     whole: Path, tmp_path: Path, part: str, key: str, value: float, word: str
 ) -> None:
     shutil.copytree(whole, tmp_path / "run")
@@ -756,9 +758,7 @@ def test_a_state_that_is_not_finite_is_refused(
 
 
 @pytest.mark.parametrize(("key", "rank"), [("unused", 0), ("norm.running_mean", 0), ("unused", 1)])
-def test_a_state_that_is_not_finite_is_never_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int
-) -> None:
+def test_nonfinite_state_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, rank: int) -> None:
     """The losses and the validation's errors stay finite; processes that store nothing stop as well."""
     monkeypatch.setattr(loop, "ranks", lambda _: nullcontext(Ranks(rank)))
     model, errors = network(), iter([3.0, 2.0, 1.0])
@@ -789,7 +789,7 @@ def test_a_state_that_is_not_finite_is_never_stored(
         ("rng", f'"{"00" * len(torch.get_rng_state())}"'),
     ],
 )
-def test_a_damaged_state_is_one_line(whole: Path, tmp_path: Path, name: str, value: str) -> None:
+def test_damaged_state_is_refused_in_one_line(whole: Path, tmp_path: Path, name: str, value: str) -> None:
     shutil.copytree(whole, tmp_path / "run")
     file = tmp_path / "run" / "state" / "state.json"
     stored = json.loads(file.read_text())
@@ -798,7 +798,7 @@ def test_a_damaged_state_is_one_line(whole: Path, tmp_path: Path, name: str, val
     refuses(r"state\.json: expected the state of a run.*, cannot be read$", trained, tmp_path / "run")
 
 
-def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None:
+def test_train_flow_names_untrainable_arguments(tmp_path: Path, scenes: Scenes) -> None:
     wrong = Scenes(change=lambda _, batch: batch._replace(valid=batch.valid.float()))
     for model, source, training, message in (
         (nn.Identity(), scenes, TRAINING, "model: expected parameters to train, got none"),

@@ -116,7 +116,7 @@ def test_pairs_are_cut_and_augmented(judge: ModuleType) -> None:
     refuses("^--cut: expected at most 32x24, the --size, got 32x32", judge.mixture, args, torch.device("cpu"))
 
 
-def test_scores_of_absent_pairs_are_kept(
+def test_judge_pairs_keeps_scores_of_absent_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     methods = score_methods

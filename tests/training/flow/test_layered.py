@@ -83,13 +83,13 @@ def test_flow_occlusion_and_colours() -> None:
     assert torch.allclose(found.frame2[0, 0, 10, 14:25], row, atol=1e-4)
 
 
-def test_a_silhouette_covers_its_part_of_a_card() -> None:
+def test_silhouette_covers_its_area_of_card() -> None:
     half = render_pairs(scene(0), atlas(), (HEIGHT, WIDTH))
     assert torch.allclose(half.flow[0, :, 13, 10], torch.tensor([5.0, -3.0]), atol=1e-5)
     assert torch.allclose(half.flow[0, :, 13, 18], torch.tensor([1.0, 0.0]), atol=1e-5)
 
 
-def test_where_no_layer_is_there_is_the_background() -> None:
+def test_background_shows_without_layers() -> None:
     scenes = scene()
     colour = torch.tensor([0.2, 0.5, 0.9])
     alone = scenes._replace(counts=torch.tensor([1], dtype=torch.int32), background=colour[None])
@@ -100,7 +100,7 @@ def test_where_no_layer_is_there_is_the_background() -> None:
     assert not found.valid[0, 0].any()
 
 
-def test_what_is_behind_the_camera_has_no_flow() -> None:
+def test_points_behind_camera_have_no_flow() -> None:
     away = scene()
     turned = away.to_frame.clone()
     turned[:, :, 2, 2] = -1

@@ -36,7 +36,7 @@ def maker(pictures: PicturePack) -> PairGenerator:
     return PairGenerator(SIZE, seed=3, pictures=pictures, style=STYLE, compressed=0)
 
 
-def test_a_number_is_a_pair(pictures: PicturePack) -> None:
+def test_pair_generator_is_a_function_of_the_number(pictures: PicturePack) -> None:
     maker = PairGenerator(SMALL, seed=3, pictures=pictures, style=STYLE, compressed=0)
     together, second = maker.batch(0, 2), maker.batch(1, 1)
     for whole, part in zip(together, second, strict=True):
@@ -48,7 +48,7 @@ def test_a_number_is_a_pair(pictures: PicturePack) -> None:
     assert float(together.frame1.max()) <= 1
 
 
-def test_scenes_made_up_ahead_are_the_same(pictures: PicturePack) -> None:
+def test_scenes_generated_ahead_are_equal(pictures: PicturePack) -> None:
     here, ahead = (
         PairGenerator(SMALL, seed=3, pictures=pictures, style=FEW, compressed=0.5, workers=workers)
         for workers in (0, 1)
@@ -71,7 +71,7 @@ def test_makers_share_an_atlas(pictures: PicturePack) -> None:
     refuses(r"^pictures: expected an atlas on cpu, got one on meta", PairGenerator, SMALL, pictures=elsewhere)
 
 
-def test_the_flow_leads_to_the_same_colours(maker: PairGenerator) -> None:
+def test_synthetic_flow_leads_to_same_colours(maker: PairGenerator) -> None:
     """Where nothing is hidden the second frame, looked up along the flow, is the first, up to resampling and light."""
     batch = maker.batch(0, 4)
     height, width = SIZE
@@ -86,7 +86,7 @@ def test_the_flow_leads_to_the_same_colours(maker: PairGenerator) -> None:
     assert 0.02 < float(batch.occluded.float().mean()) < 0.6
 
 
-def test_scenes_have_the_motion_that_is_asked_for() -> None:
+def test_scenes_have_requested_motion() -> None:
     numbers = range(200)
     kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
 
@@ -174,7 +174,7 @@ def test_thin_things_are_longer_and_more() -> None:
     assert (some.scenes.counts - plain.scenes.counts).tolist() == (more - usual).tolist()
 
 
-def test_figures_are_in_the_share_of_scenes_that_is_asked_for() -> None:
+def test_figures_are_in_requested_fraction_of_scenes() -> None:
     plain, found = drawn(400), drawn(400, figures=0.3)
     there = with_a_figure(found, plain)
     assert there.mean() == pytest.approx(0.3, abs=0.07)

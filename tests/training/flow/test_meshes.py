@@ -223,7 +223,7 @@ def test_frames_follow_the_flow_of_meshes() -> None:
     assert float(away.median()) < 0.25 * float(still.median())
 
 
-def test_an_exposure_averages_its_instants() -> None:
+def test_exposure_averages_instants() -> None:
     """Four instants average four sharp frames, of which each shows the meshes at its own time."""
     poses, store = two_meshes()
     base = scene(poses, store, exposures=4)
@@ -311,7 +311,7 @@ def pictures() -> PicturePack:
 STYLE = replace(SceneStyle.preset("meshes"), instants=3, noise=0)
 
 
-def test_a_pair_with_meshes_does_not_depend_on_its_batch(pictures: PicturePack) -> None:
+def test_mesh_pair_is_independent_of_batch(pictures: PicturePack) -> None:
     pairs = PairGenerator((40, 56), seed=3, pictures=pictures, style=STYLE, compressed=0)
     together, alone = pairs.batch(0, 3), pairs.batch(2, 1)
     for whole, part in zip(together, alone, strict=True):
@@ -363,7 +363,7 @@ def test_parts_of_a_photograph_show_what_they_hide_and_move_apart() -> None:
     assert torch.equal(colours[behind], colours[every, last][behind.nonzero()[:, 0]])
 
 
-def test_meshes_are_refused_where_there_are_none(pictures: PicturePack) -> None:
+def test_mesh_scenes_without_meshes_are_refused(pictures: PicturePack) -> None:
     refuses(
         "^meshes: expected a table of meshes for this style, got none",
         lambda: draw_scenes(range(2), (40, 56), seed=0, pictures=1, shapes=0, style=STYLE),

@@ -63,7 +63,7 @@ def test_unpacked_run_is_the_run_within_its_rounding(run: Path, tmp_path: Path) 
     assert all(torch.equal(value, weights[name]) for name, value in average.items())
 
 
-def test_a_packed_run_has_no_best_error_since_it_has_not_the_best_weights(run: Path, tmp_path: Path) -> None:
+def test_packed_run_has_no_best_error(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     pointer = tmp_path / "run/state/state.json"
     pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "best": 0.5}))
