@@ -15,6 +15,7 @@ from benchmarks.cases.networks import models
 from benchmarks.cases.networks.models import Entry, Plan
 from benchmarks.harness import TooLarge
 from benchmarks.runner import main
+from fullfield.io import write_flow, write_image
 from fullfield.models.prepared import cpu_dtype
 from fullfield.testing import textured_scene
 
@@ -110,3 +111,19 @@ def test_models_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     told = [(case["method"], case["updates"], case["weights"]) for case in said["cases"]]
     assert told == [("raft-small", 2, "random"), ("fullfield-s", 1, "given")]
     assert stored["environment"]["versions"]["torch"] == torch.__version__
+
+
+def test_models_command_takes_the_true_flow_of_its_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scene = textured_scene(64, 96)
+    pair = [tmp_path / f"{name}.png" for name in "ab"]
+    for path, frame in zip(pair, (scene.frame1, scene.frame2), strict=True):
+        write_image(path, frame)
+    write_flow(tmp_path / "truth.flo", scene.flow)
+    command = ["models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
+    command += ["--forms", "module", "--device", "cpu", "--no-peers", "--json", "-q"]
+    assert main([*command, "--truth", str(tmp_path / "truth.flo")]) == 2
+    assert "--truth: is of the frames of --pair" in capsys.readouterr().err
+    assert main([*command, "--pair", *map(str, pair), "--truth", str(tmp_path / "truth.flo")]) == 0
+    (case,) = json.loads(capsys.readouterr().out)["cases"]
+    assert case["true_flow_px"] > 0
+    assert rows(case)["module"]["epe_px"] > 0

@@ -143,7 +143,7 @@ def _true_flow(path: str | None, pair: tuple[torch.Tensor, torch.Tensor] | None)
     truth = read_flow(path)
     if truth.flow.shape[1:] != pair[0].shape[1:]:
         raise InputError(f"--truth: expected a flow of the pair's size, got {list(truth.flow.shape)}")
-    return truth.flow.where(truth.valid, torch.nan)
+    return truth.flow.where(truth.valid, float("nan"))
 
 
 MODELS = Bench(
