@@ -15,6 +15,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from fullfield.datasets import FlowDataset
+from fullfield.datasets.scans import ScanDataset
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "api"
 PUBLIC_NAMES = ROOT / "tests" / "public_names.txt"
@@ -105,16 +108,20 @@ def format_module(module: str, seen: dict[int, str]) -> str:
     home = import_module(module)
     lines: list[str] = []
     constants: list[str] = []
+    data_sets: list[str] = []
     elsewhere: list[str] = []
     for name in sorted(home.__all__, key=str.lower):
         value = getattr(home, name)
         if not callable(value):
             constants.append(f"`{name}`")
+        elif inspect.isclass(value) and value is not FlowDataset and issubclass(value, (FlowDataset, ScanDataset)):
+            data_sets.append(f"`{name}`")
         elif id(value) in seen:
             elsewhere.append(f"`{name}`")
         else:
             seen[id(value)] = module
             lines.append(f"- `{name}{format_signature(value)}`: {summarize(value)}")
+    lines += [f"- [Data sets](../evaluation.md#data-sets): {', '.join(data_sets)}."] if data_sets else []
     lines += [f"- Constants: {', '.join(constants)}."] if constants else []
     lines += [f"- Also here: {', '.join(elsewhere)}."] if elsewhere else []
     return f"## {module}\n\n{summarize(home)}\n\n" + "\n".join(lines) + "\n"
