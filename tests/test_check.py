@@ -80,3 +80,11 @@ def test_gpu_stores_counts_and_environment(check: ModuleType, monkeypatch: pytes
     assert [part["exit_code"] for part in stored["parts"]] == [0, 1]
     assert [(part["passed"], part["failed"], part["skipped"]) for part in stored["parts"]] == [(4, 1, 2)] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
+
+
+def test_unit_marks_cover_every_package() -> None:
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent != ROOT / "tests"]
+    folders = {path.relative_to(ROOT / "tests").parts[0] for path in files}
+    marked = {path.relative_to(ROOT / "tests").parts[0] for path in files if "mark.unit" in path.read_text("utf-8")}
+    assert len(folders) > 15
+    assert folders - marked == set()

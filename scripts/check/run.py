@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORES = os.cpu_count() or 1
 GPU = shutil.which("nvidia-smi") is not None
 WORKERS = min(CORES, 10)
-TESTS = ["pytest", f"--numprocesses={WORKERS}", "--dist=worksteal"]
+TESTS = ["pytest", f"--numprocesses={WORKERS}", "--dist=worksteal", "--durations=20"]
 TOOLS = {
     "lint": ["ruff", "check", "."],
     "spelling": ["codespell_lib"],

@@ -70,6 +70,7 @@ def test_cascade_computes_both_directions(method: str, precision: str, monkeypat
     assert (plain(*PAIR, initial_flow=start) - there).abs().max() > 0.01
 
 
+@pytest.mark.unit
 def test_estimator_without_bidirectional_call_runs_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
     assert estimator.bidirectional(*PAIR) is None
@@ -78,6 +79,7 @@ def test_estimator_without_bidirectional_call_runs_twice() -> None:
     assert torch.equal(found.backward, estimator(*PAIR[::-1]))
 
 
+@pytest.mark.unit
 def test_initial_backward_flow_of_wrong_size_is_refused() -> None:
     network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._ready(torch.device("cpu"))
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]

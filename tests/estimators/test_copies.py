@@ -8,6 +8,7 @@ import torch
 from fullfield.estimators import _devices as copies
 
 
+@pytest.mark.unit
 def test_staged_copy_in_chunks_equals_source(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -24,6 +25,7 @@ def test_staged_copy_in_chunks_equals_source(monkeypatch: pytest.MonkeyPatch) ->
         assert max(made) * values.element_size() <= 40
 
 
+@pytest.mark.unit
 def test_copies_that_are_none_and_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.rand(4)
     assert copies.to_host(values) is values

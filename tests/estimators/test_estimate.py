@@ -111,6 +111,7 @@ def test_batches() -> None:
     refuses("frames1: expected a batch", estimate_batch, [], [])
 
 
+@pytest.mark.unit
 def test_flow_to_moves_all_tensors() -> None:
     flow = Flow(torch.zeros(2, 4, 5), torch.ones(4, 5, dtype=torch.bool))
     assert flow.cpu() is flow
@@ -204,6 +205,7 @@ def test_own_estimator_and_initial_flow(tmp_path: Path) -> None:
     refuses("expected no parameters with an Estimator", estimate, SCENE.frame1, SCENE.frame2, estimator, preset="fast")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
@@ -251,6 +253,7 @@ def test_bad_names_and_configurations(tmp_path: Path) -> None:
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, preset="paper")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("low", "high"), [(255.0, 255.0), (0.0, 127.0), (0.0, 200.0)])
 def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
     values = np.tile(np.array([low, high], np.float32), (4, 2))
@@ -282,6 +285,7 @@ def test_values_far_from_0_to_1_are_questioned_once() -> None:
     as_frame(np.full((4, 4), 500.0, np.float32) * (np.arange(16).reshape(4, 4) == 3), transfer="linear")
 
 
+@pytest.mark.unit
 def test_arrays_are_encoded_and_files_questioned(tmp_path: Path) -> None:
     linear = torch.full((3, 4, 4), 0.2140)
     assert torch.allclose(as_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
@@ -295,6 +299,7 @@ def test_arrays_are_encoded_and_files_questioned(tmp_path: Path) -> None:
     refuses("layer: expected None for an array or tensor", estimate, frame, frame, layer="beauty")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("asked", "able"), [(None, True), (None, False), ("cpu", True)])
 def test_estimate_on_gpu_prepares_frame_size(monkeypatch: pytest.MonkeyPatch, asked: str | None, able: bool) -> None:
     """There the kernels' shapes follow the size; other backends' serve all sizes, and a small one takes less time."""
@@ -355,6 +360,7 @@ def test_estimate_keeps_exr_windows(tmp_path: Path) -> None:
     assert not torch.equal(part.flow, estimate(*frames, preset="fast", window=(4, 2, 20, 16)).flow)
 
 
+@pytest.mark.unit
 def test_estimate_refuses_initial_flow_of_other_size() -> None:
     class Half(TVL1Estimator):
         def __call__(self, frame1: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

@@ -28,6 +28,7 @@ FRAMES = SCENE.frame1, SCENE.frame2
 QUICK = TVL1Config.preset("fast").replace(warps=1, iterations=2)
 
 
+@pytest.mark.unit
 def test_estimate_and_estimate_batch_have_the_same_keywords() -> None:
     single, batch = (inspect.signature(function).parameters for function in (estimate, estimate_batch))
     assert [*single][3:] == [*batch][3:]
@@ -54,6 +55,7 @@ def test_estimate_batch_takes_an_initial_flow_for_each_pair() -> None:
     )
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("method", ["tvl1", "fullfield-s", "auto"])
 @pytest.mark.parametrize(
     ("value", "came"),
@@ -70,11 +72,13 @@ def test_estimate_names_an_initial_flow_that_cannot_be_meant(method: str, value:
     refuses(f"^initial_flow: expected {came}$", estimate, *FRAMES, method, initial_flow=start)
 
 
+@pytest.mark.unit
 def test_estimate_refuses_a_meta_context() -> None:
     with torch.device("meta"):
         refuses("device: expected a device that holds values", estimate, *FRAMES, "tvl1")
 
 
+@pytest.mark.unit
 def test_automatic_device_is_the_tensors_own_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.estimators._devices.resolve_device", lambda _: torch.device("cuda", 1))
     assert choose_device(["a.png", np.zeros((2, 2))]) == torch.device("cuda", 1)
@@ -135,6 +139,7 @@ def test_estimate_prepares_nothing_at_the_second_call(monkeypatch: pytest.Monkey
     assert len(created) == 6
 
 
+@pytest.mark.unit
 def test_solver_pool_is_bounded_and_never_shares_a_solver() -> None:
     created: list[SolverSize] = []
     device = torch.device("cpu")
@@ -204,6 +209,7 @@ number = 3
 '''
 
 
+@pytest.mark.unit
 def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -225,6 +231,7 @@ def test_estimate_accepts_user_class_as_method(tmp_path: Path, monkeypatch: pyte
     )
 
 
+@pytest.mark.unit
 def test_messages_about_compilation_pass_logging(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def simulate(
     return statistics, computed
 
 
+@pytest.mark.unit
 def test_live_drops_no_pair_when_fast_enough() -> None:
     statistics, computed = simulate(11, 0.1, 0.04)
     assert [pair.second.number for pair in computed] == list(range(1, 11))
@@ -104,6 +105,7 @@ def test_live_drops_no_pair_when_fast_enough() -> None:
     assert len(computed) == statistics.flows == 3
 
 
+@pytest.mark.unit
 def test_slot_returns_newest_pair_and_counts_drops() -> None:
     """Flows of 0.25 s, a frame every 0.1 s: after frame 1 comes the newest when it is done, frame 3, then 6, ..."""
     statistics, computed = simulate(12, 0.1, 0.25)
@@ -116,6 +118,7 @@ def test_slot_returns_newest_pair_and_counts_drops() -> None:
     assert list(statistics.computing) == pytest.approx([0.25] * 5)
 
 
+@pytest.mark.unit
 def test_frames_that_never_came_are_counted() -> None:
     """Two are lost after the third, and the last comes a little late."""
     statistics = LiveStatistics()
@@ -129,6 +132,7 @@ def test_frames_that_never_came_are_counted() -> None:
     assert still.missing == 0, "a source without time stamps"
 
 
+@pytest.mark.unit
 def test_played_at_rate_waits_for_time_stamps() -> None:
     clock = Clock()
     taken = list(played_at_rate((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
@@ -139,6 +143,7 @@ def test_played_at_rate_waits_for_time_stamps() -> None:
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("times", "interval", "told"),
     [
@@ -153,6 +158,7 @@ def test_played_at_rate_reports_long_wait(times: tuple[float, ...], interval: fl
     assert found == [(told[0], pytest.approx(told[1]))]
 
 
+@pytest.mark.unit
 def test_played_at_rate_counts_late_decoding() -> None:
     clock, statistics = Clock(), LiveStatistics()
 
@@ -167,6 +173,7 @@ def test_played_at_rate_counts_late_decoding() -> None:
     assert statistics.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
 
 
+@pytest.mark.unit
 def test_frames_of_a_camera_are_captured_when_they_come() -> None:
     clock = Clock()
 
@@ -178,6 +185,7 @@ def test_frames_of_a_camera_are_captured_when_they_come() -> None:
     assert [frame.at for frame in stamped_on_arrival(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
 
 
+@pytest.mark.unit
 def test_waiting_drops_nothing_between_real_threads() -> None:
     statistics = LiveStatistics()
     pairs: Slot[FramePair] = Slot(wait=True)
@@ -202,6 +210,7 @@ def test_waiting_drops_nothing_between_real_threads() -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.unit
 def test_closing_ends_everybody_who_waits() -> None:
     pairs: Slot[int] = Slot(wait=True)
     assert pairs.put(1)
@@ -215,6 +224,7 @@ def test_closing_ends_everybody_who_waits() -> None:
     assert not pairs.put(3)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("where", ["source", "computation"])
 def test_errors_reach_whoever_takes_the_results(where: str) -> None:
     def frames() -> Iterator[Captured]:
@@ -241,6 +251,7 @@ def test_errors_reach_whoever_takes_the_results(where: str) -> None:
         drain()
 
 
+@pytest.mark.unit
 def test_live_statistics_summarize_times_by_nearest_rank() -> None:
     def summarize_computing(seconds: Iterable[float]) -> object:
         return LiveStatistics(computing=deque(seconds)).as_dict()["computing_s"]

@@ -600,6 +600,7 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert len(asked) == 1
 
 
+@pytest.mark.unit
 def test_mistakes(weights: Path) -> None:
     for arguments, message in (
         ({"updates": -1}, "updates: expected an integer >= 0"),
@@ -636,6 +637,7 @@ def test_padding_reaches_the_network(weights: Path) -> None:
     release_memory()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("kind", ["old switch", "new switch"])
 def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None:
     from fullfield.estimators.network import float32_convolutions
@@ -676,6 +678,7 @@ def test_network_with_nonfinite_weights_is_refused(tmp_path: Path) -> None:
         estimate(frame, frame, "raft-small", weights=str(tmp_path / "nan.pth"), updates=1)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("model", [RAFT(RAFTConfig.small(levels=3)), SEARAFT(SEARAFTConfig.small(channels=32))])
 def test_lookup_request_describes_network_features(model: RAFT | SEARAFT) -> None:
     frame, padding = torch.rand(2, 3, 45, 83), padding_for(45, 83)

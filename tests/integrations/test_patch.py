@@ -85,6 +85,7 @@ def test_values_gradients_and_the_way_back(model: Any, frames: Any, blocks: list
     assert not handle.active
 
 
+@pytest.mark.unit
 def test_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with fullfield.patch(model) as handle:
         assert isinstance(handle, Handle)
@@ -98,6 +99,7 @@ def test_handle_lists_replacements(model: Any, capsys: pytest.CaptureFixture[str
     assert captured.out == captured.err == ""
 
 
+@pytest.mark.unit
 def test_errors_a_second_patch_and_the_generator(model: Any) -> None:
     with pytest.raises(KeyError), fullfield.patch(model):
         raise KeyError
@@ -262,6 +264,7 @@ def test_patch_uses_requested_backend_without_extension(model: Any, frames: Any)
         assert close(model(*frames), expected)
 
 
+@pytest.mark.unit
 def test_refusals(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(model: Any, match: str, **options: Any) -> None:
         refuses(match, fullfield.patch, model, **options)
@@ -279,6 +282,7 @@ def test_refusals(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(foreign_network.Network(), "CorrBlock of .* is not the all-pairs lookup: .* off by")
 
 
+@pytest.mark.unit
 def test_patch_failure_leaves_model_unchanged(model: Any) -> None:
     class Fixed(foreign_network.Network):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -297,6 +301,7 @@ def test_patch_failure_leaves_model_unchanged(model: Any) -> None:
     fullfield.patch(model).restore()
 
 
+@pytest.mark.unit
 def test_patched_model_follows_later_class_change(model: Any, frames: Any) -> None:
     expected = model(*frames)
     both = torch.nn.ModuleList([foreign_network.Network(), model])
@@ -313,6 +318,7 @@ def test_patched_model_follows_later_class_change(model: Any, frames: Any) -> No
     assert torch.equal(model(*frames), expected)
 
 
+@pytest.mark.unit
 def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
     before, filters = (sys.stdout, sys.stderr), list(warnings.filters)
     with ThreadPoolExecutor(4) as pool:
@@ -322,6 +328,7 @@ def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
     assert warnings.filters == filters
 
 
+@pytest.mark.unit
 def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_for(torch.device("cuda"), None) == "cuda"
     assert backend_for(torch.device("cuda"), "dense") == "dense"
@@ -340,6 +347,7 @@ def test_patch_on_gpu_requires_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     refuses("numba is not installed", fullfield.patch, foreign_network.Network())
 
 
+@pytest.mark.unit
 def test_forms() -> None:
     class Guided:
         def __init__(self, fmap1: Any, fmap2: Any, guide: Any, num_levels: int = 4, radius: int = 4) -> None: ...
@@ -356,6 +364,7 @@ def test_forms() -> None:
             form.bind(arguments, keywords)
 
 
+@pytest.mark.unit
 def test_options_of_a_block_that_change_its_result_are_refused() -> None:
     class Normed(foreign_network.CorrBlock):
         def __init__(

@@ -184,6 +184,7 @@ def _classes(model: Any) -> list[tuple[str, type]]:
     return [(k.__module__, k) for k in kinds if k.__module__.startswith("ptlflow.")]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("support", PATCHED, ids=lambda s: s.models[0])
 def test_tested_models_cover_each_row_of_table(support: Support, ptlflow: Any) -> None:
     """Models of a row share the methods that reach the block, and one of them is run above."""
@@ -198,6 +199,7 @@ def test_tested_models_cover_each_row_of_table(support: Support, ptlflow: Any) -
             assert any(type(part).forward in same for part in parts), name
 
 
+@pytest.mark.unit
 def test_table_names_each_model_once(ptlflow: Any) -> None:
     assert ptlflow.__version__ == TESTED
     listed = [name for support in SUPPORT for name in support.models]
@@ -206,6 +208,7 @@ def test_table_names_each_model_once(ptlflow: Any) -> None:
     assert all(support.note for support in SUPPORT if support.state != EXACT)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", ["csflow", "llaflow", "flow1d"])
 def test_other_operators_are_refused_with_the_reason(name: str, build: Callable[[str], Any]) -> None:
     model = build(name)

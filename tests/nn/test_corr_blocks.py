@@ -162,6 +162,7 @@ def test_sea_raft_block_refuses_a_dilation_that_changes_from_ones(inference: boo
     assert torch.equal(repeated, result)
 
 
+@pytest.mark.unit
 def test_sea_raft_block_names_a_wrong_dilation() -> None:
     fmap1, fmap2 = maps((5, 4))
     block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 1))
@@ -371,6 +372,7 @@ def test_unimatch() -> None:
     assert_within(still, unimatch_definition(fmap1, fmap2, torch.zeros_like(flow), 2), 1e-5, "no flow")
 
 
+@pytest.mark.unit
 def test_wrong_arguments_of_unimatch_are_named() -> None:
     fmap1, fmap2 = maps((5, 4))
     flow = torch.zeros(2, 2, 5, 4)

@@ -33,6 +33,7 @@ def test_contract() -> None:
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -52,6 +53,7 @@ def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> 
         CorrelationPyramid(**{"fmap1": fmap1, "fmap2": fmap2, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.unit
 def test_wrong_coordinates_are_named() -> None:
     look = CorrelationPyramid(*maps())
     for bad in (torch.zeros(2, 2, 9, 6), torch.zeros(1, 2, 6, 9), torch.zeros(2, 2, 6, 9).half(), None):
@@ -108,6 +110,7 @@ class Nothing(torch.autograd.Function):
         return None
 
 
+@pytest.mark.unit
 def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pyramid, the pair, and the question whether somebody traces."""
     monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005
@@ -127,6 +130,7 @@ def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.
     assert called == ["__call__", "lookup", "is_traced"]
 
 
+@pytest.mark.unit
 def test_host_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup costs about as much as PyTorch's smallest operator, one with gradients two of its autograd functions."""
     monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005

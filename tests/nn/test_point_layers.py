@@ -46,6 +46,7 @@ def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) 
     assert PointConv(6, 8, np.int64(5)).kernel_size == (5, 5, 5)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
 def test_norms_are_the_operator(features: Tensor, kind: str) -> None:
     layer = PointNorm(6, kind).double()
@@ -62,6 +63,7 @@ def test_norms_are_the_operator(features: Tensor, kind: str) -> None:
         PointNorm(6, "group")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
 def test_norms_of_empty_batches_and_half_precision(kind: str) -> None:
     norm = PointNorm(3, kind).eval()

@@ -110,6 +110,7 @@ def test_other_dtypes_and_autocast(dtype: torch.dtype, channels: int) -> None:
     assert_within(out, exact, rounding * float(exact.abs().max()), "result")
 
 
+@pytest.mark.unit
 def test_wrong_arguments_are_named() -> None:
     left, right, coords = make()
     with pytest.raises(InputError, match="fmap2: expected 7 rows, as fmap1 has"):
@@ -137,6 +138,7 @@ print(memory.grown * 2**20)
 """
 
 
+@pytest.mark.unit
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_memory_is_linear_in_the_width(forked: Callable[..., str]) -> None:
     """The rows' volumes of 16384 columns alone would be 2 GiB."""

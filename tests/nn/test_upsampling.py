@@ -17,12 +17,14 @@ def example(factor: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
     return torch.randn(2, 3, 7, 5, dtype=dtype), 3 * torch.randn(2, 9 * factor * factor, 7, 5, dtype=dtype)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
 def test_formula(factor: int) -> None:
     field, mask = example(factor)
     torch.testing.assert_close(convex_upsample(field, mask, factor), definition(field, mask, factor))
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("elements", [1, 3000, 9000])
 def test_strips_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     field, mask = example(8)
@@ -31,6 +33,7 @@ def test_strips_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(convex_upsample(field, mask, 8), whole, atol=0, rtol=0)
 
 
+@pytest.mark.unit
 def test_gradients() -> None:
     # With one place inside, and borders on every side.
     field, mask = (whole[..., :3, :3].clone().requires_grad_() for whole in example(2, torch.float64))
@@ -41,6 +44,7 @@ def test_gradients() -> None:
     assert convex_upsample(field.detach(), mask, 2).requires_grad
 
 
+@pytest.mark.unit
 def test_half_precision_weights_give_the_fields_dtype() -> None:
     field, mask = example(8)
     out = convex_upsample(field, mask.half(), 8)
@@ -48,6 +52,7 @@ def test_half_precision_weights_give_the_fields_dtype() -> None:
     torch.testing.assert_close(out, definition(field, mask.half().float(), 8))
 
 
+@pytest.mark.unit
 def test_it_can_be_compiled_and_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     field, mask = example(4)
     monkeypatch.setattr(upsampling, "_ELEMENTS", 1)

@@ -42,6 +42,7 @@ def test_register_names_the_direction_in_which_stairs_slide() -> None:
     assert np.abs(result.candidate[:3, :3] - np.eye(3)).max() < 0.05
 
 
+@pytest.mark.unit
 def test_observability_describes_a_turn_about_an_axis() -> None:
     draw = np.random.default_rng(0)
     angle, height = draw.uniform(0, 6, 4000), draw.uniform(0, 3, 4000)
