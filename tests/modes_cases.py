@@ -411,7 +411,7 @@ def _() -> Any:
 @case("registration.LearnedDescriptor")
 def _() -> Any:
     source, target = _scans()
-    found = register(source, target, iterations=500, samples=200, descriptor=LearnedDescriptor.shipped())
+    found = register(source, target, iterations=500, samples=200, descriptor=LearnedDescriptor.published())
     return found.transform
 
 

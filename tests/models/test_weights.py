@@ -47,14 +47,16 @@ def entry(path: Path, **changes: Any) -> WeightsEntry:
 
 
 def test_entries_are_complete() -> None:
-    assert len(WEIGHTS) == 20
+    assert len(WEIGHTS) == 21
     files = [one.file for one in WEIGHTS.values()]
     assert len(set(files)) == len(files)
     for name, one in WEIGHTS.items():
         assert one.name == name
-        assert set(one.models) <= set(DEFAULTS)
-        assert one.page.startswith("https://") or one.packaged
-        assert one.packaged == (name == "fullfield-s") == (cached_weights(one) is not None)
+        assert set(one.models) <= {*DEFAULTS, "descriptor"}
+        assert one.page.startswith("https://") or one.packaged or one.in_repository
+        assert one.packaged == (name == "fullfield-s")
+        assert one.in_repository == (name == "descriptor")
+        assert (one.packaged or one.in_repository) == (cached_weights(one) is not None)
         assert one.url is None or one.url.startswith("https://")
         assert (one.archive is None) == (one.member is None) == (one.archive_sha256 is None)
         assert one.sha256 is None or re.fullmatch("[0-9a-f]{8,64}", one.sha256)
@@ -167,7 +169,8 @@ def test_models_page_lists_every_entry() -> None:
     rows = re.findall(r"^\| (`.+) \| (`.+) \| (.+) \|$", page, re.MULTILINE)
     for name, one in WEIGHTS.items():
         (row,) = [row for row in rows if f"`{name}`" in row[1]]
-        assert row[2] == ("in the package" if one.packaged else "yes" if one.url else "by hand"), name
+        kind = "in the package" if one.packaged else "from the repository" if one.in_repository else "by hand"
+        assert row[2] == ("yes" if one.url else kind), name
         assert all(f"`{model}`" in row[0] for model in one.models), name
     for model, name in DEFAULTS.items():
         assert any(f"`{model}`" in row[0] and f"`{name}` (default)" in row[1] for row in rows), model

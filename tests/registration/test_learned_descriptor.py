@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from fullfield import InputError
+from fullfield.models import weights as catalogue
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.neighbors import radius_search
 from fullfield.ops.point_conv.cuda import triplets
@@ -245,15 +247,15 @@ def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats
 
 def test_more_resolutions_begin_without_influence(room: Floats) -> None:
     """And they have some once they are trained, in every pose."""
-    shipped = LearnedDescriptor.shipped()
-    assert shipped.config.scales == 2
-    wider = DescriptorNetwork(shipped.config.replace(scales=3))
-    wider.load_state_dict(wider.state_dict() | shipped.model.state_dict())
+    published = LearnedDescriptor.published()
+    assert published.config.scales == 2
+    wider = DescriptorNetwork(published.config.replace(scales=3))
+    wider.load_state_dict(wider.state_dict() | published.model.state_dict())
     fine = room[select_per_cell(room, 0.5)]
     rows = select_per_cell(fine, 1.0)
     described = LearnedDescriptor(wider)
     first = described(fine, rows)
-    assert np.array_equal(first, shipped(fine, rows))
+    assert np.array_equal(first, published(fine, rows))
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in (wider.up[0].weight, wider.coarser[1].direct.weight):
@@ -331,9 +333,10 @@ def test_untrained_descriptor_registers(tmp_path: Path) -> None:
     assert register(first, second, voxel=0.09).matches != found.matches
 
 
-def test_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_published_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("small_gicp")
-    assert learned.SHIPPED.stat().st_size <= MAX_BYTES
+    published = learned.fetch_descriptor()
+    assert published.stat().st_size <= MAX_BYTES
     first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     judged: list[Limits] = []
@@ -350,14 +353,41 @@ def test_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path:
         assert judged[-1] == FPFH_LIMITS
     assert found.success, found.reason
     assert np.abs(found.transform[:3, :3] - turn()).max() < 0.01
-    again = register(first, second, voxel=0.09, descriptor=LearnedDescriptor.shipped())
+    again = register(first, second, voxel=0.09, descriptor=LearnedDescriptor.published())
     assert np.array_equal(found.transform, again.transform)
     assert found.matches != register(first, second, voxel=0.09, descriptor=untrained()).matches
-    (tmp_path / "other.safetensors").write_bytes(learned.SHIPPED.read_bytes()[:-1] + b"x")
-    for name in ("other", "absent"):
-        monkeypatch.setattr(learned, "SHIPPED", tmp_path / f"{name}.safetensors")
-        with pytest.raises(InputError, match=f"{name}.safetensors: is not the file that was published"):
-            register(first, second, descriptor="learned")
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(published.read_bytes()[:-1] + b"x")
+    monkeypatch.setattr(learned, "fetch_weights", lambda *_: other)
+    with pytest.raises(InputError, match=r"other\.safetensors: is not the file that was published"):
+        register(first, second, descriptor="learned")
+
+
+def test_the_published_descriptor_is_fetched_outside_a_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The wheel does not hold it: it comes from the repository that the package's metadata name."""
+    published = learned.fetch_descriptor()
+    assert "weights" in published.parts
+    assert not list(Path(catalogue.__file__).parents[1].rglob("descriptor.safetensors"))
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    installed = tmp_path / "lib" / "site-packages" / "fullfield" / "models" / "weights.py"
+    monkeypatch.setattr(catalogue, "__file__", str(installed))
+    with pytest.raises(OSError, match=r"descriptor\.safetensors from the folder weights of fullfield's repository"):
+        register(np.zeros((30, 3)), np.zeros((30, 3)), descriptor="learned")
+    asked: list[str] = []
+
+    def fake_download(address: str, target: Path, **_: object) -> None:
+        asked.append(address)
+        target.write_bytes(published.read_bytes())
+
+    about = Message()
+    about["Version"], about["Project-URL"] = "0.2.0", "Repository, https://example.org/fullfield"
+    monkeypatch.setattr(catalogue, "metadata", lambda _: about)
+    monkeypatch.setattr(catalogue, "download", fake_download)
+    for _ in range(2):  # from the cache, the second time
+        assert LearnedDescriptor.published().config.scales == 2
+    assert asked == ["https://example.org/fullfield/raw/v0.2.0/weights/descriptor.safetensors"]
 
 
 def wrong_files(folder: Path) -> dict[str, str]:
@@ -422,10 +452,10 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_shipped_descriptor_registers_on_gpu(room: Floats) -> None:
+def test_published_descriptor_registers_on_gpu(room: Floats) -> None:
     fine = room[select_per_cell(room, 0.5)]
     rows = select_per_cell(fine, 1.0)
-    here, there = (LearnedDescriptor.shipped(device)(fine, rows) for device in ("cpu", "cuda"))
+    here, there = (LearnedDescriptor.published(device)(fine, rows) for device in ("cpu", "cuda"))
     apart = np.linalg.norm(here - there, axis=1)
     assert np.median(apart) < 1e-3
     assert (apart > 0.05).mean() < 0.01  # a neighbour on the edge of a cell

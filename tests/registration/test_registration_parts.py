@@ -14,7 +14,7 @@ from fullfield.registration.group import combine
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
 from fullfield.registration.refinement import Refiner, library
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration
-from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence, estimate_confidence
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Doubts, Evidence, estimate_confidence
 
 Floats = NDArray[np.float64]
 
@@ -176,13 +176,16 @@ def test_points_without_partners_are_not_searched_for() -> None:
 
 @pytest.mark.unit
 def test_verdict_requires_score_ratio_and_overlap() -> None:
-    good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, FPFH_LIMITS)
+    good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, 0.4, FPFH_LIMITS)
     assert good.score == pytest.approx(6.75)
     assert good.accepted
     assert good.reason is None
-    assert 0.5 < estimate_confidence(good, 0.05) < estimate_confidence(good, 0.0) < 1.0
-    assert estimate_confidence(good._replace(inliers=9000), 0.0) == 0.99  # certain it never is
-    assert estimate_confidence(good, 0.3) < 0.1
+    sure = Doubts(0.0, 0.0)
+    assert 0.5 < estimate_confidence(good, Doubts(0.05, 0.0)) < estimate_confidence(good, sure) < 1.0
+    assert estimate_confidence(good, Doubts(0.0, 0.8)) < estimate_confidence(good, sure)
+    assert estimate_confidence(good._replace(agreeing=0.2), sure) < estimate_confidence(good, sure)
+    assert estimate_confidence(good._replace(inliers=9000), sure) == 0.99  # certain it never is
+    assert estimate_confidence(good, Doubts(1.0, 0.0)) < 0.1
     assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)
     assert weak.accepted
@@ -215,7 +218,7 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
     judged: list[float] = []
     evidence = SimpleNamespace(accepted=True)
     pair = SimpleNamespace(
-        source=SimpleNamespace(fine=None),
+        source=SimpleNamespace(fine=None, points=None),
         target=SimpleNamespace(fine=None),
         weigh=lambda refined: [(evidence, refined[0])],
     )
@@ -231,7 +234,7 @@ def test_every_pose_that_replaces_another_is_judged(switches: int, monkeypatch: 
         ("find_rivals", find_rivals),
         ("Refiner", lambda *_: lambda pose, _reaches: pose),
         ("_find_deformation", lambda *_: None),
-        ("select_equal", lambda _: []),
+        ("select_equal", lambda *_: []),
     ):
         monkeypatch.setattr(search, name, replacement)
     objection, pose = search._judge(pair, evidence, poses[0], [], SimpleNamespace(seed=0))

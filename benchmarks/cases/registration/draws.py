@@ -1,9 +1,9 @@
 """Register random pairs that determine a pose, and pairs that do not, and store each outcome.
 
-python -m benchmarks.cases.registration.draws --seeds 0 140 --json runs/draws.json
+python -m benchmarks.cases.registration.draws --draws 400 --seed 1000 --workers 64 --json runs/draws.json
 
-A pair that determines none must be refused; of the others, the pose must be right where one is accepted. Seconds are
-processor time of one thread.
+A pair that determines none must be refused; of the others, the pose must be right where one is accepted. Kinds take
+turns. Every worker uses one thread; seconds are its processor time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +31,15 @@ from fullfield.registration.verdict import list_signs
 from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, CloudPair, determined_pair, undetermined_pair
 
 _RIGHT = 0.02  # of the scene's diagonal: RMSE below which a pose is right
+_GENERATORS = {False: (undetermined_pair, UNDETERMINED), True: (determined_pair, DETERMINED)}
+
+
+class Draw(NamedTuple):
+    """Pair to register."""
+
+    seed: int
+    kind: str
+    determined: bool
 
 
 def pose_error(pair: CloudPair, transform: np.ndarray[Any, np.dtype[np.float64]] | None) -> float:
@@ -35,46 +47,66 @@ def pose_error(pair: CloudPair, transform: np.ndarray[Any, np.dtype[np.float64]]
     if transform is None or pair.truth is None:
         return math.nan
     difference = transform - pair.truth
-    away = pair.source @ difference[:3, :3].T + difference[:3, 3]
-    return float(np.sqrt((away**2).sum(1).mean())) / pair.extent
+    distances = pair.source @ difference[:3, :3].T + difference[:3, 3]
+    return float(np.sqrt((distances**2).sum(1).mean())) / pair.extent
 
 
 @contextmanager
-def recorded_signs() -> Iterator[list[Any]]:
-    """Record the signs from which the confidences are computed."""
+def recorded_signs() -> Iterator[list[tuple[float, list[float]]]]:
+    """Record the estimated confidences, and the signs from which they are computed."""
     search = sys.modules["fullfield.registration.search"]
-    signs, estimate = list[Any](), search.estimate_confidence
+    records, estimate = list[tuple[float, list[float]]](), search.estimate_confidence
 
-    def record(evidence: Any, contradiction: float) -> float:
-        signs.append(list_signs(evidence, contradiction))
-        return float(estimate(evidence, contradiction))
+    def record(*measurements: Any) -> float:
+        confidence = float(estimate(*measurements))
+        records.append((confidence, list_signs(*measurements).tolist()))
+        return confidence
 
     search.estimate_confidence = record  # type: ignore[attr-defined]
     try:
-        yield signs
+        yield records
     finally:
         search.estimate_confidence = estimate  # type: ignore[attr-defined]
 
 
-def measure(pair: CloudPair, seed: int, *, determined: bool) -> dict[str, Any]:
+def measure(draw: Draw) -> dict[str, Any]:
     """Register one pair."""
+    torch.set_num_threads(1)
+    pair = _GENERATORS[draw.determined][0](draw.seed, draw.kind)
     begin = time.process_time()
-    with recorded_signs() as signs:
+    with recorded_signs() as records:
         result = register(pair.source, pair.target)
     seconds = time.process_time() - begin
     error = pose_error(pair, result.transform if result.success else result.candidate)
+    _, signs = (records[-1] if result.success else max(records)) if records else (0.0, [])
     return {
-        "kind": pair.kind,
-        "seed": seed,
-        "determined": determined,
+        **draw._asdict(),
         "accepted": result.success,
         "right": bool(error < _RIGHT),
         "confidence": result.confidence,
         "reason": result.reason,
         "seconds": seconds,
-        "signs": signs[-1].tolist() if signs else [],
+        "signs": signs,
         "certain": not result.success and not result.untried,
     }
+
+
+def list_draws(count: int, seed: int, kinds: list[str] | None, sets: tuple[bool, ...]) -> list[Draw]:
+    """Return ``count`` draws of each set of kinds, which take turns."""
+    draws = []
+    for determined in sets:
+        names = [name for name in _GENERATORS[determined][1] if kinds is None or name in kinds]
+        draws += [Draw(seed + n, names[n % len(names)], determined) for n in range(count if names else 0)]
+    return draws
+
+
+def measure_all(draws: list[Draw], workers: int) -> Iterator[dict[str, Any]]:
+    """Register the pairs, on ``workers`` processes of one thread each."""
+    if workers == 1:
+        yield from map(measure, draws)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap_unordered(measure, draws)
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
@@ -83,40 +115,57 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     kinds = Counter((row["determined"], row["kind"]) for row in rows)
     for determined, kind in sorted(kinds):
         own = [row for row in rows if row["kind"] == kind and row["determined"] == determined]
-        accepted = [row for row in own if row["accepted"]]
-        right = sum(row["right"] for row in accepted)
-        top = max((row["confidence"] for row in own), default=0.0)
-        seconds = float(np.median([row["seconds"] for row in own]))
-        counts = f"{len(own):>6}{len(accepted):>9}{right:>6}{len(accepted) - right:>6}"
-        lines.append(f"{kind:<18}{counts}{top:>10.3f}{seconds:>8.2f}")
+        lines.append(_summarize(kind, own))
+    for determined, name in ((False, "WITHOUT A POSE"), (True, "WITH A POSE")):
+        own = [row for row in rows if row["determined"] == determined]
+        if own:
+            lines.append(_summarize(name, own))
     return lines
+
+
+def _summarize(name: str, rows: list[dict[str, Any]]) -> str:
+    accepted = [row for row in rows if row["accepted"]]
+    right = sum(row["right"] for row in accepted)
+    top = max((row["confidence"] for row in rows), default=0.0)
+    seconds = float(np.median([row["seconds"] for row in rows]))
+    counts = f"{len(rows):>6}{len(accepted):>9}{right:>6}{len(accepted) - right:>6}"
+    return f"{name:<18}{counts}{top:>10.3f}{seconds:>8.2f}"
+
+
+def _describe_commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main() -> None:
     """Register the pairs of a range of seeds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 42), metavar=("FIRST", "END"))
+    parser.add_argument("--draws", type=int, default=42, metavar="N", help="of each set of kinds [%(default)s]")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first draw [%(default)s]")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes [%(default)s]")
     parser.add_argument("--kinds", nargs="+", choices=[*UNDETERMINED, *DETERMINED], help="[all]")
+    parser.add_argument("--only", choices=("undetermined", "determined"), help="one set of kinds [both]")
     parser.add_argument("--json", metavar="FILE", help="write every outcome")
     parser.add_argument("--verbose", action="store_true", help="print each outcome")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    for kinds, generate, determined in ((UNDETERMINED, undetermined_pair, False), (DETERMINED, determined_pair, True)):
-        names = [name for name in kinds if args.kinds is None or name in args.kinds]
-        for seed in range(*args.seeds) if names else ():
-            row = measure(generate(seed, names[seed % len(names)]), seed, determined=determined)
-            rows.append(row)
-            if args.verbose:
-                outcome = ("right" if row["right"] else "WRONG") if row["accepted"] else "refused"
-                print(
-                    f"{row['kind']:<18}{seed:>5} {outcome:<8}{row['confidence']:>6.3f} {row['reason'] or ''}",
-                    flush=True,
-                )
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[name] = "1"  # for the workers, which import anew
+    sets = (False, True) if args.only is None else (args.only == "determined",)
+    begin, rows = time.perf_counter(), []
+    for row in measure_all(list_draws(args.draws, args.seed, args.kinds, sets), args.workers):
+        rows.append(row)
+        if args.verbose:
+            outcome = ("right" if row["right"] else "WRONG") if row["accepted"] else "refused"
+            text = f"{row['kind']:<18}{row['seed']:>6} {outcome:<8}{row['confidence']:>6.3f} {row['reason'] or ''}"
+            print(text, flush=True)
+    rows.sort(key=lambda row: (row["determined"], row["seed"]))
     print("\n".join(summary(rows)))
+    elapsed = time.perf_counter() - begin
+    print(f"{len(rows)} draws in {elapsed:.0f} s, {sum(row['seconds'] for row in rows):.0f} s of the processor")
     if args.json:
+        about = {"commit": _describe_commit(), "draws": args.draws, "seed": args.seed, "seconds": round(elapsed, 1)}
         with atomic_path(Path(args.json)) as temporary:
-            temporary.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
+            temporary.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -92,9 +92,9 @@ def run(args: argparse.Namespace, process: ProcessRank, weights: str | None = No
     if learned and args.score_only:
         refuse(["--weights"] if weights is not None else [], "--score-only registers nothing")
     elif learned and weights is None:
-        from fullfield.registration.learned import shipped
+        from fullfield.registration.learned import fetch_descriptor
 
-        weights = os.fspath(shipped())
+        weights = os.fspath(fetch_descriptor())
     elif weights is not None:
         paths.check_input(weights, "--weights")
     protocol = options.get("protocol")

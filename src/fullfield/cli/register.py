@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
     search.add_argument("--init", metavar="POSE", help="start from this pose: text or .npy, 4x4 or 3x4 [search]")
     search.add_argument("--descriptor", choices=("fpfh", "learned"), help="features [fpfh; learned with --weights]")
-    search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [those in the package]")
+    search.add_argument("--weights", metavar="FILE", help="weights of a learned descriptor [the published ones]")
     search.add_argument("--seed", type=argtypes.natural, help="seed of the random draws [0]")
     search.add_argument("--iterations", type=argtypes.count, help="number of triples that RANSAC draws [50000]")
     search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")

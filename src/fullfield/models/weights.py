@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ class WeightsEntry:
         metrics: published results.
         metrics_source: publisher of the results.
         packaged: whether the file is part of fullfield, in this folder.
+        in_repository: whether the file is in the folder ``weights`` of fullfield's repository, outside the package.
     """
 
     name: str
@@ -71,6 +73,7 @@ class WeightsEntry:
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     metrics_source: str = ""
     packaged: bool = False
+    in_repository: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
@@ -215,6 +218,18 @@ _ENTRIES = (
         revision="main",
         metrics={"Spring, test, 1px %": 3.69, "Spring, test, EPE": 0.36},
     ),
+    WeightsEntry(
+        "descriptor",
+        ("descriptor",),
+        "descriptor.safetensors",
+        "synthetic scenes of fullfield.training",
+        "the folder weights of fullfield's repository; benchmarks/notes/descriptor.md describes the training",
+        licence="Apache-2.0",
+        sha256="1794cbf333d041c88e8e16c507d44de483f4528d93341bcfb17af96c3fddd646",
+        checked=_OURS,
+        preprocessing="points, one per voxel",
+        in_repository=True,
+    ),
 )
 
 WEIGHTS: Mapping[str, WeightsEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
@@ -251,7 +266,25 @@ def weights_entry(name: str) -> WeightsEntry:
 
 def cached_weights(entry: WeightsEntry) -> Path | None:
     """Return the path of the entry's file, or None if it is not on this machine."""
-    return Path(__file__).with_name(entry.file) if entry.packaged else _cached(entry.file)
+    if entry.packaged:
+        return Path(__file__).with_name(entry.file)
+    checkout = Path(__file__).parents[3] / "weights" / entry.file
+    if entry.in_repository and checkout.is_file():
+        return checkout
+    return _cached(entry.file)
+
+
+def _find_address(entry: WeightsEntry) -> str | None:
+    """Return where the entry's file is published; None if no address is known."""
+    if not entry.in_repository:
+        return entry.url
+    try:
+        about = metadata("fullfield")
+    except PackageNotFoundError:
+        return None
+    links = dict(line.split(", ", 1) for line in about.get_all("Project-URL") or () if ", " in line)
+    repository = links.get("Repository")
+    return None if repository is None else f"{repository}/raw/v{about['Version']}/weights/{entry.file}"
 
 
 def _cached(file: str) -> Path | None:
@@ -295,15 +328,16 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
         return path
     folder = weights_folder()
     target = folder / entry.file
-    if entry.url is None:
+    address = _find_address(entry)
+    if address is None:
         raise DownloadError(f"{entry.name}: no direct address is known; {_by_hand(entry, target)}")
     try:
         if entry.archive is None or entry.member is None:
-            download(entry.url, target, sha256=entry.sha256, progress=progress)
+            download(address, target, sha256=entry.sha256, progress=progress)
         else:
             archive = _cached(entry.archive) or folder / entry.archive
             if not archive.is_file():
-                download(entry.url, archive, sha256=entry.archive_sha256, progress=progress)
+                download(address, archive, sha256=entry.archive_sha256, progress=progress)
             extract(archive, entry.member, target, sha256=entry.sha256)
     except DownloadError as error:
         raise DownloadError(f"{entry.name}: {error}; {_by_hand(entry, target)}") from None
@@ -311,7 +345,7 @@ def fetch_weights(entry: WeightsEntry | str, progress: DownloadProgress | None =
 
 
 def _by_hand(entry: WeightsEntry, target: Path) -> str:
-    description = entry.url or f"{entry.file} from {entry.page}"
+    description = _find_address(entry) or f"{entry.file} from {entry.page}"
     inside = f", take {entry.member} out of it" if entry.member else ""
     return f"fetch {description} by hand{inside} and put it at {target}"
 

@@ -22,6 +22,7 @@ _MIN_COSINE = 0.85  # of the normals of a point that agrees
 _HOVER, _MAX_HOVER = 1.2, 4.0  # heights over the other cloud's surface where there is nothing
 _CROSSING = 0.6  # cosine of normals below which touching surfaces cross
 _HUBER = 0.5
+_DISTINCTIVE_FRACTION, _MEDIAN_STEP = 0.3, 4
 _MIN_CONTACTS = 20
 
 
@@ -51,6 +52,20 @@ class Agreement(NamedTuple):
         """Return the share of contradicted points among those that the other cloud confirms or contradicts."""
         contradicted, confirmed = int(self.contradicted.sum()), int(self.confirmed.sum())
         return contradicted / max(contradicted + confirmed, 1)
+
+
+def measure_distinctive_contradiction(agreement: Agreement, source: Scan, target: Scan) -> float:
+    """Return the share of contradicted points among those that look least like the others.
+
+    Walls and floors of two rooms agree; what stands in them does not.
+    """
+    features = np.concatenate((source.features, target.features))
+    unusual = np.linalg.norm(features - np.median(features[::_MEDIAN_STEP], axis=0), axis=1)
+    rows = np.flatnonzero(agreement.confirmed | agreement.contradicted)
+    if not len(rows):
+        return 0.0
+    rows = rows[unusual[rows] >= np.quantile(unusual[rows], 1 - _DISTINCTIVE_FRACTION)]
+    return float(agreement.contradicted[rows].mean())
 
 
 def compare(transform: Floats, source: Scan, target: Scan) -> Agreement:
@@ -85,6 +100,25 @@ class Planes(NamedTuple):
         return cls(library().KdTree(scan.points), scan.points, scan.normals)
 
 
+class Contacts(NamedTuple):
+    """Points that touch planes."""
+
+    rows: Ints  # [K], of the points
+    partner: Ints  # [K], of the planes
+    heights: Floats  # [K], over the planes
+
+
+def find_contacts(
+    planes: Planes, points: Floats, normals: Floats, max_distance: float, min_cosine: float = 0.8
+) -> Contacts:
+    """Find the points [N, 3] that have a plane of their own orientation within ``max_distance``."""
+    distance, partner = nearest_in(planes.tree, points)
+    is_parallel = np.abs((normals * planes.normals[partner]).sum(1)) >= min_cosine
+    rows = np.flatnonzero((distance <= max_distance) & is_parallel)
+    partner = partner[rows]
+    return Contacts(rows, partner, ((points[rows] - planes.points[partner]) * planes.normals[partner]).sum(1))
+
+
 class PlaneStep(NamedTuple):
     """One step of a fit of points to planes: a small affine change around ``center``."""
 
@@ -101,13 +135,10 @@ def plane_step(
 
     ``strains`` [S, 3, 3] are the symmetric changes of shape that are allowed.
     """
-    distance, partner = nearest_in(planes.tree, points)
-    goal_normals = planes.normals[partner]
-    is_contact = (distance <= max_distance) & (np.abs((normals * goal_normals).sum(1)) >= min_cosine)
-    if is_contact.sum() < _MIN_CONTACTS:
+    rows_in_contact, partner, heights = find_contacts(planes, points, normals, max_distance, min_cosine)
+    if len(rows_in_contact) < _MIN_CONTACTS:
         return None
-    p, n = points[is_contact], goal_normals[is_contact]
-    residual = ((planes.points[partner[is_contact]] - p) * n).sum(1)
+    p, n, residual = points[rows_in_contact], planes.normals[partner], -heights
     center = p.mean(0)
     radius = float(np.sqrt(((p - center) ** 2).sum(1).mean()))
     arm = (p - center) / radius
@@ -121,11 +152,10 @@ def plane_step(
 
 def plane_residuals(planes: Planes, points: Floats, normals: Floats, max_distance: float) -> Floats:
     """Return the heights [N] of ``points`` over the planes; NaN where there is none within ``max_distance``."""
-    distance, partner = nearest_in(planes.tree, points)
-    goal_normals = planes.normals[partner]
-    heights = ((points - planes.points[partner]) * goal_normals).sum(1)
-    is_contact = (distance <= max_distance) & (np.abs((normals * goal_normals).sum(1)) >= 0.8)
-    return np.where(is_contact, heights, np.nan)
+    contacts = find_contacts(planes, points, normals, max_distance)
+    residuals = np.full(len(points), np.nan)
+    residuals[contacts.rows] = contacts.heights
+    return residuals
 
 
 def fit_planes(

@@ -1,7 +1,8 @@
-"""Whether the clouds differ in scale or shape: a similarity and an affine map are fitted beside the pose.
+"""Whether the clouds differ in scale or shape: a similarity, an affine map and a bend are fitted beside the pose.
 
 A wrong unit, a reconstruction without scale or a bad calibration changes a scan's shape; a rigid pose that fits part
-of it looks right. Lengths are voxels.
+of it looks right. Noise leaves heights between the surfaces that differ from point to point; a change of shape leaves
+heights that neighbours have in common, called systematic here. Lengths are voxels.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from fullfield.registration.contacts import Planes, plane_residuals, plane_step, rotation_about
+from fullfield.ops.neighbors import radius_search
+from fullfield.registration.contacts import Planes, find_contacts, plane_residuals, plane_step, rotation_about
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.observability import CORRELATED
 from fullfield.registration.ransac import apply
@@ -19,12 +22,19 @@ from fullfield.registration.scan import Scan
 _REACHES = (3.0, 2.5, 2.0, 2.0, 2.0, 2.0)
 _SAMPLED = 2500  # points of the source
 _MIN_SCALE, _SCALE_ERRORS = 0.015, 4.0  # difference of scale, and the same in standard errors, that is reported
-_MIN_STRAIN, _MAX_BEND, _MAX_STRAIN_ERROR = 0.025, 0.08, 0.015  # no reconstruction bends by more than the second
+_MIN_STRAIN, _MAX_STRAIN_ERROR = 0.025, 0.015
+_MAX_STRAIN, _STRAIN_ERRORS, _MAX_LARGE_STRAIN_ERROR = 0.06, 3.5, 0.02  # strain that no reconstruction reaches
 _AFFINE_GAIN, _SIMILAR_GAIN = 0.42, 0.35  # share of the residuals' squares that a change of shape must explain
 _MIN_GROWTH, _MIN_GROWN_GAIN = 1.2, 0.15  # or of touching points that it must bring together, explaining less
+_MIN_SYSTEMATIC, _MAX_SYSTEMATIC = 0.06, 0.25  # RMS heights: in need of an explanation, and of no reconstruction
+_MIN_EXPLAINED, _MIN_EXPLAINED_BY_BEND = 0.9, 0.99  # share of their squares that a simple change of shape explains
+_MIN_BEND, _MAX_LEFT_BY_BEND = 0.1, 0.012  # RMS heights: that a bend explains, and that it leaves
+_NEIGHBORHOOD, _MIN_NEIGHBORS, _QUERIES = 6.0, 12, 625
+_BEND_REACHES, _BEND_PRIOR = (4.0, 3.5, 3.0, 2.5, 2.0, 2.0, 2.0, 2.0), 3.0
 _REFITS = (8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 2.0, 2.0)  # distances beyond which a match counts little
 _MIN_GAIN, _MIN_GAINED = 1.35, 20  # matches that a change of shape brings together, over those of the pose; and more
 _MIN_FRACTION = 0.1  # of all matches
+_MAX_CREDIBLE = 0.7  # logarithm of a stretch
 _MIN_SIMILAR_RATIO = 0.9  # share of an affine map's matches with which a similarity is the simpler explanation
 UNITS = {1000.0: "millimetres against metres", 100.0: "centimetres against metres", 10.0: "millimetres against "
          "centimetres", 25.4: "millimetres against inches", 39.37: "inches against metres", 3.28: "feet against metres",
@@ -73,20 +83,47 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
         _fit_surfaces(planes, points, normals, transform, strains) for strains in (_STRAINS[:0], _ISOTROPIC, _STRAINS)
     )
     scale = float(np.cbrt(np.linalg.det(similar.linear)))
-    strains = (_extract_stretch(affine.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
-    errors, directions = np.linalg.eigh(affine.covariance)
-    determined = directions[:, errors <= _MAX_STRAIN_ERROR**2]
-    strains = determined @ (determined.T @ (strains * (1, 1, 1, 2, 2, 2)))
-    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", strains, _STRAINS))
-    largest = int(np.abs(values).argmax())
     min_scale = max(_MIN_SCALE, _SCALE_ERRORS * float(np.sqrt(similar.covariance[0, 0])))
-    explanation = None
-    strain = abs(float(values[largest]))
-    if strain > _MAX_BEND or (strain > _MIN_STRAIN and _explains(affine, rigid, _AFFINE_GAIN)):
-        explanation = _describe_strain(-float(values[largest]), axes[:, largest])
-    elif abs(np.log(scale)) > min_scale and _explains(similar, rigid, _SIMILAR_GAIN):
+    explanation = _explain_by_shape(affine, rigid, scale)
+    if explanation is None and abs(np.log(scale)) > min_scale and _explains(similar, rigid, _SIMILAR_GAIN):
         explanation = describe_scale(1 / scale)
+    if explanation is None and rigid.systematic > _MIN_BEND**2:
+        explanation = _explain_by_bend(planes, points, normals, transform, rigid)
     return Deformation(1 / scale, explanation)
+
+
+def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> str | None:
+    """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
+    components = (_extract_stretch(affine.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
+    components = components * (1, 1, 1, 2, 2, 2)
+    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", components, _STRAINS))
+    weights = np.einsum("in,sij,jn->ns", axes, _STRAINS, axes)
+    errors = np.sqrt(np.einsum("ns,st,nt->n", weights, affine.covariance, weights))
+    is_certain = (np.abs(values) > _STRAIN_ERRORS * errors) & (errors < _MAX_LARGE_STRAIN_ERROR)
+    certain = np.where(is_certain, values, 0.0)
+    largest = int(np.abs(certain).argmax())
+    if abs(float(certain[largest])) > _MAX_STRAIN:
+        return _describe_strain(-float(certain[largest]), axes[:, largest])
+    variances, directions = np.linalg.eigh(affine.covariance)
+    determined = directions[:, variances <= _MAX_STRAIN_ERROR**2]
+    components = determined @ (determined.T @ components)
+    values, axes = np.linalg.eigh(np.einsum("s,sij->ij", components, _STRAINS))
+    largest = int(np.abs(values).argmax())
+    if abs(float(values[largest])) > _MIN_STRAIN and _explains(affine, rigid, _AFFINE_GAIN):
+        return _describe_strain(-float(values[largest]), axes[:, largest])
+    return None
+
+
+def _explain_by_bend(
+    planes: Planes, points: Floats, normals: Floats, transform: Floats, rigid: _SurfaceFit
+) -> str | None:
+    """Return the sentence for clouds that are bent against each other; None where they may be reconstructions."""
+    before, left = np.sqrt(rigid.systematic), _fit_bend(planes, points, normals, transform).systematic
+    if before > _MAX_SYSTEMATIC or (
+        before > _MIN_BEND and left < _MAX_LEFT_BY_BEND**2 and left < (1 - _MIN_EXPLAINED_BY_BEND) * rigid.systematic
+    ):
+        return f"the clouds seem bent against each other: the best pose leaves {before:.2g} voxels between surfaces"
+    return None
 
 
 class _SurfaceFit(NamedTuple):
@@ -95,6 +132,7 @@ class _SurfaceFit(NamedTuple):
     linear: Floats  # [3, 3]
     covariance: Floats  # [S, S] of the strains
     residuals: Floats  # [N], NaN beyond the planes
+    systematic: float  # mean square of the residuals' part that neighbours have in common
 
 
 def _explains(deformed: _SurfaceFit, rigid: _SurfaceFit, min_gain: float) -> bool:
@@ -105,7 +143,8 @@ def _explains(deformed: _SurfaceFit, rigid: _SurfaceFit, min_gain: float) -> boo
     )
     gain = 1 - after / max(before, 1e-12)
     growth = np.isfinite(deformed.residuals).sum() / max(np.isfinite(rigid.residuals).sum(), 1)
-    return bool(gain >= min_gain or (growth >= _MIN_GROWTH and gain >= _MIN_GROWN_GAIN))
+    is_simple = rigid.systematic > _MIN_SYSTEMATIC**2 and deformed.systematic < (1 - _MIN_EXPLAINED) * rigid.systematic
+    return bool(gain >= min_gain or is_simple or (growth >= _MIN_GROWTH and gain >= _MIN_GROWN_GAIN))
 
 
 def _fit_surfaces(planes: Planes, points: Floats, normals: Floats, transform: Floats, strains: Floats) -> _SurfaceFit:
@@ -114,12 +153,57 @@ def _fit_surfaces(planes: Planes, points: Floats, normals: Floats, transform: Fl
     for max_distance in _REACHES:
         step = plane_step(planes, points @ linear.T + shift, normals, max_distance, strains)
         if step is None:
-            return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), np.full(len(points), np.nan))
+            return _SurfaceFit(transform[:3, :3], np.eye(len(strains)), np.full(len(points), np.nan), 0.0)
         change = rotation_about(step.change[:3] / step.radius)
         change = change + np.einsum("s,sij->ij", step.change[6:], strains) / step.radius
         linear, shift = change @ linear, change @ (shift - step.center) + step.center + step.change[3:6]
         covariance = step.covariance[6:, 6:] * CORRELATED / step.radius**2
-    return _SurfaceFit(linear, covariance, plane_residuals(planes, points @ linear.T + shift, normals, _REACHES[-1]))
+    mapped = points @ linear.T + shift
+    residuals = plane_residuals(planes, mapped, normals, _REACHES[-1])
+    return _SurfaceFit(linear, covariance, residuals, _measure_systematic(planes, mapped, normals))
+
+
+def _fit_bend(planes: Planes, points: Floats, normals: Floats, transform: Floats) -> _SurfaceFit:
+    """Fit a displacement that is a quadratic function of the place."""
+    start = apply(transform, points)
+    arm = start - start.mean(0)
+    arm /= np.sqrt((arm**2).sum(1).mean())
+    x, y, z = arm.T
+    terms = np.stack((np.ones(len(arm)), x, y, z, x * x, y * y, z * z, x * y, x * z, y * z), 1)
+    mapped = start
+    for max_distance in _BEND_REACHES:
+        contacts = find_contacts(planes, mapped, normals, max_distance)
+        goal_normals = planes.normals[contacts.partner]
+        rows = (terms[contacts.rows, :, None] * goal_normals[:, None]).reshape(len(contacts.rows), -1)
+        weights = np.minimum(1.0, 0.5 / np.maximum(np.abs(contacts.heights), 1e-9))
+        matrix = rows.T @ (weights[:, None] * rows) + _BEND_PRIOR * np.eye(rows.shape[1])
+        change = np.linalg.solve(matrix, rows.T @ (weights * -contacts.heights))
+        mapped = mapped + terms @ change.reshape(-1, 3)
+    residuals = plane_residuals(planes, mapped, normals, _BEND_REACHES[-1])
+    return _SurfaceFit(np.eye(3), np.eye(0), residuals, _measure_systematic(planes, mapped, normals))
+
+
+def _measure_systematic(planes: Planes, points: Floats, normals: Floats) -> float:
+    """Return the mean square of the heights over the planes that neighbours of one orientation have in common."""
+    contacts = find_contacts(planes, points, normals, _REACHES[-1])
+    if len(contacts.rows) < _MIN_NEIGHBORS:
+        return 0.0
+    places, own = points[contacts.rows], normals[contacts.rows]
+    step = max(1, len(places) // _QUERIES)
+    queries = np.arange(0, len(places), step)
+    neighbors = radius_search(torch.from_numpy(places), _NEIGHBORHOOD, torch.from_numpy(places[queries]), sort=False)
+    row = np.repeat(np.arange(len(queries)), np.diff(neighbors.offsets.numpy()))
+    column = neighbors.indices.numpy()
+    is_parallel = np.abs((own[column] * own[queries[row]]).sum(1)) > 0.9
+    row, column = row[is_parallel], column[is_parallel]
+    vectors = np.clip(contacts.heights, -1.0, 1.0)[:, None] * planes.normals[contacts.partner]
+    heights = (vectors[column] * own[queries[row]]).sum(1)
+    count = np.bincount(row, minlength=len(queries))
+    usable = count >= _MIN_NEIGHBORS
+    if not usable.any():
+        return 0.0
+    mean, square = (np.bincount(row, values, len(queries))[usable] / count[usable] for values in (heights, heights**2))
+    return float((mean**2 - (square - mean**2) / (count[usable] - 1)).mean())
 
 
 def _extract_stretch(linear: Floats) -> Floats:
@@ -138,10 +222,12 @@ def explain_matches(transform: Floats, source: Floats, target: Floats, max_dista
     ]
     if counts[2] < max(_MIN_GAIN * counts[0], counts[0] + _MIN_GAINED, _MIN_FRACTION * len(source)):
         return None
+    values, axes = np.linalg.eigh(_extract_stretch(affine[:3, :3]))
     if counts[1] >= _MIN_SIMILAR_RATIO * counts[2]:
         return describe_scale(1 / float(np.cbrt(np.linalg.det(similar[:3, :3]))))
-    values, axes = np.linalg.eigh(_extract_stretch(affine[:3, :3]))
     largest = int(np.abs(np.log(values)).argmax())
+    if abs(np.log(values[largest])) > _MAX_CREDIBLE:
+        return None  # few matches in a plane, or on a line
     return _describe_strain(1 / float(values[largest]) - 1, axes[:, largest])
 
 

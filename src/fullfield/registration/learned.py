@@ -19,7 +19,9 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
+from fullfield.models.downloads import DownloadProgress
 from fullfield.models.state import fit, read_state, recognise
+from fullfield.models.weights import WEIGHTS, fetch_weights
 from fullfield.ops import _launching
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors.api import several_within
@@ -47,16 +49,22 @@ MAX_BYTES = 10_000_000
 """Of a file of weights."""
 SHAPE_RADIUS = 2.0  # voxels
 _MIN_DISTANCE = 0.1  # voxels below which points weigh the same in an interpolation
-SHIPPED = Path(__file__).with_name("descriptor.safetensors")
-_SHA256 = "1794cbf333d041c88e8e16c507d44de483f4528d93341bcfb17af96c3fddd646"  # of that file
+PUBLISHED = "descriptor"
+"""Entry of the published descriptor in :data:`fullfield.models.weights.WEIGHTS`."""
 _NAME = "descriptor"  # of the configuration in a file's header
 
 
-def shipped() -> Path:
-    """Return the file of weights in the package; InputError if it is not the published one."""
-    if not SHIPPED.is_file() or hashlib.sha256(SHIPPED.read_bytes()).hexdigest() != _SHA256:
-        raise InputError(f"{SHIPPED}: is not the file that was published; install fullfield again")
-    return SHIPPED
+def fetch_descriptor(progress: DownloadProgress | None = None) -> Path:
+    """Return the file of the published descriptor, downloaded on first use; ``progress`` as :func:`fetch_weights`.
+
+    Raises:
+        InputError: if the file on this machine is not the published one.
+        OSError: if the download fails; the line says what to download by hand and where to put it.
+    """
+    path = fetch_weights(PUBLISHED, progress)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != WEIGHTS[PUBLISHED].sha256:
+        raise InputError(f"{path}: is not the file that was published; delete it")
+    return path
 
 
 class NetworkInput(NamedTuple):
@@ -177,7 +185,7 @@ def batched(clouds: Sequence[Levels], *, gradient: bool) -> tuple[Tensor, Surrou
 
 
 class LearnedDescriptor:
-    """Trained network that replaces FPFH: ``register(..., descriptor=LearnedDescriptor.shipped())``.
+    """Trained network that replaces FPFH: ``register(..., descriptor=LearnedDescriptor.published())``.
 
     Attributes:
         config: a :class:`DescriptorConfig`.
@@ -226,13 +234,14 @@ class LearnedDescriptor:
         return cls(model.to(target_device).eval())
 
     @classmethod
-    def shipped(cls, device: str | torch.device = "cpu") -> LearnedDescriptor:
-        """Load the descriptor in the package; benchmarks/notes/descriptor.md describes its training.
+    def published(
+        cls, device: str | torch.device = "cpu", *, progress: DownloadProgress | None = None
+    ) -> LearnedDescriptor:
+        """Load the published descriptor, downloaded on first use; benchmarks/notes/descriptor.md has its training.
 
-        Raises:
-            InputError: if the installed file is not the one that was published.
+        Arguments and errors as :func:`fetch_descriptor`.
         """
-        return cls.load(shipped(), device)
+        return cls.load(fetch_descriptor(progress), device)
 
     def encoded(self) -> bytes:
         """Encode weights (float32, safetensors) and configuration; the same weights give the same bytes.

@@ -51,8 +51,8 @@ def register(
         seed: seed of RANSAC's draws. The same seed gives the same result.
         iterations: number of triples that RANSAC draws.
         samples: largest number of matches for RANSAC, drawn at random from all.
-        descriptor: a learned one, its file of weights, or "learned" for the one in the package; "fpfh" or None for
-            FPFH.
+        descriptor: a learned one, its file of weights, or "learned" for the published one, downloaded on first use;
+            "fpfh" or None for FPFH.
 
     Raises:
         InputError: if an argument is no cloud, pose or descriptor, a cloud has no finite point, or small_gicp is not
@@ -145,7 +145,7 @@ def _load_descriptor(descriptor: LearnedDescriptor | str | os.PathLike[str] | No
         return None
     if isinstance(descriptor, LearnedDescriptor):
         return descriptor
-    return LearnedDescriptor.shipped() if descriptor == "learned" else LearnedDescriptor.load(descriptor)
+    return LearnedDescriptor.published() if descriptor == "learned" else LearnedDescriptor.load(descriptor)
 
 
 def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> None:

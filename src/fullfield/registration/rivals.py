@@ -14,6 +14,7 @@ import numpy as np
 
 from fullfield.registration.contacts import (
     Agreement,
+    Flags,
     Planes,
     compare,
     fit_planes,
@@ -27,7 +28,9 @@ from fullfield.registration.scan import Scan
 
 _SIGNIFICANT, _UNLIKE = 4.5, 0.16
 """Significance, or share of points that look alike in one pose only, that decides between two; they are added."""
+_NEARLY_SYMMETRIC, _END = 0.12, 2.0  # contradicted share of a rival by which its motion is a symmetry; voxels
 _CLOSE, _STEPS = 2.3, 3  # margin of poses that come close to the best, and how many make a scene that repeats itself
+_CLOSE_OPPOSITES = 1.5  # the same of two opposite motions, a step up and a step down
 _CORRELATED = 8.0  # points that contradict a pose together, as those of one surface do
 _MIN_CONFIRMED, _AS_LARGE = 0.25, 0.7  # of the best pose's confirmed points, for a rival and for a better pose
 _FACTOR, _DIFFERENCE = 1.5, 0.05  # between descriptors that are alike and those that are not
@@ -82,19 +85,32 @@ def find_rivals(
         refined = fit_planes(planes, points, normals, candidate, _REACHES)
         if all(distance_between(refined, other, points) >= _MIN_DISTANCE for other in compared):
             compared.append(refined)
-            rivals.append(_judge(refined, compare(refined, source, target), best))
+            agreement = compare(refined, source, target)
+            motion = refined @ np.linalg.inv(transform)
+            ends = None
+            if agreement.contradiction <= _NEARLY_SYMMETRIC:
+                ends = _find_window_ends(motion, apply(transform, source.points), target.points)
+            rivals.append(_judge(refined, agreement, best, ends))
     return rivals
 
 
-def select_equal(rivals: Sequence[Rival]) -> list[Rival]:
+def select_equal(rivals: Sequence[Rival], transform: Floats, points: Floats) -> list[Rival]:
     """Return the rivals between which and the best pose the clouds do not decide.
 
-    Where a scene repeats itself in small steps, as spiral stairs do, windows' ends speak for one pose, but several
-    others come close.
+    ``transform`` is the best pose, of ``points`` [N, 3]. Where a scene repeats itself in small steps, as spiral stairs
+    do, windows' ends speak for one pose, but several others come close.
     """
     equal = [rival for rival in rivals if rival.is_equal]
     close = [rival for rival in rivals if rival.confirmed >= _MIN_CONFIRMED and rival.margin < _CLOSE]
-    return close if not equal and len(close) >= _STEPS else equal
+    if equal or len(close) >= _STEPS:
+        return equal or close
+    closest = [rival for rival in close if rival.margin < _CLOSE_OPPOSITES]
+    for number, first in enumerate(closest):
+        for second in closest[:number]:
+            back = second.transform @ np.linalg.inv(transform) @ first.transform
+            if distance_between(back, transform, points) < _MIN_DISTANCE:
+                return [first, second]
+    return []
 
 
 def distance_between(first: Floats, second: Floats, points: Floats) -> float:
@@ -102,8 +118,23 @@ def distance_between(first: Floats, second: Floats, points: Floats) -> float:
     return float(np.sqrt(((apply(first, points) - apply(second, points)) ** 2).sum(1).mean()))
 
 
-def _judge(transform: Floats, agreement: Agreement, best: Agreement) -> Rival:
-    against = np.count_nonzero(best.confirmed & agreement.contradicted)
+def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
+    """Return the points [N + M] that meet an end of the other cloud's window after ``motion``, if it is a symmetry.
+
+    ``source`` is in the best pose. Stairs that are shifted by a step hang over the last step of the other scan, whose
+    window ends there: its next step is not in its own cloud either. That contradicts nothing.
+    """
+    inverse = np.linalg.inv(motion)
+    beyond_target = nearest_points(target, apply(motion, target))[0] > _END
+    beyond_source = nearest_points(source, apply(inverse, source))[0] > _END
+    target_partner = nearest_points(target, apply(motion, source))[1]
+    source_partner = nearest_points(source, apply(inverse, target))[1]
+    return np.concatenate((beyond_target[target_partner], beyond_source[source_partner]))
+
+
+def _judge(transform: Floats, agreement: Agreement, best: Agreement, ends: Flags | None) -> Rival:
+    is_against = best.confirmed & agreement.contradicted
+    against = np.count_nonzero(is_against if ends is None else is_against & ~ends)
     favor = np.count_nonzero(best.contradicted & agreement.confirmed)
     significance = (against - favor) / np.sqrt(_CORRELATED * (against + favor + _CORRELATED))
     shared = best.confirmed & agreement.confirmed

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fullfield.registration.contacts import compare
+from fullfield.registration.contacts import compare, measure_distinctive_contradiction
 from fullfield.registration.deformation import explain_matches, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
@@ -25,6 +25,7 @@ from fullfield.registration.verdict import (
     MAX_CONTRADICTION,
     MAX_INLIER_DISTANCE,
     WRONG,
+    Doubts,
     Evidence,
     Limits,
     Objection,
@@ -45,7 +46,8 @@ _REFINED, _CANDIDATES = 3, 10  # hypotheses that are refined, and that may be ri
 _MIN_REFINED, _MIN_CANDIDATE = 0.5, 0.12  # share of the best hypothesis' inliers
 _FEW_ITERATIONS, _MAX_ITERATIONS = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one keeps moving
 _PROMISING, _LIKELY = 0.25, 0.67  # share of the needed score: refine on all points, and until it stops moving
-_SAME = 0.5  # voxels, RMS, below which two poses are equal
+_SAME, _DIFFERENT = 0.5, 6.0  # voxels, RMS, below which two poses are equal, and above which they are different
+_MIN_CONFIDENCE = 0.5  # of an accepted pose
 _MIRRORED = 1.5
 """A reflection with this many times the inliers of a pose refuses it; docs/registration.md has the measurements."""
 _MIN_REFLECTED, _MIN_REFLECTED_FRACTION = 30, 0.15  # matches, where the pose has too little evidence by itself
@@ -134,9 +136,10 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     objection, pose = _judge(pair, evidence, pose, others, search)
     if pose is not weighed[0][1]:
         evidence = pair.weigh([pose])[0][0]
-    contradiction = compare(pose, pair.source, pair.target).contradiction
-    confidence = estimate_confidence(evidence, contradiction)
-    confidence = max(confidence, 0.5) if objection is None else min(confidence, objection.max_confidence)
+    confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others))
+    if objection is None and confidence < _MIN_CONFIDENCE:
+        objection = Objection(f"the best pose is uncertain: {_describe_uncertainty(evidence)}", is_certain=False)
+    confidence = confidence if objection is None else min(confidence, objection.max_confidence)
     scaled = _scale_shift(pose, edge)
     result = Registration(
         transform=scaled if objection is None else None,
@@ -155,6 +158,27 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
     free = tuple(direction._replace(point=direction.point * edge) for direction in objection.free_directions)
     alternatives = tuple(_scale_shift(other, edge) for other in objection.alternatives)
     return replace(result, free_directions=free, alternatives=alternatives), not objection.is_certain
+
+
+def _measure_doubts(pair: _Pair, evidence: Evidence, pose: Floats, others: list[Floats]) -> Doubts:
+    agreement = compare(pose, pair.source, pair.target)
+    ends = pair.ends
+    inliers = [
+        int((np.linalg.norm(apply(other, ends[:, 0]) - ends[:, 1], axis=1) <= MAX_INLIER_DISTANCE).sum())
+        for other in others
+        if distance_between(pose, other, pair.source.points) > _DIFFERENT
+    ]
+    return Doubts(
+        measure_distinctive_contradiction(agreement, pair.source, pair.target),
+        max(inliers, default=0) / max(evidence.inliers, 1),
+    )
+
+
+def _describe_uncertainty(evidence: Evidence) -> str:
+    return (
+        f"{evidence.inliers} of {evidence.matches} matches agree, {evidence.agreeing:.0%} of those between touching "
+        "surfaces"
+    )
 
 
 def _search_poses(ends: Floats, search: Search) -> list[Hypothesis]:
@@ -239,7 +263,7 @@ def _judge(
     explanation = _find_deformation(pair, pose)
     if explanation is not None:
         return Objection(explanation), pose
-    equal = tuple(rival.transform for rival in select_equal(rivals))
+    equal = tuple(rival.transform for rival in select_equal(rivals, pose, pair.source.points))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)

@@ -22,7 +22,8 @@ _MIN_OVERLAP = 0.08
 _UPRIGHT = 0.9
 BELOW_HALF, WRONG = 0.499, 0.05  # largest confidence of a refused pose, and of one that is refused for good
 _MIN_SIGN, _MAX_SIGN = 0.05, 20.0  # ratios to the limits beyond which nothing changes
-_WEIGHTS = np.array([0.19, 1.71, -1.67, 1.20])
+_MAX_RIVAL = 1.2
+_WEIGHTS = np.array([2.42, 1.90, -0.59, -0.36, 0.0])
 _MAX_CONFIDENCE = 0.99
 MAX_CONTRADICTION = 0.25
 """Largest share of points that the other cloud contradicts, among those that it confirms or contradicts."""
@@ -52,6 +53,7 @@ class Evidence(NamedTuple):
     overlap: float  # share of the points of the source that touch the target, or the other way round, the larger one
     fitness: float  # share of the points of the source that touch the target
     upright: float  # share of those whose normals agree
+    agreeing: float  # share of the matches between points that touch the other cloud, which are inliers
     rmse: float  # of those, voxels; NaN without any
     limits: Limits
 
@@ -81,19 +83,26 @@ class Evidence(NamedTuple):
         )
 
 
-def list_signs(evidence: Evidence, contradiction: float) -> Floats:
-    """Return the numbers [4] that the confidence is a function of; the last is 1."""
-    score, inliers = evidence.score / evidence.limits.score, evidence.inliers / evidence.enough
-    logarithms = np.log(np.clip((score, inliers), _MIN_SIGN, _MAX_SIGN))
-    return np.array([*logarithms, 10 * contradiction, 1.0])
+class Doubts(NamedTuple):
+    """Measurements that speak against a pose, without deciding by themselves."""
+
+    contradiction: float  # share of contradicted points, among those that look least like the others
+    rival: float  # inliers of the best different hypothesis, over the pose's
 
 
-def estimate_confidence(evidence: Evidence, contradiction: float) -> float:
+def list_signs(evidence: Evidence, doubts: Doubts) -> Floats:
+    """Return the numbers [5] that the confidence is a function of; the last is 1."""
+    ratios = evidence.inliers / evidence.enough, evidence.agreeing / evidence.limits.fraction
+    logarithms = np.log(np.clip(ratios, _MIN_SIGN, _MAX_SIGN))
+    return np.array([*logarithms, 10 * doubts.contradiction, min(doubts.rival, _MAX_RIVAL), 1.0])
+
+
+def estimate_confidence(evidence: Evidence, doubts: Doubts) -> float:
     """Return the probability that a pose is right, by a logistic model of :func:`list_signs`.
 
     benchmarks/cases/registration/calibration.py fits it; docs/registration.md has its data and errors.
     """
-    logit = float(list_signs(evidence, contradiction) @ _WEIGHTS)
+    logit = float(list_signs(evidence, doubts) @ _WEIGHTS)
     return float(np.clip(1 / (1 + np.exp(-logit)), 0.0, _MAX_CONFIDENCE))
 
 
@@ -138,15 +147,17 @@ def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: 
     distances = np.linalg.norm(transformed[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
     touch = contact(transformed, target.points)
     touching = touch.partner >= 0
+    covered = contact(target.points, transformed)
+    both = touching[matches[:, 0]] & (covered.partner >= 0)[matches[:, 1]]
     turned = source.normals[touching] @ transform[:3, :3].T
     agree = np.abs((turned * target.normals[touch.partner[touching]]).sum(1)) >= _UPRIGHT
-    covered = contact(target.points, transformed).fitness
     return Evidence(
         matches=len(matches),
         inliers=int((distances <= MAX_INLIER_DISTANCE).sum()),
-        overlap=max(touch.fitness, covered),
+        overlap=max(touch.fitness, covered.fitness),
         fitness=touch.fitness,
         upright=float(agree.mean()) if touching.any() else 0.0,
+        agreeing=float((distances[both] <= MAX_INLIER_DISTANCE).mean()) if both.any() else 0.0,
         rmse=touch.rmse,
         limits=limits,
     )

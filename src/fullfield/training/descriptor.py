@@ -19,7 +19,7 @@ from fullfield import _check
 from fullfield.io.pointcloud import rigid
 from fullfield.registration import LearnedDescriptor, read_pose
 from fullfield.registration.descriptors import Floats
-from fullfield.registration.learned import shipped
+from fullfield.registration.learned import fetch_descriptor
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
@@ -170,7 +170,9 @@ def train_descriptor(
         del settings["descriptor"]["scales"]  # absent from the recipes of earlier versions
     recipe: dict[str, Any] = {"training": settings}
     if training.start is not None:
-        recipe["start"] = _load_start(model, shipped() if training.start == "learned" else Path(training.start))
+        recipe["start"] = _load_start(
+            model, fetch_descriptor() if training.start == "learned" else Path(training.start)
+        )
     digests = [[_digest(points) for points in pair if points is not None] for pair in real]
     training_folder = TrainingFolder(folder, {**recipe, "clouds": digests}, Row)
     model.to(target_device).train()
