@@ -124,7 +124,7 @@ def _find_window_ends(motion: Floats, source: Floats, target: Floats) -> Flags:
     ``source`` is in the best pose. Stairs that are shifted by a step hang over the last step of the other scan, whose
     window ends there: its next step is not in its own cloud either. That contradicts nothing.
     """
-    inverse: Floats = np.linalg.inv(motion)
+    inverse = np.asarray(np.linalg.inv(motion), np.float64)
     beyond_target = nearest_points(target, apply(motion, target))[0] > _END
     beyond_source = nearest_points(source, apply(inverse, source))[0] > _END
     target_partner = nearest_points(target, apply(motion, source))[1]
