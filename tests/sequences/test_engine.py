@@ -12,6 +12,7 @@ import torch
 from sequence_shots import HEIGHT, WIDTH, moving, quick
 
 from fullfield import estimate, estimate_sequence
+from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
 from fullfield.estimators._frames import as_frame
 from fullfield.estimators._reliability import occlusion_and_confidence
@@ -172,6 +173,38 @@ def test_cuts_are_not_seen_in_motion(seed: int) -> None:
     assert is_duplicate(scene.frame1, scene.frame1.clone(), compressed=False)
     assert not is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=False)
     assert is_duplicate(scene.frame1, scene.frame1 + 1e-3, compressed=True)
+
+
+def test_is_cut_compares_what_is_known_of_both() -> None:
+    """Frames whose data windows differ are one shot; what is filled or black there says nothing."""
+    scene, other = textured_scene(96, 128, seed=3, max_motion=8), textured_scene(96, 128, seed=8)
+    left, right = torch.zeros(2, 96, 128, dtype=torch.bool)
+    left[:, :80], right[20:, 40:] = True, True
+    first = reduce_frame(scene.frame1 * left, left)
+    assert int(np.isfinite(first).sum()) == round(first.size * 80 / 128)
+    assert not is_cut(first, reduce_frame(scene.frame2 * right, right))
+    assert is_cut(first, reduce_frame(other.frame1 * right, right))
+    assert not is_cut(first, reduce_frame(other.frame1, ~left)), "nothing is known of both"
+    assert np.allclose(reduce_frame(scene.frame1 * left, left)[:, :29], reduce_frame(scene.frame1)[:, :29])
+
+
+@pytest.mark.parametrize("options", [(), ("--window", "data")])
+def test_shot_of_changing_data_windows_has_no_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    from fullfield.io.oiio import Header, write_picture
+    from fullfield.io.windows import FrameWindow
+
+    texture = textured_scene(96, 128, seed=3).frame1
+    boxes = ((0, 0, 128, 96), (0, 0, 76, 96), (40, 30, 88, 40), (0, 10, 128, 30))
+    for number, (x, y, width, height) in enumerate(boxes):
+        pixels = texture[:, y : y + height, x : x + width].permute(1, 2, 0).contiguous().numpy()
+        header = Header(window=FrameWindow((x, y, width, height), (0, 0, 128, 96)))
+        write_picture(tmp_path / f"p.{number}.exr", "openexr", pixels, ("R", "G", "B"), header)
+    monkeypatch.chdir(tmp_path)
+    method = ("--method", "tvl1", "--preset", "fast", "--iterations", "1")
+    assert main(["shot", "p.%d.exr", "-o", "mv.%d.exr", *method, *options]) == 0
+    assert "shot changes" not in capsys.readouterr().err
 
 
 def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:

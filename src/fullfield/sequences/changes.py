@@ -6,6 +6,8 @@ for each other.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -16,16 +18,27 @@ _BLOCK = 9
 _MAX_DIFFERENCE = 0.41  # frames of a shot are below 0.36 on Sintel's fastest scenes, two shots' above 0.42
 _SAMPLED_ROWS = 16  # rows that nearly always show a difference
 
+_MIN_KNOWN = 0.1  # part of the picture that can be compared; less says nothing
+
 GreyPicture = NDArray[np.float64]
-"""[h, w]: grey of a frame at a small size."""
+"""[h, w]: grey of a frame at a small size; NaN where it is not known."""
 
 
-def reduce_frame(frame: Tensor) -> GreyPicture:  # [C, H, W] -> [h, w]
-    """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`."""
-    height, width = frame.shape[-2:]
+def reduce_frame(frame: Tensor, valid: Tensor | None = None) -> GreyPicture:  # [C, H, W], bool [H, W] -> [h, w]
+    """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`; ``valid`` says where it is known."""
+    if valid is None:
+        return _reduce(frame.numpy())
+    known = valid[None].numpy()
+    fraction = _reduce(known)
+    grey = _reduce(frame.numpy() * known) / np.maximum(fraction, 0.5)
+    grey[fraction < 0.5] = np.nan
+    return grey
+
+
+def _reduce(planes: NDArray[Any]) -> GreyPicture:
+    height, width = planes.shape[-2:]
     rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
     columns = min(_COLUMNS, width)
-    planes = frame.numpy()
     lines = [planes[:, i * height // rows : -(-(i + 1) * height // rows)].mean((0, 1)) for i in range(rows)]
     first = np.arange(columns) * width // columns
     end = -(-np.arange(1, columns + 1) * width // columns)
@@ -39,24 +52,49 @@ def is_cut(first: GreyPicture, second: GreyPicture) -> bool:
     """Return whether two reduced pictures show different shots.
 
     Every block of the first is compared with the blocks of the second within an eighth of the width. Both pictures are
-    first normalised to the same mean and contrast, so that a change of exposure is no cut.
+    first normalised to the same mean and contrast, so that a change of exposure is no cut. Only what is known of both
+    counts; where that is too little, there is no cut.
     """
     if first.shape != second.shape:
         return True
-    contrasts = [float(picture.std()) for picture in (first, second)]
+    known = np.isfinite(first) & np.isfinite(second)
+    is_known = bool(known.all())
+    compared = known if is_known else np.isfinite(first) & _erode(np.isfinite(second), _MAX_SHIFT)
+    if compared.mean() < _MIN_KNOWN:
+        return False
+    common = [first, second] if is_known else [first[known], second[known]]
+    contrasts = [float(picture.std()) for picture in common]
     if min(contrasts) < 2e-3:
-        return max(contrasts) > 2e-2 or float(np.abs(first - second).mean()) > 0.2
-    first, second = ((p - p.mean()) / c for p, c in zip((first, second), contrasts, strict=True))
+        return max(contrasts) > 2e-2 or float(np.abs(common[0] - common[1]).mean()) > 0.2
+    means = [picture.mean() for picture in common]
+    first, second = ((p - m) / c for p, m, c in zip((first, second), means, contrasts, strict=True))
     height, width = first.shape
     padded = np.pad(second, _MAX_SHIFT, mode="edge")
     best = np.full_like(first, np.inf)
     shifts = [(dy, dx) for dy in range(-_MAX_SHIFT, _MAX_SHIFT + 1) for dx in range(-_MAX_SHIFT, _MAX_SHIFT + 1)]
     for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
         shifted = padded[dy + _MAX_SHIFT : dy + _MAX_SHIFT + height, dx + _MAX_SHIFT : dx + _MAX_SHIFT + width]
-        np.minimum(best, _block_means(np.abs(first - shifted)), out=best)
-        if best.mean() <= _MAX_DIFFERENCE:
+        difference = np.abs(first - shifted)
+        np.minimum(best, _block_means(difference) if is_known else _known_block_means(difference), out=best)
+        if (best if is_known else best[compared]).mean() <= _MAX_DIFFERENCE:
             return False
     return True
+
+
+def _erode(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
+    """Return where the mask is set within ``radius`` pixels, in both axes; it goes on at the borders."""
+    padded = np.pad(mask, radius, mode="edge")
+    views = np.lib.stride_tricks.sliding_window_view(padded, (2 * radius + 1, 2 * radius + 1))
+    eroded: NDArray[np.bool_] = views.all((2, 3))
+    return eroded
+
+
+def _known_block_means(values: GreyPicture) -> GreyPicture:
+    """Return :func:`_block_means` of the values that are known; infinity for blocks without any."""
+    known = np.isfinite(values)
+    counts = _block_means(known.astype(np.float64))
+    sums = _block_means(np.where(known, values, 0.0))
+    return np.where(counts > 1e-6, sums / np.maximum(counts, 1e-6), np.inf)
 
 
 def _block_means(values: GreyPicture) -> GreyPicture:

@@ -23,7 +23,7 @@ from fullfield.io.windows import FrameWindow
 from fullfield.ops._filling import fill_unknown
 from fullfield.ops._splatting import move_forward
 from fullfield.sequences.changes import GreyPicture, is_cut, is_duplicate, reduce_frame
-from fullfield.sequences.plates import Plate, Plates, common_box, pin_plate, place_in_box
+from fullfield.sequences.plates import Plate, Plates, common_box, cut_display, pin_plate, place_in_box
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.settings import ShotSettings
 
@@ -145,7 +145,7 @@ class Engine:
         if plate.frame[0].numel() < 2:
             raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
         with self.stages.measure("reduce"):
-            grey = reduce_frame(plate.frame)
+            grey = reduce_frame(*(cut_display(plate) if self._plates.by_data else (plate.frame, plate.valid)))
         if self._device.type == "cuda" and not plate.frame.is_pinned():
             with self.stages.measure("pin"):
                 plate = pin_plate(plate)

@@ -54,7 +54,7 @@ class _Follower:
         self._plates, self._device, self._last = plates, device, reference
         refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(device) else None
         matcher = _matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
-        self._picture = reduce_frame(reference_plate.frame)
+        self._picture = reduce_frame(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]
         refine = None if refiner is None else refiner.refined
         reference_frame, valid = self._to_device(reference_plate), self._mask_to_device(reference_plate)
@@ -69,7 +69,7 @@ class _Follower:
             reason = f"is {sizes[0]}, but the reference is {sizes[1]}"
             result.problems.append(Problem(self._plates.path(number), reason))
             return result
-        picture = reduce_frame(plate.frame)
+        picture = reduce_frame(plate.frame, plate.valid)
         if is_cut(self._picture, picture):
             self.is_cut_off = True
             result.cuts.append((min(self._last, number), max(self._last, number)))
@@ -87,7 +87,7 @@ class _Follower:
         if self.is_cut_off:
             self._tracker.skip()
             return
-        self._picture, self._last = reduce_frame(plate.frame), number
+        self._picture, self._last = reduce_frame(plate.frame, plate.valid), number
         self._tracker.restore(self._to_device(plate), {name: t.to(self._device) for name, t in layers.items()})
 
     def list_restored(self, numbers: Sequence[int]) -> list[int]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from fullfield import io
 from fullfield._check import InputError
 from fullfield._read_ahead import reader_count
-from fullfield.estimators._frames import fill_frame
 from fullfield.io.image import FrameReader
 from fullfield.io.names import VIDEO_WRITE_SUFFIXES
 from fullfield.io.raw import Raw, read_raw
@@ -77,7 +76,7 @@ class PictureFiles:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""
         path = self.path(number)
         image = FrameReader(mask=format_mask(self._mask, number)).read(path)
-        return reduce_frame(fill_frame(image.frame, image.valid, path))
+        return reduce_frame(image.frame, image.valid)
 
     def close(self) -> None:
         """Close the video."""

@@ -28,6 +28,8 @@ from fullfield.io.transfer import curve
 from fullfield.io.windows import FrameWindow, common_window
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
 
+_MAX_LARGER, _MAX_PIXELS = 16, 1 << 24  # how much larger a display window may be than the data window
+
 
 class Plate(NamedTuple):
     """One frame of a shot."""
@@ -347,6 +349,25 @@ def place_in_box(plate: Plate, box: tuple[int, int, int, int]) -> tuple[Tensor, 
     frame = plate.frame.new_zeros(plate.frame.shape[0], box[3], box[2])
     frame[:, area[0], area[1]] = plate.frame
     return fill_frame(frame, valid, "frame"), valid
+
+
+def cut_display(plate: Plate) -> tuple[Tensor, Tensor | None]:
+    """Return the frame on its display window, and where it is known; of a window that is much larger, the frame."""
+    if plate.window is None or plate.window.data == plate.window.display:
+        return plate.frame, plate.valid
+    (x, y, width, height), (left, top, display_width, display_height) = plate.window.data, plate.window.display
+    if display_width * display_height > _MAX_LARGER * width * height + _MAX_PIXELS:  # a header may claim anything
+        return plate.frame, plate.valid
+    first_x, last_x = max(x, left), min(x + width, left + display_width)
+    first_y, last_y = max(y, top), min(y + height, top + display_height)
+    frame = plate.frame.new_zeros(plate.frame.shape[0], display_height, display_width)
+    valid = torch.zeros(display_height, display_width, dtype=torch.bool)
+    if first_x < last_x and first_y < last_y:
+        target = slice(first_y - top, last_y - top), slice(first_x - left, last_x - left)
+        area = slice(first_y - y, last_y - y), slice(first_x - x, last_x - x)
+        frame[:, target[0], target[1]] = plate.frame[:, area[0], area[1]]
+        valid[target] = True if plate.valid is None else plate.valid[area]
+    return frame, None if bool(valid.all()) else valid
 
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
