@@ -76,12 +76,15 @@ def find_colour(source: Source, part: int | str | None, layer: str | None) -> Co
         candidates += _candidates_in(source, listed, layer)
         if candidates and source.kind != "openexr":
             break
+    candidates = [candidate for candidate in candidates if not candidate.part.spec.deep] or candidates
     best = min((candidate.rank for candidate in candidates), default=4)
     if not candidates or (best > 3 and layer is None):
         if not seen:
             raise source.unreadable("it holds no image")
         expected = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
-        raise InputError(f"{source.path}: no {expected}; the file has {describe_parts(seen)}")
+        names = [repr(one_line(candidate.layer, 40)) for candidate in candidates[:12]]
+        advice = f"; choose a layer with layer= (--layer): {', '.join(names)}" if names else ""
+        raise InputError(f"{source.path}: no {expected}; the file has {describe_parts(seen)}{advice}")
     equals = [candidate for candidate in candidates if candidate.rank == best]
     selected = equals[0]
     if part is None and len(equals) > 1:

@@ -85,8 +85,7 @@ def _erode(mask: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
     """Return where the mask is set within ``radius`` pixels, in both axes; it goes on at the borders."""
     padded = np.pad(mask, radius, mode="edge")
     views = np.lib.stride_tricks.sliding_window_view(padded, (2 * radius + 1, 2 * radius + 1))
-    eroded: NDArray[np.bool_] = views.all((2, 3))
-    return eroded
+    return np.asarray(views.all((2, 3)))
 
 
 def _known_block_means(values: GreyPicture) -> GreyPicture:
