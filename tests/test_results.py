@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,16 @@ def test_owed_results_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip("the history of this checkout is cut, so the age of results is unknown")
     assert script["main"](["--check"]) == 0, capsys.readouterr().out
     assert all(entry["command"] != script["NO_COMMAND"] for entry in script["owed"]().values())
+
+
+def test_owed_commands_have_their_options() -> None:
+    from benchmarks import runner
+
+    owed = json.loads((ROOT / "benchmarks" / "owed.json").read_text("utf-8"))
+    for command in (part for entry in owed.values() for part in entry["command"].split(" && ")):
+        words = shlex.split(command, comments=True)
+        if words[:3] == ["python", "-m", "benchmarks"]:
+            assert runner.build_parser().parse_known_args(words[3:])[1] == [], command
 
 
 def test_stored_time_needs_repeats_and_spread() -> None:
