@@ -23,8 +23,13 @@ def _network(method: str, weights: str | None) -> torch.nn.Module:
 
 
 def fullfield_s(weights: str | None = None) -> torch.nn.Module:
-    """Return the bundled network, with its own weights or with the file ``weights``."""
+    """Return the smaller network in the package, with its own weights or with the file ``weights``."""
     return _network("fullfield-s", weights)
+
+
+def fullfield_m(weights: str | None = None) -> torch.nn.Module:
+    """Return the larger network in the package, with its own weights or with the file ``weights``."""
+    return _network("fullfield-m", weights)
 
 
 def raft(weights: str | None = None) -> torch.nn.Module:

@@ -155,7 +155,8 @@ def test_check_wheel_names_missing_and_unexpected_files(tmp_path: Path) -> None:
     source = ROOT / "src"
     files = [path for path in (source / "fullfield").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     names = [path.relative_to(source).as_posix() for path in files]
-    assert {"fullfield/models/fullfield_s.safetensors", "fullfield/py.typed"} <= set(names)
+    networks = {f"fullfield/models/fullfield_{size}.safetensors" for size in "sm"}
+    assert networks | {"fullfield/py.typed"} <= set(names)
     lost_files = {Path(name).suffix: name for name in names if not name.endswith(".md")}.values()
     assert {"fullfield/datasets/three_d_match.json", "fullfield/py.typed"} <= set(lost_files)
     for name, left, more, said in (

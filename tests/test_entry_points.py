@@ -26,6 +26,7 @@ def test_torch_hub_lists_networks() -> None:
     assert {name for name in entries if callable(entries[name]) and name[0] != "_"} == {
         "Path",
         "fullfield_s",
+        "fullfield_m",
         "raft",
         "sea_raft",
     }

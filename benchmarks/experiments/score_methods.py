@@ -28,14 +28,14 @@ from fullfield.ops.tvl1.config import THREE_PASSES
 
 DATA = data_folder()
 RESULT = RESULTS / "errors_cpu.json"
-SOURCES = ["src/fullfield/models/fullfield_s.safetensors", "src/fullfield/ops/tvl1/_*kernels.py"]
+SOURCES = ["src/fullfield/models/fullfield_*.safetensors", "src/fullfield/ops/tvl1/_*kernels.py"]
 RAFT = {
     name: {"method": kind, "weights": DATA / "weights" / f"{name}.pth"}
     for name, kind in (("raft-things", "raft"), ("raft-small", "raft-small"), ("raft-sintel", "raft"))
 }
 METHODS: dict[str, dict[str, Any]] = {
-    **{name: {"method": name} for name in ("auto", "fullfield-s", "tvl1")},
-    **{f"{name}, accurate": {"method": name, "preset": "accurate"} for name in ("auto", "fullfield-s")},
+    **{name: {"method": name} for name in ("auto", "fullfield-m", "fullfield-s", "tvl1")},
+    "auto, accurate": {"method": "auto", "preset": "accurate"},
     **RAFT,
     **{f"{name}, refined": {**RAFT[name], "refine": True} for name in ("raft-sintel", "raft-small")},
     **{f"{name}, three passes": {**RAFT[name], "passes": 3} for name in ("raft-sintel", "raft-small")},

@@ -64,10 +64,11 @@ def test_front_door_runs_every_part(cli: Callable[..., Any], tmp_path: Path, mon
     assert all(len(bar) == 2 for case in cases.values() for bar in case.get("bars", {}).values())
     errors = cases["auto and float32, shared pairs"]["errors"]
     assert len(errors) == 5
-    assert all(both["auto"] == both["auto, exact"] < 1 for both in errors.values())
+    assert all(both["auto"] == pytest.approx(both["auto, exact"], rel=0.1) for both in errors.values())
+    assert all(both["auto"] < 1 for both in errors.values())
     assert [row["name"] for row in cases["auto and TV-L1, a Sintel pair"]["rows"]] == [
         "auto",
-        "auto, --no-double",
+        "auto, exact",
         "tvl1",
     ]
     text = cli("front-door", "--stored", "r.json").out

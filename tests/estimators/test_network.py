@@ -341,47 +341,38 @@ def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch
     assert both.log_scales is not None
 
 
-def test_auto_enlarges_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fast form and larger frames keep to one size."""
-    network = AutoEstimator().estimator
-    assert [network._factor(625, width) for width in (800, 801)] == [1.5, 1]
-    monkeypatch.setattr("fullfield.estimators.network._ENLARGED_PIXELS", 40 * 64)
+def test_auto_estimates_at_one_size_and_accurate_at_two() -> None:
+    def sizes(preset: str, **config: Any) -> list[str]:
+        steps: list[str] = []
+        frames = [frame[..., :40, :64] for frame in PAIR]
+        build("auto", preset, updates=1, **config)(*frames, progress=lambda _, where: steps.append(where))
+        return [size for size in dict.fromkeys(steps) if "x" in size]
 
-    def sizes(height: int, **config: Any) -> list[str]:
-        told: list[str] = []
-        estimator = AutoEstimator(NetworkSettings(updates=1, **config))
-        frames = [frame[..., :height, :] for frame in PAIR]
-        estimator(*frames, progress=lambda _, where: told.append(where))
-        return [size for size in dict.fromkeys(told) if "x" in size]
-
-    assert sizes(40) == ["64x40", "96x60"]
-    assert sizes(39) == ["64x39", "96x59"]
-    assert sizes(41) == ["64x41"]
-    assert sizes(40, double=False) == sizes(40, precision="fast") == ["64x40"]
-    assert sizes(40, double=True) == ["64x40", "128x80"]
+    assert sizes("default") == sizes("fast") == sizes("accurate", double=False) == ["64x40"]
+    assert sizes("accurate") == sizes("default", double=True) == ["64x40", "128x80"]
     copied = pickle.loads(pickle.dumps(AutoEstimator()))
     assert copied.parameters == AutoEstimator().parameters
-    assert AutoEstimator().parameters["double"] == "1.5 times up to 2560 pixels"
-    assert AutoEstimator(NetworkSettings(double=False)).parameters["double"] is False
 
 
-def test_enlarge_small_uses_more_confident_flow() -> None:
-    """Frames of odd sizes, both flows from the network itself."""
-    frames = [frame[..., :45, :61].expand(-1, 3, -1, -1) for frame in PAIR]
-    told: list[float] = []
-    estimator = NetworkEstimator("fullfield-s", NetworkSettings(), enlarge_small=True)
-    flow = estimator(*frames, progress=lambda done, _: told.append(done))
-    assert told == sorted(told)
-    network = estimator._ready(torch.device("cpu"))
-    large = [nn.functional.interpolate(frame, size=(68, 92), mode="bilinear") for frame in frames]
-    with torch.no_grad():
-        own, own_info = network.flow_with_info(*frames)
-        more, info = network.flow_with_info(*large, None, own)
-    scales = [expected_log_scale(one, network.config) for one in (own_info, info)]
-    found = more_confident(FlowWithScale(own, scales[0]), FlowWithScale(more, scales[1]))
-    assert torch.allclose(flow, found.flow, atol=1e-4)
-    assert (flow - own).abs().max() > 0.1
-    refuses("enlarge_small: expected False for RAFT", NetworkEstimator, "raft", enlarge_small=True)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_auto_takes_the_fast_form_on_a_cpu_with_bfloat16(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A named network computes in float32, and so does auto with precision "exact" or a requested backend."""
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: dtype)
+    flows = {}
+    for name, estimator in {
+        "auto": AutoEstimator(NetworkSettings(updates=2)),
+        "exact": AutoEstimator(NetworkSettings(updates=2, precision="exact")),
+        "requested": AutoEstimator(NetworkSettings(updates=2), backend="cpu"),
+        "named": NetworkEstimator("fullfield-m", NetworkSettings(updates=2)),
+    }.items():
+        flows[name] = estimator(*PAIR)
+        expected = "fast" if name == "auto" and dtype == torch.bfloat16 else "exact"
+        assert estimator.parameters["precision"] == expected
+        copied = pickle.loads(pickle.dumps(estimator))
+        copied(*PAIR)
+        assert copied.parameters["precision"] == expected
+    assert torch.equal(flows["requested"], flows["exact"])
+    assert float((flows["auto"] - flows["exact"]).norm(dim=1).mean()) < 0.05
 
 
 def test_double_takes_bytes_as_numbers() -> None:

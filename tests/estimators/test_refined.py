@@ -134,7 +134,7 @@ QUICK: dict[str, Any] = {"updates": 1, "weights": "random"}
 
 def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD == "auto"
-    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build("auto", double=False, **QUICK))
+    found = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, build("auto", precision="exact", **QUICK))
     network = build(_NETWORK, **QUICK)
     thrice = RefinedEstimator(network, THREE_PASSES)
     expected = estimate(SMALL_SCENE.frame1, SMALL_SCENE.frame2, thrice)

@@ -15,7 +15,6 @@ from fullfield.models.cascade import (
     FlowWithScale,
     cascade_pairs,
     cascade_sizes,
-    enlarged_size,
     more_confident,
     resample_flow,
 )
@@ -172,14 +171,20 @@ def test_resampled_flow_agrees_at_two_sizes() -> None:
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
     frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
-    large, _ = cascade_pairs(frame, frame, [(8, 12), enlarged_size(8, 12, 2)])[1]
+    large, _ = cascade_pairs(frame, frame, [(8, 12), (16, 24)])[1]
     assert large.shape == (2, 3, 16, 24)
     assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
 
 
-def test_enlarged_sizes_are_rounded() -> None:
-    assert enlarged_size(3, 4, 1.5) == (5, 6)
-    assert enlarged_size(436, 1024, 1.5) == (654, 1536)
+def test_the_enlarged_flow_corrects_by_four_cells_at_most() -> None:
+    own = FlowWithScale(torch.zeros(1, 2, 3, 5), torch.zeros(1, 1, 3, 5))
+    large = FlowWithScale(torch.zeros(1, 2, 6, 10), torch.full((1, 1, 6, 10), -3.0))
+    large.flow[:, 0] = 2 * 31.9
+    assert more_confident(own, large).flow[0, 0].unique().tolist() == pytest.approx([31.9])
+    large.flow[:, 0] = 2 * 32.1
+    flow, log_scale = more_confident(own, large)
+    assert torch.equal(flow, own.flow)
+    assert torch.equal(log_scale, own.log_scale)
 
 
 @pytest.mark.parametrize("which", ["own", "large"])

@@ -10,11 +10,13 @@ import torch
 from tiny_networks import CONFIGS, built
 from torch import Tensor, nn
 
-from fullfield.models import RAFT, SEARAFT
+from fullfield.metrics import epe
+from fullfield.models import RAFT, SEARAFT, load_weights
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
 from fullfield.models.prepared.shared import WeightConverter
 from fullfield.ops._fused import reference
+from fullfield.testing import textured_scene
 from refusals import refuses
 
 SIZE = (70, 93)
@@ -234,3 +236,18 @@ def test_prepared_network_in_cascade_equals_module() -> None:
     with torch.no_grad():
         right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
         close(Cascade(PreparedSizes(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right)
+
+
+@pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])
+def test_networks_in_the_package_load_offline_and_equal_their_prepared_form(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fullfield.models.weights.download", lambda *_, **__: pytest.fail("downloads"))
+    model = load_weights(name)
+    scene = textured_scene(160, 200, seed=3, max_motion=4)
+    frames = scene.frame1[None], scene.frame2[None]
+    with torch.inference_mode():
+        flow = model(*frames)
+    assert epe(flow[0], scene.flow, ~scene.occluded) < 0.5 * scene.flow.norm(dim=0).mean()
+    prepared = PreparedFlow(model, 160, 200, precision="exact")
+    torch.testing.assert_close(prepared(*frames), flow, atol=1e-3, rtol=0)

@@ -54,7 +54,7 @@ def test_entries_are_complete() -> None:
         assert one.name == name
         assert set(one.models) <= {*DEFAULTS, "descriptor"}
         assert one.page.startswith("https://") or one.packaged or one.in_repository
-        assert one.packaged == (name == "fullfield-s")
+        assert one.packaged == (name in ("fullfield-s", "fullfield-m"))
         assert one.in_repository == (name == "descriptor")
         assert (one.packaged or one.in_repository) == (cached_weights(one) is not None)
         assert one.url is None or one.url.startswith("https://")
@@ -152,7 +152,7 @@ def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.M
 def test_mistakes_are_named(served: Path) -> None:
     for arguments, message in (
         (("flownet",), r"^model: expected one of fullfield-s, fullfield-m, raft, raft-small, sea-raft-s"),
-        (("raft", "raft-thing"), r"^weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'raft-thing'"),
+        (("raft", "raft-thing"), r"^weights: expected a file or one of fullfield-s, fullfield-m, raft-chairs, .*, got 'raft-thing'"),
         (("raft", "raft-small"), r"^weights: expected some for raft, got raft-small, which is for raft-small"),
         (("raft", served), "expected weights of RAFT; it looks like RAFT-small"),
         (("sea-raft-s", "sea-raft-m-spring"), "^weights: expected some for sea-raft-s, got sea-raft-m-spring"),

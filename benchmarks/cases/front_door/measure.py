@@ -19,7 +19,6 @@ from benchmarks.harness import Candidate, CheckFailed, Timing, Unsupported, give
 from benchmarks.shared_pairs import shared_pairs
 from fullfield import Flow, estimate, estimate_batch
 from fullfield._check import InputError
-from fullfield.estimators import NetworkSettings
 from fullfield.estimators._devices import to_device
 from fullfield.io import read_flow, read_frame, write_image
 from fullfield.metrics import epe
@@ -258,7 +257,7 @@ def _methods(plan: Plan, note: Note) -> Result:
 
     forms: dict[str, dict[str, Any]] = {
         "auto": {"method": "auto"},
-        "auto, --no-double": {"method": "auto", "config": NetworkSettings(double=False)},
+        "auto, exact": {"method": "auto", "precision": "exact"},
         "tvl1": {"method": "tvl1"},
     }
     rows = []

@@ -20,7 +20,7 @@ from fullfield.estimators.network_config import NetworkSettings
 from fullfield.estimators.protocol import Bidirectional, LoadingEstimator, Progress
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import METHODS, canonical, get_method
-from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, enlarged_size, more_confident
+from fullfield.models.cascade import FlowWithScale, cascade_pairs, cascade_sizes, more_confident
 from fullfield.models.downloads import DownloadProgress, digest
 from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft.model import expected_log_scale
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fullfield")
 
-# Most pixels of frames that ``auto`` also estimates enlarged, and the factor of their sides.
-_ENLARGED_PIXELS, _ENLARGED_FACTOR = 500_000, 1.5
 _TINY = (16, 16)
 _DIGITS = 12
 # Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
@@ -97,12 +95,13 @@ class NetworkEstimator(LoadingEstimator):
     threads wait for each other. An estimator can be pickled and copied; the copy loads its own network.
 
     Args:
-        method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
+        method: ``"fullfield-s"``, ``"fullfield-m"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``
+            or ``"sea-raft-l"``.
         config: a :class:`RAFTSettings` for RAFT, a :class:`NetworkSettings` for SEA-RAFT; by default the method's
-            own weights and number of updates, in half precision on a GPU; ``"fullfield-s"`` cascades.
+            own weights and number of updates, in half precision on a GPU; fullfield's own networks cascade.
         backend: backend of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`.
-        enlarge_small: True estimates frames of at most 500,000 pixels also at one and a half times their size, where
-            ``config.double`` is None.
+        cpu_bfloat16: True computes in bfloat16 on a CPU that has instructions for it (AVX-512 BF16), where
+            ``config.precision`` is "auto".
     """
 
     config: NetworkSettings
@@ -113,7 +112,7 @@ class NetworkEstimator(LoadingEstimator):
         config: NetworkSettings | None = None,
         *,
         backend: str | None = None,
-        enlarge_small: bool = False,
+        cpu_bfloat16: bool = False,
     ) -> None:
         self.method = canonical(method)
         _check.choice(self.method, "method", NETWORKS)
@@ -125,18 +124,14 @@ class NetworkEstimator(LoadingEstimator):
             updates = config.updates != 0 or bool(config.coarse_updates)
             config = config.replace(cascade=entry.cascades and updates)
         self.config = config
-        is_valid = not enlarge_small or NETWORKS[self.method].has_mixture
-        _check.require(
-            is_valid, "enlarge_small", "False for RAFT, which does not estimate its uncertainty", enlarge_small
-        )
-        self._enlarges_small = enlarge_small and config.double is None
+        self._cpu_bfloat16 = cpu_bfloat16
         if backend is not None:
             _check.choice(backend, "backend", BACKENDS)
         self._requested = backend
         self._reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_enlarges_small": self._enlarges_small}
+        return {**super().__getstate__(), "_cpu_bfloat16": self._cpu_bfloat16}
 
     def _reset(self) -> None:
         super()._reset()
@@ -159,10 +154,7 @@ class NetworkEstimator(LoadingEstimator):
         max_updates = NETWORKS[self.method].most_updates
         if self.config.updates is None and max_updates is not None:
             numbers["most_updates"] = max_updates
-        parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
-        if self._enlarges_small:
-            parameters["double"] = f"{_ENLARGED_FACTOR} times up to {_ENLARGED_PIXELS} pixels"
-        return parameters
+        return {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
 
     @property
     def backend(self) -> str:
@@ -193,8 +185,8 @@ class NetworkEstimator(LoadingEstimator):
                 run(blank, blank, updates=1)
             if not exact and size is not None:
                 levels = self._levels(PairSize(1, *size, target))
-                if (factor := self._factor(*size)) > 1:
-                    levels.append(PairSize(1, *enlarged_size(*size, factor), target))
+                if self.config.double:
+                    levels.append(PairSize(1, 2 * size[0], 2 * size[1], target))
                 for level in levels:
                     self._prepared(network, level, len(levels))
 
@@ -251,11 +243,10 @@ class NetworkEstimator(LoadingEstimator):
                 *pair, [(size.height, size.width) for size in self._levels(PairSize.from_frame(frame1))]
             )
             height, width = pair[0].shape[-2:]
-            factor = self._factor(height, width)
-            larger = factor > 1
+            larger = bool(self.config.double)
             own = fine * PairSize.from_frame(pair[0]).pixels
             smaller = sum(coarse * PairSize.from_frame(one).pixels for one, _ in pairs[1:])
-            enlarged = round(own * factor**2) if larger else 0
+            enlarged = 4 * own if larger else 0
             report = _Report(progress, len(starts) * (smaller + own + enlarged))
             at = partial(self._at, network, report=report, sizes=len(pairs) + larger, with_scale=larger)
             for frames in pairs[:0:-1]:
@@ -264,7 +255,7 @@ class NetworkEstimator(LoadingEstimator):
             if not larger:
                 return results[0]
             starts = [one.flow for one in results[0]]  # from nothing, it loses motion beyond the training range
-            frames = cascade_pairs(*pair, [(height, width), enlarged_size(height, width, factor)])[1]
+            frames = cascade_pairs(*pair, [(height, width), (2 * height, 2 * width)])[1]
             results.append(at(frames, configured_fine, starts))
             # The confidence was fitted with no smaller scales than one size's.
             min_log_scale = cast("Any", network.config).log_scale_min
@@ -320,6 +311,10 @@ class NetworkEstimator(LoadingEstimator):
                     logger.debug(
                         "%s on %s: float32, because half precision is not available: %s", self.method, device, reason
                     )
+            elif device.type == "cpu" and self._cpu_bfloat16 and self._requested is None:
+                from fullfield.models.prepared.runner import cpu_dtype
+
+                precision = "fast" if cpu_dtype() == torch.bfloat16 else "exact"
         self._precision = precision
         return precision == "exact"
 
@@ -333,12 +328,6 @@ class NetworkEstimator(LoadingEstimator):
         """Return :meth:`_updates`, None where the network decides."""
         fine = self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
-
-    def _factor(self, height: int, width: int) -> float:
-        """Return the factor of the larger size at which frames are estimated as well; 1: there is none."""
-        if self._enlarges_small:
-            return _ENLARGED_FACTOR if height * width <= _ENLARGED_PIXELS else 1
-        return 2 if self.config.double else 1
 
     def _levels(self, size: PairSize) -> list[PairSize]:
         """Return the sizes of the cascade for frames of ``size``, finest first."""
@@ -445,9 +434,9 @@ class _Report:
 class AutoEstimator(RefinedEstimator):
     """Network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
-    Only changes that reduce the image mismatch are kept. Frames of at most 500,000 pixels are also estimated at one and
-    a half times their size. With ``precision`` "fast" or "bfloat16" they are not, the refinement is one pass of two
-    rounds, and on the CPU the network runs alone.
+    Only changes that reduce the image mismatch are kept. On a CPU with AVX-512 BF16 the network computes in bfloat16,
+    unless ``precision`` is "exact". With "fast" or "bfloat16" the refinement is one pass of two rounds, and on the CPU
+    the network runs alone.
 
     Args:
         config: configuration of the network.
@@ -457,9 +446,7 @@ class AutoEstimator(RefinedEstimator):
     def __init__(self, config: NetworkSettings | None = None, *, backend: str | None = None) -> None:
         self._is_fast = config is not None and config.precision not in ("auto", "exact")
         refinement = RefinementConfig() if self._is_fast else THREE_PASSES
-        network = NetworkEstimator(
-            METHODS["auto"].network or "", config, backend=backend, enlarge_small=not self._is_fast
-        )
+        network = NetworkEstimator(METHODS["auto"].network or "", config, backend=backend, cpu_bfloat16=True)
         super().__init__(network, refinement)
 
     @property

@@ -33,7 +33,7 @@ class NetworkSettings(Config):
     )
     updates: int | None = parameter(
         None,
-        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s, by the motion left",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m, by the motion left",
     )
     cascade: bool | None = parameter(
         None,
@@ -44,12 +44,12 @@ class NetworkSettings(Config):
     double: bool | None = parameter(
         None,
         "estimate the frames at twice their size as well and keep the more confident flow of each pixel: five times "
-        "the work; by default auto enlarges frames of at most 500,000 pixels by one and a half",
+        "the work",
     )
     precision: str = parameter(
         "auto",
-        "auto: fast on a GPU that has the kernels, else exact; exact: float32; fast: half precision (on a CPU with "
-        "AVX-512 BF16); bfloat16: fast with more range and less precision",
+        "auto: fast on a GPU that has the kernels, and for method auto on a CPU with AVX-512 BF16, else exact; exact: "
+        "float32; fast: half precision (on a CPU with AVX-512 BF16); bfloat16: fast with more range and less precision",
         PRECISIONS,
     )
 
@@ -127,7 +127,7 @@ RAFT_PRESETS: Mapping[str, RAFTSettings] = {
 PRESETS: Mapping[str, NetworkSettings] = {
     "default": NetworkSettings(),
     "fast": NetworkSettings(precision="fast"),
-    "accurate": NetworkSettings(double=True, precision="exact"),
+    "accurate": NetworkSettings(double=True),
 }
 OWN_PRESETS: Mapping[str, OwnSettings] = {"default": OwnSettings()}
 PTLFLOW_PRESETS: Mapping[str, PtlflowSettings] = {"default": PtlflowSettings()}

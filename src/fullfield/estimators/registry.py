@@ -118,7 +118,7 @@ METHODS = {
         _CONFIGS,
         "NetworkSettings",
         # The network that it refines.
-        network="fullfield-s",
+        network="fullfield-m",
         estimator="fullfield.estimators.network:AutoEstimator",
         cascades=True,
     ),

@@ -7,6 +7,7 @@ Features have an eighth of the frames' size, so objects thinner than a cell are 
 of a pixel. Both improve at a larger size, which starts from the flow of the frames' own size because motion beyond
 the training range would be lost. A network that estimates its uncertainty decides between the two at every pixel. It
 seldom expects an error under a pixel of the size that it sees, so the larger size wins where it is confident at both.
+The larger size corrects the flow by four cells at most, the radius of the lookup: farther away it is mostly wrong.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from fullfield import _check
 
 THRESHOLD = 800
 """Largest smaller side, in pixels, of frames that are not reduced to a quarter of their size first."""
+
+MAX_CORRECTION_PX = 32.0
+"""Largest difference between the flow of enlarged frames and that of the frames' own size that is taken."""
 
 
 class Network(Protocol):
@@ -146,13 +150,10 @@ class FlowWithScale(NamedTuple):
     log_scale: Tensor  # [B, 1, H, W], logarithm of the expected error in pixels
 
 
-def enlarged_size(height: int, width: int, factor: float) -> tuple[int, int]:
-    """Return the (height, width) of frames enlarged by ``factor``, rounded to the nearest, halves up."""
-    return math.floor(height * factor + 0.5), math.floor(width * factor + 0.5)
-
-
 def more_confident(own: FlowWithScale, large: FlowWithScale) -> FlowWithScale:
     """Return at every pixel the flow with the smaller expected error, in pixels of ``own``.
+
+    A flow of ``large`` that differs by more than :data:`MAX_CORRECTION_PX` from ``own`` is not taken.
 
     Args:
         own: flow of the frames at their own size.
@@ -162,8 +163,9 @@ def more_confident(own: FlowWithScale, large: FlowWithScale) -> FlowWithScale:
     ratio = math.sqrt(large.flow.shape[-2] * large.flow.shape[-1] / (height * width))
     expected = functional.interpolate(large.log_scale, size=(height, width), mode="bilinear", align_corners=False)
     expected = expected - math.log(ratio)
-    better = expected < own.log_scale
     other = resample_flow(large.flow, height, width)
+    correction = (other - own.flow).norm(dim=1, keepdim=True)
+    better = (expected < own.log_scale) & (correction <= MAX_CORRECTION_PX)
     flow = torch.where(better, other, own.flow)
     flow = flow.masked_fill((other + own.flow).isnan(), math.nan)  # an overflow in half precision must stay visible
     return FlowWithScale(flow, torch.where(better, expected, own.log_scale))

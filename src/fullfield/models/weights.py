@@ -176,6 +176,16 @@ _ENTRIES = (
         licence="Apache-2.0",
         packaged=True,
     ),
+    WeightsEntry(
+        "fullfield-m",
+        ("fullfield-m",),
+        "fullfield_m.safetensors",
+        "synthetic pairs of fullfield.training.flow, from pictures and meshes that are CC0, public domain, CC-BY or "
+        "MIT; a longer training goes on",
+        "bundled with fullfield; docs/fullfield-m.md is its model card",
+        licence="Apache-2.0",
+        packaged=True,
+    ),
     _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _USERS),
     _princeton("raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT),
     _princeton(
@@ -238,6 +248,7 @@ WEIGHTS: Mapping[str, WeightsEntry] = MappingProxyType({entry.name: entry for en
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {
         "fullfield-s": "fullfield-s",
+        "fullfield-m": "fullfield-m",
         "raft": "raft-sintel",
         "raft-small": "raft-small",
         "sea-raft-s": "sea-raft-s-sintel",

@@ -27,8 +27,8 @@ _OFFICIAL = {
 class SEARAFTConfig(NetworkArchitecture):
     """Shape of SEA-RAFT; the defaults are M.
 
-    See :meth:`small`, :meth:`medium` and :meth:`large` for the published ones, :meth:`fullfield_s` for the included
-    network and :meth:`fullfield_m` for the larger one of this project.
+    See :meth:`small`, :meth:`medium` and :meth:`large` for the published ones, :meth:`fullfield_s` and
+    :meth:`fullfield_m` for those in the package.
 
     ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. With
     ``most_updates``, a call that sets no number goes on to that many at most while a pair's flow still moves, see
@@ -87,14 +87,14 @@ class SEARAFTConfig(NetworkArchitecture):
 
     @classmethod
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
-        """Return the included network, 2.3 million parameters, 4 to 12 updates, with ``changes`` to its fields."""
+        """Return the smaller network in the package, 2.3 million parameters, 4 to 12 updates, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
         shape = cls(name="fullfield-s", backbone="resnet18", most_updates=12, loss_log_scale_max=1.5, **widths)
         return shape.replace(**changes)
 
     @classmethod
     def fullfield_m(cls, **changes: Any) -> SEARAFTConfig:
-        """Return the larger network of this project, 8.9 million parameters, with ``changes`` to its fields.
+        """Return the larger network in the package, 8.9 million parameters, with ``changes`` to its fields.
 
         It has the layers of :meth:`small`, and takes 4 to 12 updates and the loss's limit as :meth:`fullfield_s` does.
         """
