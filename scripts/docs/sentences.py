@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 from benchmarks.markdown import table_text
-from benchmarks.stored import RESULTS, describe_commit, describe_run, stored_result
+from benchmarks.stored import describe_commit, describe_run, stored_result
 
 MARK_POINTS = "<!-- points beside others: begin -->\n"
 MARK_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -18,7 +19,6 @@ MARK_SCHEDULES = "<!-- what the schedules show: begin -->\n"
 MARK_HALF = "<!-- what half precision gains: begin -->\n"
 MARK_CPU = "<!-- times on the CPU: begin -->\n"
 MARK_DEFAULT = "<!-- times of the default method: begin -->\n"
-DEFAULT_RESULT = "front_door_cpu.json"
 
 
 def _span(ratios: Iterable[float]) -> str:
@@ -212,19 +212,15 @@ def on_cpu() -> str:
 
 
 def default() -> str:
-    """Return the times of `auto` on the CPU; nothing before they are stored."""
-    if not (RESULTS / DEFAULT_RESULT).is_file():
-        return ""
-    stored = stored_result(DEFAULT_RESULT)
-    case = next(case for case in stored["cases"] if case["rows"] and "threads" in case)
-    (height, width), about = case["size"], stored["environment"]
-    median = {row["name"]: row["median_s"] for row in case["rows"]}
-    where = f"{case['threads']} CPU threads ({about['cpu']}, {about['date']})"
+    """Return the processor seconds of `auto` on the CPU."""
+    stored = stored_result("auto_cpu.json")
+    (height, width), about = stored["size"], stored["environment"]
+    seconds = {name: median(values) for name, values in stored["seconds"].items()}
     return (
-        f"On {where} `auto` takes {median['auto']:.2g} s for a Sintel pair of {width}×{height}, "
-        f"{median['auto, --no-double']:.2g} s with `--no-double`\n"
-        f"and {median['tvl1']:.2g} s with `--method tvl1`. The first call also compiles the kernels. "
-        "[Another machine](measured.md#tv-l1-on-the-cpu) has other times.\n"
+        f"For a Sintel pair of {width}×{height} on one CPU thread, `auto` takes {seconds['auto']:.2g} s with AVX-512 BF16 "
+        f"and {seconds['auto, exact']:.2g} s in float32\n"
+        f"(`--precision exact`), and `--method tvl1` {seconds['tvl1']:.2g} s. {about['cpu']}, processor time, "
+        f"{describe_commit(stored)}. The first call also compiles the kernels.\n"
     )
 
 
