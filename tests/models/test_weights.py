@@ -152,7 +152,10 @@ def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.M
 def test_mistakes_are_named(served: Path) -> None:
     for arguments, message in (
         (("flownet",), r"^model: expected one of fullfield-s, fullfield-m, raft, raft-small, sea-raft-s"),
-        (("raft", "raft-thing"), r"^weights: expected a file or one of fullfield-s, fullfield-m, raft-chairs, .*, got 'raft-thing'"),
+        (
+            ("raft", "raft-thing"),
+            r"^weights: expected a file or one of fullfield-s, fullfield-m, raft-chairs, .*, got 'raft-thing'",
+        ),
         (("raft", "raft-small"), r"^weights: expected some for raft, got raft-small, which is for raft-small"),
         (("raft", served), "expected weights of RAFT; it looks like RAFT-small"),
         (("sea-raft-s", "sea-raft-m-spring"), "^weights: expected some for sea-raft-s, got sea-raft-m-spring"),
