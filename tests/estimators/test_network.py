@@ -32,7 +32,7 @@ from fullfield.estimators.network_config import PRECISIONS, RAFTSettings
 from fullfield.io import read_flow
 from fullfield.metrics import epe
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
-from fullfield.models.cascade import FlowWithScale, cascade_sizes, more_confident, resample_flow
+from fullfield.models.cascade import cascade_sizes, resample_flow
 from fullfield.models.downloads import DownloadError
 from fullfield.models.framing import padding_for
 from fullfield.models.sea_raft import expected_log_scale

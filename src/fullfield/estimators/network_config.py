@@ -33,7 +33,8 @@ class NetworkSettings(Config):
     )
     updates: int | None = parameter(
         None,
-        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m, by the motion left",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m, by the motion "
+        "left",
     )
     cascade: bool | None = parameter(
         None,

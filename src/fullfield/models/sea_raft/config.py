@@ -87,7 +87,7 @@ class SEARAFTConfig(NetworkArchitecture):
 
     @classmethod
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
-        """Return the smaller network in the package, 2.3 million parameters, 4 to 12 updates, with ``changes`` to its fields."""
+        """Return the smaller network in the package, 2.3 million parameters, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
         shape = cls(name="fullfield-s", backbone="resnet18", most_updates=12, loss_log_scale_max=1.5, **widths)
         return shape.replace(**changes)
