@@ -127,6 +127,11 @@ def _commit() -> str | None:
         return None
 
 
+def state_conditions(*sources: str) -> dict[str, Any]:
+    """Return what a result of an experiment states beside its numbers: the code it measures, and its environment."""
+    return {"sources": list(sources), "environment": environment()}
+
+
 def read_results(path: Path, bench: str, option: str, names: Sequence[str] = ()) -> dict[str, Any]:
     """Results that :func:`write_results` wrote of the benchmark called ``bench``; ``option`` names the file's option.
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import fullfield
 from benchmarks.experiments.score_methods import DATA, RESULT
 from benchmarks.shared_pairs import shared_pairs
+from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators._frames import as_batches
 from fullfield.estimators._reliability import evidence
@@ -116,10 +115,9 @@ def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
 def main() -> int:
     """Print the constants and store the tables."""
     found = samples()
-    versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
     stored: dict[str, Any] = {
         "what": "fullfield-s, refined: confidence against a true error under 1 px, each scene judged by the others",
-        "made": {"versions": versions, "date": time.strftime("%Y-%m-%d")},
+        **state_conditions("src/fullfield/models/fullfield_s.safetensors"),
     }
     errors = {name: error for name, (_, error) in found.items()}
     distance = {name: sparsification(-rows[:, -1], errors[name]) for name, (rows, _) in found.items()}

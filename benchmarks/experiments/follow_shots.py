@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.stored import environment
+from benchmarks.stored import state_conditions
 from fullfield._check import device as check_device
 from fullfield.estimators.estimation import build
 from fullfield.estimators.refined import RefinedEstimator
@@ -185,7 +185,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "what": f"fullfield follow, method {METHOD}; chained: its flow from frame to frame, added up; visible "
         f"pixels, synthetic shots of {WIDTH}x{HEIGHT} and {FRAMES} frames",
-        **environment(),
+        **state_conditions("src/fullfield/sequences/follow.py", "src/fullfield/sequences/tracking.py"),
         "shots": [],
     }
     for seed in args.seeds:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-import fullfield
 from benchmarks.experiments.calibrate_confidence import sparsification
 from benchmarks.experiments.score_methods import DATA, RAFT, RESULT
 from benchmarks.shared_pairs import shared_pairs
+from benchmarks.stored import state_conditions
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators._frames import as_batches
 from fullfield.estimators._reliability import occlusion_and_confidence
@@ -130,10 +129,11 @@ def main() -> int:
             told = by_group.setdefault(group, {})[name] = scored(pair, directions(network, group, name, pair))
             line = ", ".join(f"{what} {value:.3f}" for what, value in told.items() if isinstance(value, float))
             print(f"{network}, {group}, {name}: {line}", file=sys.stderr, flush=True)
-    versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
     stored = {
         "what": "refinement in three passes (px), occlusion (average precision, F1), confidence (sparsification)",
-        "made": {"versions": versions, "date": time.strftime("%Y-%m-%d")},
+        **state_conditions(
+            "src/fullfield/models/fullfield_s.safetensors", "src/fullfield/ops/tvl1/_guided_cpu_kernels.py"
+        ),
         "pairs": found,
     }
     with atomic_path(RESULT.with_name("made_pairs_cpu.json")) as part:

@@ -146,6 +146,7 @@ def _row(
         row["peak_mib"] = row["kept_mib"] + peak_bytes(lambda: refiner(**inputs)) / 2**20
     seconds = sorted(_seconds(lambda: refiner(**inputs), device) for _ in range(frames))
     row |= {"median_ms": 1e3 * seconds[len(seconds) // 2], "p99_ms": 1e3 * seconds[int(0.99 * (len(seconds) - 1))]}
+    row["repeats"] = frames
     if backend == "cuda":
         row["parts_ms"] = parts(refiner, inputs)
     return {**row, "status": "ok"}

@@ -13,7 +13,6 @@ import json
 import math
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.stored import state_conditions
 from fullfield.io.files import atomic_path
 from fullfield.registration import register
 from fullfield.registration.verdict import list_signs
@@ -132,11 +132,6 @@ def _summarize(name: str, rows: list[dict[str, Any]]) -> str:
     return f"{name:<18}{counts}{top:>10.3f}{seconds:>8.2f}"
 
 
-def _describe_commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def main() -> None:
     """Register the pairs of a range of seeds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -163,7 +158,8 @@ def main() -> None:
     elapsed = time.perf_counter() - begin
     print(f"{len(rows)} draws in {elapsed:.0f} s, {sum(row['seconds'] for row in rows):.0f} s of the processor")
     if args.json:
-        about = {"commit": _describe_commit(), "draws": args.draws, "seed": args.seed, "seconds": round(elapsed, 1)}
+        about = state_conditions("src/fullfield/registration/*.py")
+        about |= {"draws": args.draws, "seed": args.seed, "seconds": round(elapsed, 1)}
         with atomic_path(Path(args.json)) as temporary:
             temporary.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
 

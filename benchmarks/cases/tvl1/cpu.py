@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import Case, Cases
-from benchmarks.harness import Candidate, CheckFailed, interleaved
+from benchmarks.harness import Candidate, CheckFailed, interleaved, spread
 from fullfield._check import InputError
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
@@ -190,7 +190,7 @@ def presets(pairs: Sequence[Pair], note: Callable[[str], None]) -> dict[str, Any
         for pair in pairs:
             found: dict[str, float] = {}
             (timing,) = interleaved([Candidate(name, _ours(pair, config), _check(pair, found, name))], 1, note)
-            rows.append({"preset": name, "pair": pair.name, "epe": found[name], "median_s": timing.median})
+            rows.append({"preset": name, "pair": pair.name, "epe": found[name], **spread(timing.seconds)})
     return {"case": "presets", "rows": rows}
 
 
