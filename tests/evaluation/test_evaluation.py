@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -576,3 +577,12 @@ def test_evaluate_fills_and_does_not_count_unknown_pixels(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match="NaN or infinite"):
         again = score(dataset, Run.load(tmp_path / "run"))
     assert again["scores"] == result["scores"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
+def test_evaluate_refuses_a_frame_in_a_pipe(pairs: FlowDataset, tmp_path: Path) -> None:
+    frame = pairs.records[0].frame1
+    frame.unlink()
+    os.mkfifo(frame)
+    with pytest.raises(InputError, match="expected a regular file, got a device, pipe or socket"):
+        evaluate(Counting(), pairs, tmp_path / "run")

@@ -212,3 +212,10 @@ def test_names_may_have_signs_when_the_number_is_spelled_more_explicitly() -> No
     assert Pattern.parse("me@work.####.exr").path(7) == "me@work.0007.exr"
     for text in ("a.%d.%d.exr", "a.#.#.exr", "plain.exr"):
         refuses("expected one field for the frame number", Pattern.parse, text)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
+@pytest.mark.parametrize("name", ["film.mp4", "plate.png", "plate.0001.exr"])
+def test_find_frames_says_what_a_pipe_is(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    refuses(f"{name}: expected a regular file, got a device, pipe or socket", find_frames, str(tmp_path / name))

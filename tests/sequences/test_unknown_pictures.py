@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -243,3 +244,12 @@ def test_interpolate_takes_what_one_frame_knows_from_it() -> None:
 
 def test_read_frame_of_a_shot_stays_black_outside(run: CommandLine) -> None:  # noqa: ARG001 - makes the shot
     assert read_frame("p.2.exr")[:, :4].abs().max() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have no names here")
+@pytest.mark.parametrize("suffix", [".flo", ".npz", ".exr"])
+def test_warp_refuses_vectors_in_a_pipe(run: CommandLine, suffix: str) -> None:
+    os.mkfifo(f"pipe{suffix}")
+    code, _, err = run("warp", "p.1.exr", "--flow", f"pipe{suffix}", "-o", "x.exr")
+    assert code == 2
+    assert f"pipe{suffix}: expected a regular file, got a device, pipe or socket" in err

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +35,12 @@ def read_stamp(path: str | os.PathLike[str]) -> Stamp | None:
 
 
 def compute_checksum(path: str | os.PathLike[str]) -> str:
-    """Return the checksum of a file: of all its bytes up to 64 MiB, of 16 samples of 4 MiB and its size beyond."""
+    """Return the checksum of a file: of all its bytes up to 64 MiB, of 16 samples of 4 MiB and its size beyond.
+
+    Raises OSError for anything else than a regular file: the content of a pipe or device has no end.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - as above
+        raise OSError(errno.EINVAL, "expected a regular file, got a folder, device, pipe or socket", os.fspath(path))
     with Path(path).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         checksum = hashlib.blake2b(str(size).encode(), digest_size=16)

@@ -361,7 +361,7 @@ def _fingerprint(dataset: Listed[Any, Any]) -> str:
 
 
 def _sampled(path: Path) -> bytes:
-    size = path.stat().st_size
+    size = check_readable(path)
     digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
     with path.open("rb") as file:
         for part in range(_SAMPLES):

@@ -213,6 +213,10 @@ def find_frames(text: str) -> FrameFiles:
         match = _NUMBERED.fullmatch(path.stem)
         hint = "" if match is None else f", such as {match[1]}{'#' * max(len(match[2]), 2)}{match[3]}{path.suffix}"
         raise InputError(f"{text}: is one frame; a sequence is a pattern{hint}, a folder or a glob")
+    if path.exists() and not path.is_dir():
+        from fullfield.io.files import check_readable
+
+        check_readable(path)  # a pipe, a device or a socket
     if path.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
         raise InputError(f"{text}: no such file")
     if path.is_dir():

@@ -169,8 +169,9 @@ def _recognize_encoding(path: Path, pixels: NDArray[np.uint16]) -> str:
         return "kitti"
     if red <= _LARGEST_TARTANAIR_MASK and blue:
         return "tartanair"
+    largest = f"up to {blue}" if blue else "0 everywhere"
     raise InputError(
-        f"{path}: expected B of KITTI's PNG to be 0 or 1, got {blue and f'up to {blue}'}; name its encoding: "
+        f"{path}: expected B of KITTI's PNG to be 0 or 1, got {largest}; name its encoding: "
         f"{', '.join(ENCODINGS)} (encoding=, --encoding)"
     )
 
