@@ -100,7 +100,8 @@ def summarize(value: object) -> str:
     head, _, rest = first.partition(": ")
     first = head if rest and len(head.split()) >= MIN_WORDS and "`" not in rest[:1] else first
     first = re.sub(r":\w+:`~?([^`]+)`", lambda match: f"`{match[1].rpartition('.')[2]}`", first)
-    return first.replace("``", "`") + "."
+    first = re.sub(r"^Return (?:the |an? )?", "", first)
+    return first[:1].upper() + first[1:].replace("``", "`") + "."
 
 
 def format_module(module: str, seen: dict[int, str]) -> str:
