@@ -115,14 +115,14 @@ def measure(
             return list(done.values())
         return sorted(done.values(), key=lambda result: order.index(result.get("part", result.get("case"))))
 
-    begin = time.perf_counter()
+    start = time.perf_counter()
     with closing(cases):
         for case in cases:
             identity = (case.part, case.label)
             if identity in done and not case.again:
                 case.result = done[identity] = done.pop(identity)  # in the order of this run
                 continue
-            if time.perf_counter() - begin > seconds:
+            if time.perf_counter() - start > seconds:
                 note(f"time is up before {case.label}")
                 break
             case.result = case.run()

@@ -129,8 +129,8 @@ def _nvml(device: torch.device) -> tuple[Meter | None, str]:
 
 def _moves(meter: Meter) -> bool:
     """Whether the counter rises: even an idle device takes power."""
-    begin, value = time.perf_counter(), meter.joules()
-    while time.perf_counter() - begin < _LOOK_SECONDS:
+    start, value = time.perf_counter(), meter.joules()
+    while time.perf_counter() - start < _LOOK_SECONDS:
         if meter.joules() != value:
             return True
         time.sleep(_IDLE_SECONDS)
@@ -159,8 +159,8 @@ def _board(hwmon: Path) -> tuple[Meter | None, str]:
     rails = list(_rails(hwmon))
     if not rails:
         return None, f"no power sensor ({_MONITOR}) below {hwmon}"
-    whole = [rail for rail in rails if rail.label in _WHOLE]
-    used = whole[:1] or rails
+    full = [rail for rail in rails if rail.label in _WHOLE]
+    used = full[:1] or rails
     names = ", ".join(rail.label for rail in used)
     try:
         return Sampled(lambda: sum(rail.watts() for rail in used), f"board's power sensors, sampled: {names}"), ""
@@ -195,24 +195,24 @@ def energy_of(
     Begins and ends where the meter's value changes, since counters are refreshed only now and then; the work goes on
     meanwhile. ``finish`` waits for what the calls queued. Raises StillMeter where the meter did not move.
     """
-    begin = clock()
+    start = clock()
     call()
     finish()
-    often = max(1, round(_STRETCH_SECONDS / max(clock() - begin, 1e-6)))
+    often = max(1, round(_STRETCH_SECONDS / max(clock() - start, 1e-6)))
 
     def stretch() -> None:
         for _ in range(often):
             call()
 
     _until_tick(stretch, meter, finish, clock)
-    begin, before, stretches = clock(), meter.joules(), 0
-    while clock() - begin < seconds:
+    start, before, stretches = clock(), meter.joules(), 0
+    while clock() - start < seconds:
         stretch()
         finish()
         stretches += 1
     stretches += _until_tick(stretch, meter, finish, clock)
     calls = often * stretches
-    spent, passed = meter.joules() - before, clock() - begin
+    spent, passed = meter.joules() - before, clock() - start
     if spent <= 0:
         raise StillMeter(f"not available: {meter.source} did not move in {passed:.1f} s of work")
     return {"watts": spent / passed, "joules": spent / calls, "calls": calls, "seconds": passed}
@@ -223,8 +223,8 @@ def _until_tick(call: Callable[[], Any], meter: Meter, finish: Callable[[], None
 
     The meter is read while a call is under way, since the device must not be idle meanwhile.
     """
-    begin, value, calls, moved = clock(), meter.joules(), 0, False
-    while not moved and clock() - begin < _TICK_SECONDS:
+    start, value, calls, moved = clock(), meter.joules(), 0, False
+    while not moved and clock() - start < _TICK_SECONDS:
         call()
         moved = meter.joules() != value
         finish()

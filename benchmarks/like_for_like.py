@@ -111,10 +111,10 @@ def networks_table() -> str:
     """Return whole networks in equal precision, float32 first."""
     rows = [["one pair of frames on the GPU", "fullfield", "others, and our plain module, in the same precision"]]
     older = [each for each in cases(OLDER) if each[0]["size"] == LARGE]  # with alt_cuda_corr, which newer runs lack
-    found = [*cases(*BOTH), *older]
+    result = [*cases(*BOTH), *older]
     for precision in (SINGLE, HALF):
-        rows += [row for case, results in found if (row := network_row(case, results, precision))]
-    compiled = [row["first_call_s"] for case, _ in found for row in of(case, ("compiled, half",)) if "median_s" in row]
+        rows += [row for case, results in result if (row := network_row(case, results, precision))]
+    compiled = [row["first_call_s"] for case, _ in result for row in of(case, ("compiled, half",)) if "median_s" in row]
     notes = [
         "Time of one call and peak memory. float32: our plain module; convolutions of both sides use TF32, PyTorch's "
         "default. Half precision:",
@@ -131,17 +131,17 @@ def networks_table() -> str:
         )
     else:
         notes.append("No run with the peer in half precision is stored yet.")
-    shown = [row for case, _ in found if "diverged" not in case for row in case["rows"]]
-    if distances := [row["from_module_px"] for row in shown if "from_module_px" in row]:
+    displayed = [row for case, _ in result if "diverged" not in case for row in case["rows"]]
+    if distances := [row["from_module_px"] for row in displayed if "from_module_px" in row]:
         notes.append(f"Flows differ from our module's by {max(distances):.2f} px in the mean at most.")
-    for case, _ in found:
+    for case, _ in result:
         if slow := slower_halves(case) if "diverged" not in case else []:
             notes.append(f"{TITLES[case['method']]}, {' and '.join(slow)}: in float32 it takes less time.")
-    if any("diverged" in case for case, _ in found):
+    if any("diverged" in case for case, _ in result):
         notes.append("RAFT at 8192×3432 is not shown: without a cascade its estimate had diverged.")
     return (
         f"{table_text(rows)}\n"
-        + "\n".join([*notes, f"{environments([results for _, results in found])}; `python -m benchmarks models`."])
+        + "\n".join([*notes, f"{environments([results for _, results in result])}; `python -m benchmarks models`."])
         + "\n"
     )
 
@@ -214,9 +214,9 @@ def lookup_table() -> str:
     for size in SIZES[1:]:  # the first is of ptlflow's run alone
         cells = []
         for _, names, scene, dtype in columns:
-            found = next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
-            cells.append("" if found is None else timed(found[0]) + older_card(found[1]))
-            used += [] if found is None else [found[1]]
+            result = next((row for name in names if (row := lookup_row(size, name, scene, dtype))), None)
+            cells.append("" if result is None else timed(result[0]) + older_card(result[1]))
+            used += [] if result is None else [result[1]]
         if any(cells):
             rows.append([f"{size[1]}×{size[0]}", *cells])
     notes = [
@@ -232,10 +232,10 @@ def lookup_table() -> str:
 
 def blocks_sentence() -> list[str]:
     """Return the times of the paper's block-sparse product in plain PyTorch, if they are stored."""
-    found = [row for scene in (EASY, FAST) if (row := lookup_row([56, 128], "blocks", scene))]
-    if not found:
+    result = [row for scene in (EASY, FAST) if (row := lookup_row([56, 128], "blocks", scene))]
+    if not result:
         return []
-    times = "; ".join(f"{scene} {timed(row)}" for scene, (row, _) in zip(("calm", "fast"), found, strict=False))
+    times = "; ".join(f"{scene} {timed(row)}" for scene, (row, _) in zip(("calm", "fast"), result, strict=False))
     return [f"The paper's block-sparse product in plain PyTorch (`--backends blocks`), 128×56: {times}."]
 
 
@@ -246,10 +246,10 @@ SWEPT = {"width": "feature map", "updates": "lookups at 512×224", "channels": "
 
 def swept(variable: str, value: int, name: str, scene: str) -> Measured | None:
     """Return the first row of a contender at this value of the variable, and its results."""
-    wanted = {"width": 512, "updates": 32, "channels": 256, variable: value}
-    width = wanted.pop("width")
+    requested = {"width": 512, "updates": 32, "channels": 256, variable: value}
+    width = requested.pop("width")
     dtype = "bfloat16" if name == "cuda" else None
-    return lookup_row([width * 7 // 16, width], name, scene, dtype, **wanted)
+    return lookup_row([width * 7 // 16, width], name, scene, dtype, **requested)
 
 
 def published_cost(cell: dict[str, int] | str) -> str:
@@ -273,15 +273,15 @@ def sweeps_table() -> str:
         variable, value = line["variable"], line["value"]
         cells = []
         for name, scenes in here.items():
-            found = next((each for scene in scenes if (each := swept(variable, value, name, scene))), None)
-            if found is None:
+            result = next((each for scene in scenes if (each := swept(variable, value, name, scene))), None)
+            if result is None:
                 cells.append("")
                 continue
-            row, results = found
+            row, results = result
             if name == "RAFT's volume" and (variable != "width" or value == 512):
                 slower.append(1e3 * row["eager"]["median_s"] / line["default"]["runtime_ms"])
             calm = swept(variable, value, name, EASY)
-            mark = ", calm" if found == calm else ""
+            mark = ", calm" if result == calm else ""
             if calm and not mark and name in (KERNEL, "cuda"):
                 mark = f" (calm {1e3 * calm[0]['eager']['median_s']:.3g} ms{older_card(calm[1])})"
             cells.append(timed(row, eager=True).replace(" eager", "") + older_card(results) + mark)
@@ -311,11 +311,11 @@ def steps_table() -> str:
         rows.append([f"{line['step']}, published", *(f"{line[f'width_{width}']} {unit}" for width in widths)])
     used: list[dict[str, Any]] = []
     for name, title in ((KERNEL, KERNEL), ("cuda", "fullfield")):
-        found = [swept("width", width, name, FAST) for width in widths]
+        result = [swept("width", width, name, FAST) for width in widths]
         for part, called in (("prepare", "pooling and layout alone"), ("eager", "all of it")):
-            cells = [f"{1e3 * each[0][part]['median_s']:.3g} ms" if each else "" for each in found]
+            cells = [f"{1e3 * each[0][part]['median_s']:.3g} ms" if each else "" for each in result]
             rows.append([f"{title}, {called}", *cells])
-        used += [each[1] for each in found if each]
+        used += [each[1] for each in result if each]
     notes = [
         f"Published: {published.source()}, table 4, shares by early exits from its kernel, and the total. Here: eager",
         f"calls, fast scene; the kernels' steps were not timed apart. {environments(used)}.",
@@ -392,7 +392,7 @@ def named(case: dict[str, Any], begin: str) -> dict[str, Any]:
 
 def short_table() -> str:
     """Return one row for a network, the lookup and TV-L1: ours and another library, in equal precision."""
-    raft = next(row for row in (network_row(*found, SINGLE) for found in cases(*BOTH[:1])) if row is not None)
+    raft = next(row for row in (network_row(*result, SINGLE) for result in cases(*BOTH[:1])) if row is not None)
     rows = [["job", "fullfield", "others"], raft]
     size = [224, 512]
     ours, theirs = lookup_row(size, "cuda", EASY, SINGLE), lookup_row(size, "alt_cuda_corr", EASY)
@@ -420,7 +420,7 @@ def public_calls() -> str:
         if case["rows"]:
             rows.append([case["label"].replace("x", "×"), "; ".join(steps)])
     pairs = next(case["errors"] for case in stored["cases"] if "errors" in case)
-    ratios = {name: found["auto"] / found["auto, exact"] for name, found in pairs.items()}
+    ratios = {name: result["auto"] / result["auto, exact"] for name, result in pairs.items()}
     low, high = min(ratios.values()), max(ratios.values())
     about = stored["environment"]
     return (

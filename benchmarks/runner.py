@@ -161,9 +161,9 @@ def _show(bench: Bench, args: argparse.Namespace, results: Result) -> None:
 
 
 def _show_stored(bench: Bench, parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    shown = {*_SHOWING, *bench.showing, "verb", "run"}
+    displayed = {*_SHOWING, *bench.showing, "verb", "run"}
     for name, value in vars(args).items():
-        if name not in shown and value not in (None, [], parser.get_default(name)):
+        if name not in displayed and value not in (None, [], parser.get_default(name)):
             raise InputError(f"--{name.replace('_', '-')}: --stored measures nothing; leave it out")
     paths.check_input(args.stored, "--stored")
     _check_shown(args)

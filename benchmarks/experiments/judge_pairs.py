@@ -81,19 +81,19 @@ def score(network: torch.nn.Module, device: torch.device, updates: int, flips: b
     for name, (first, second, truth) in real_pairs().items():
         frames = [read_frame(path).to(device) for path in (first, second)]
         flow = read_flow(truth)
-        found = []
+        result = []
         for axes in ((), (3,), (2,), (2, 3)) if flips and name in HARD else ((),):
             mirrored = network(*(torch.flip(frame, axes) for frame in frames), updates=updates)
             signs = torch.tensor([-1.0 if 3 in axes else 1.0, -1.0 if 2 in axes else 1.0])[:, None, None]
             back = torch.flip(mirrored, axes)[0].cpu() * signs
-            found.append(float((back - flow.flow).norm(dim=0)[flow.valid].mean()))
-        errors[name] = found
+            result.append(float((back - flow.flow).norm(dim=0)[flow.valid].mean()))
+        errors[name] = result
     return errors
 
 
 def means(errors: dict[str, list[float]]) -> dict[str, float]:
     """Return each pair's mean error over the frames as they are and their mirror images."""
-    return {name: sum(found) / len(found) for name, found in errors.items()}
+    return {name: sum(result) / len(result) for name, result in errors.items()}
 
 
 @torch.no_grad()
@@ -102,8 +102,8 @@ def error_on(source: PairSource, network: torch.nn.Module, batch: int, updates: 
     errors = []
     for index in range(1_000_000, 1_000_000 + _UNSEEN):
         pairs = source.batch(index, batch)
-        found = network(pairs.frame1, pairs.frame2, updates=updates)
-        errors.append(float((found - pairs.flow).norm(dim=1)[pairs.valid & ~pairs.occluded].mean()))
+        result = network(pairs.frame1, pairs.frame2, updates=updates)
+        errors.append(float((result - pairs.flow).norm(dim=1)[pairs.valid & ~pairs.occluded].mean()))
     return sum(errors) / len(errors)
 
 
@@ -168,8 +168,8 @@ def parser() -> argparse.ArgumentParser:
 def mixture(args: argparse.Namespace, device: torch.device) -> PairSource:
     """Return the synthetic pairs of the command, augmented with --cut; all styles share their pictures."""
     if args.cut is not None and any(cut > side for cut, side in zip(args.cut, args.size, strict=True)):
-        whole, cut = (f"{width}x{height}" for height, width in (args.size, args.cut))
-        raise InputError(f"--cut: expected at most {whole}, the --size, got {cut}")
+        full, cut = (f"{width}x{height}" for height, width in (args.size, args.cut))
+        raise InputError(f"--cut: expected at most {full}, the --size, got {cut}")
     pictures: Any = None if args.pictures is None else load_pictures(args.pictures)
     workers = max(1, (os.cpu_count() or 2) // 8) if device.type == "cuda" else 0
     parts = []
@@ -229,7 +229,7 @@ class Scores:
             errors = means(scored)
             synthetic = error_on(self._source, network, batch, updates)
             row[name] = {"errors": errors, "hard": hard_mean(errors), "synthetic": synthetic}
-            row[name]["orientations"] = {pair: found for pair, found in scored.items() if len(found) > 1}
+            row[name]["orientations"] = {pair: result for pair, result in scored.items() if len(result) > 1}
             for further in others:
                 row[name][f"errors, {further} updates"] = means(score(network, self._device, further, self._args.flips))
         self.result["scores"].append(row)
@@ -277,7 +277,7 @@ def main(arguments: list[str] | None = None) -> None:
     due = sorted(share for share in args.score_at if 0 < share < 1)
     pairs = Ahead(source, args.batch, device, Ranks())
     step, done, seconds = 0, 0.0, 0.0
-    begin = time.perf_counter()
+    start = time.perf_counter()
     while done < 1.0:
         rate = training.rate(done)
         stepper.step(pairs.take(step), step, rate=rate, occluded=done >= training.visible)
@@ -288,18 +288,18 @@ def main(arguments: list[str] | None = None) -> None:
         if scored or step % _READ == 0:
             reading = stepper.read()  # waits for the device, so that the clock is right
             check_finite(reading, step, training)
-            seconds = time.perf_counter() - begin
+            seconds = time.perf_counter() - start
             if step % (4 * _READ) == 0:
                 print(f"step {step} of {training.steps}, {seconds:.0f} s, {reading}", file=sys.stderr, flush=True)
         done = training.completed_fraction(step, seconds)
         if scored or done >= 1.0:
             due = [share for share in due if share > done]
             scores.add(step, seconds, rate, stepper)
-            begin = time.perf_counter() - seconds
+            start = time.perf_counter() - seconds
     if args.keep is not None:
-        for name, kept in (("weights", stepper.model), ("average", stepper.average.model)):
+        for name, retained in (("weights", stepper.model), ("average", stepper.average.model)):
             with atomic_path(args.keep.with_suffix(f".{name}.safetensors")) as path:
-                save_file({key: part.contiguous() for key, part in kept.state_dict().items()}, path)
+                save_file({key: part.contiguous() for key, part in retained.state_dict().items()}, path)
 
 
 if __name__ == "__main__":

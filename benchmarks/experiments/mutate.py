@@ -177,12 +177,12 @@ def run(copy: Path, tests: Sequence[str], workers: int, *options: str, **environ
     path = os.pathsep.join((os.fspath(copy / "src"), os.fspath(copy)))
     given = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     given.setdefault("FULLFIELD_DATA", os.fspath(ROOT.parent / "shared" / "data"))
-    chosen = copy / "tests.txt"
-    chosen.write_text("\n".join(tests), "utf-8")
+    selected = copy / "tests.txt"
+    selected.write_text("\n".join(tests), "utf-8")
     command = ["-m", "pytest", "-q", "-m", "not long", f"--numprocesses={workers}", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [sys.executable, *command, *options, f"@{chosen}"],
+            [sys.executable, *command, *options, f"@{selected}"],
             cwd=copy,
             env=given,
             capture_output=True,
@@ -231,12 +231,12 @@ def those_that_enter(fault: Fault, notes: Notes) -> list[str]:
     """
     places = tuple(tests_of(fault.path))
     near = {test: note for test, note in notes.items() if test.startswith(places)}
-    found = [test for test, (_, functions) in near.items() if fault.function in functions]
-    if not found:
+    result = [test for test, (_, functions) in near.items() if fault.function in functions]
+    if not result:
         users = [path for path in fault.path.parent.glob("*.py") if fault.path.stem in path.read_text("utf-8")]
         begins = tuple(f"{path.relative_to(SOURCE).as_posix()}:" for path in users if path != fault.path)
-        found = [test for test, (_, functions) in near.items() if any(name.startswith(begins) for name in functions)]
-    return sorted(found or near, key=lambda test: near[test][0])
+        result = [test for test, (_, functions) in near.items() if any(name.startswith(begins) for name in functions)]
+    return sorted(result or near, key=lambda test: near[test][0])
 
 
 def found(fault: Fault, copy: Path, notes: Notes, workers: int) -> bool:
@@ -276,8 +276,8 @@ def main() -> int:
         made.error(f"--only: expected part of a path with code to change, got {args.only!r}")
     drawn: list[Fault] = []
     while len(drawn) < args.count:
-        chosen = draw.choices(list(weights), list(weights.values()), k=args.count - len(drawn))
-        drawn += [fault for path in chosen if not (fault := draw.choice(candidates[path])).harmless]
+        selected = draw.choices(list(weights), list(weights.values()), k=args.count - len(drawn))
+        drawn += [fault for path in selected if not (fault := draw.choice(candidates[path])).harmless]
     if args.list:
         sys.stdout.writelines(f"{fault}\n" for fault in drawn)
         return 0
@@ -288,16 +288,16 @@ def main() -> int:
         if args.notes is not None and args.notes.exists():
             held = json.loads(args.notes.read_text("utf-8"))
             notes = {test: (seconds, frozenset(functions)) for test, (seconds, functions) in held.items()}
-        wanted = dict.fromkeys(test for fault in drawn for test in tests_of(fault.path))
-        missing = [test for test in wanted if not any(name.startswith(test) for name in notes)]
+        requested = dict.fromkeys(test for fault in drawn for test in tests_of(fault.path))
+        missing = [test for test in requested if not any(name.startswith(test) for name in notes)]
         try:
             notes |= noted(copy, missing, args.workers) if missing else {}
         except ValueError as error:
             print(f"mutate: {error}", file=sys.stderr)
             return 2
         if args.notes is not None:  # a test that failed has no note, and is not run again with these notes
-            kept = {test: (seconds, sorted(functions)) for test, (seconds, functions) in notes.items()}
-            args.notes.write_text(json.dumps(kept), "utf-8")
+            retained = {test: (seconds, sorted(functions)) for test, (seconds, functions) in notes.items()}
+            args.notes.write_text(json.dumps(retained), "utf-8")
         copies = queue.SimpleQueue[Path]()
         for number in range(args.jobs):
             copies.put(shutil.copytree(copy, copy.with_name(f"fullfield{number}")))

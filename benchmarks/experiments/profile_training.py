@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--traceback", action="store_true", help="store where a case failed")
     args = parser.parse_args()
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -148,14 +148,14 @@ def main() -> None:
             pictures = pairs.atlas
             parts.append((pairs, share))
         result = {"case": text, "batch": args.batch, "eager": args.eager, "compile": args.compile}
-        found["cases"].append(result)
+        outcome["cases"].append(result)
         try:
             measure(text, args, Mixture(parts), result)
         except Exception as error:  # noqa: BLE001  # the other cases go on
             result["error"] = traceback.format_exc()[-3000:] if args.traceback else f"{type(error).__name__}: {error}"
         short = {key: value for key, value in result.items() if not key.endswith("kernels")}
         print(json.dumps(short), flush=True)
-        args.output.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        args.output.write_text(json.dumps(outcome, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -71,13 +71,13 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Read the runs, fill the tables, print or write them."""
-    wanted = tuple(args.only) if args.only else (*TABLES, *PLOTS, *SHEETS)
-    figures = [name for name in wanted if name in PLOTS or name in SHEETS]
+    requested = tuple(args.only) if args.only else (*TABLES, *PLOTS, *SHEETS)
+    figures = [name for name in requested if name in PLOTS or name in SHEETS]
     if args.output is None and args.only and figures:
         raise InputError(f"--only {figures[0]}: is a picture; say where to with --output")
-    if args.lookups and "3" not in wanted:
+    if args.lookups and "3" not in requested:
         raise InputError("--lookups: is for table 3, which --only leaves out")
-    if args.frames is not None and not (args.output and set(wanted) & set(SHEETS)):
+    if args.frames is not None and not (args.output and set(requested) & set(SHEETS)):
         raise InputError("--frames: is for the sheets of --output, which are absent")
     folder = None if args.output is None else _folder(args.output)
     lookups = [_lookups(path) for path in args.lookups or ()]
@@ -87,12 +87,14 @@ def run(args: argparse.Namespace) -> int:
     from benchmarks.paper.tables import sampled_cells
 
     places = args.runs or ([RUNS] if Path(RUNS).is_dir() else [])
-    found = Runs(read_runs(places), _stand_ins(args.stand_in))
-    strange = set(found.stand_ins.values()) - {run.dataset for run in found.runs}
+    result = Runs(read_runs(places), _stand_ins(args.stand_in))
+    strange = set(result.stand_ins.values()) - {run.dataset for run in result.runs}
     if strange:
-        there = ", ".join(sorted({run.dataset for run in found.runs})) or "none"
+        there = ", ".join(sorted({run.dataset for run in result.runs})) or "none"
         raise InputError(f"--stand-in: no run is of {min(strange)}; those found are of {there}")
-    tables = [sampled_cells(lookups) if name == "3" else FROM_RUNS[name](found) for name in wanted if name in TABLES]
+    tables = [
+        sampled_cells(lookups) if name == "3" else FROM_RUNS[name](result) for name in requested if name in TABLES
+    ]
     written: list[Path] = []
     absent: list[str] = []
     missing: str | None = None
@@ -106,12 +108,12 @@ def run(args: argparse.Namespace) -> int:
             for count, name in enumerate(figures):
                 progress(count / len(figures), name)
                 path = folder / f"{name}.png"
-                made = _plot(name, found, path) if name in PLOTS else _sheet(name, found, path, args.frames)
+                made = _plot(name, result, path) if name in PLOTS else _sheet(name, result, path, args.frames)
                 if made:
                     written.append(path)
                 else:
                     absent.append(name)
-    _report(args, found, tables, written, absent)
+    _report(args, result, tables, written, absent)
     if missing is not None:
         raise InputError(f"{', '.join(plots)}: cannot be drawn without matplotlib ({missing}); pip install matplotlib")
     return 0
@@ -150,13 +152,13 @@ def _lookups(path: str) -> dict[str, Any]:
 def _stand_ins(words: list[str]) -> dict[str, str]:
     from benchmarks.paper.matching import DATASETS
 
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for word in words:
         name, equals, other = word.partition("=")
         if not (equals and other and name in DATASETS):
             raise InputError(f"--stand-in: expected SET=NAME with SET one of {', '.join(DATASETS)}, got {word!r}")
-        found[name] = other
-    return found
+        result[name] = other
+    return result
 
 
 def _write_tables(tables: list[Table], folder: Path) -> list[Path]:

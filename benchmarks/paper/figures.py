@@ -196,8 +196,8 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
 
 
 def _drawable(runs: Runs, method: str, scale: str) -> StoredRun | None:
-    found = runs.scored(method, CHARGE, scale)
-    fitting = ([] if found is None else [found]) + runs.find(method, CHARGE, scale)
+    result = runs.scored(method, CHARGE, scale)
+    fitting = ([] if result is None else [result]) + runs.find(method, CHARGE, scale)
     return next((run for run in fitting if run.failure is None and _predicted(run)), None)
 
 
@@ -219,10 +219,10 @@ def _pair(used: Sequence[StoredRun], number: str) -> str:
     shot = SHEETS[number]
     order = list(shots)
     if shot is None:
-        chosen = shots[order[0]]
-        return chosen[len(chosen) // 3]
-    chosen = shots[shot] if shot in shots else shots[order[list(CHARGE_SHOTS).index(shot) % len(order)]]
-    return chosen[len(chosen) // 2]
+        selected = shots[order[0]]
+        return selected[len(selected) // 3]
+    selected = shots[shot] if shot in shots else shots[order[list(CHARGE_SHOTS).index(shot) % len(order)]]
+    return selected[len(selected) // 2]
 
 
 def _reduced(image: Tensor) -> Tensor:  # [C, H, W]

@@ -113,9 +113,9 @@ class StoredRun:
             return "on_demand"
         if self._parameter("patched") is False:
             return "default"
-        asked = str(self.config.get("backend", AUTOMATIC))
-        if asked != AUTOMATIC:
-            return _BACKENDS.get(asked)
+        requested = str(self.config.get("backend", AUTOMATIC))
+        if requested != AUTOMATIC:
+            return _BACKENDS.get(requested)
         used = {_BACKENDS.get(str(name)) for name in (self.result or {}).get("backends", ())}
         return used.pop() if len(used) == 1 else "ours"
 
@@ -167,8 +167,8 @@ class StoredRun:
         if cascade != (method.coarse_updates is not None):
             return False
         for name in ("updates", "coarse_updates"):
-            wanted, had = getattr(method, name), self._parameter(name)
-            if wanted is not None and had is not None and had != wanted:
+            requested, had = getattr(method, name), self._parameter(name)
+            if requested is not None and had is not None and had != requested:
                 return False
         return True
 
@@ -182,7 +182,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
 
     Raises InputError for a folder that is not there, or a configuration that cannot be read.
     """
-    found: dict[Path, StoredRun] = {}
+    outcome: dict[Path, StoredRun] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise InputError(f"{folder}: expected a folder of runs, but it does not exist")
@@ -200,8 +200,8 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
             result = _result(home / RESULT) if (home / RESULT).is_file() else None
             failure = str(read_notes(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
             if result is not None or failure is not None:
-                found[home.resolve()] = StoredRun(home, config, result, None if result is not None else failure)
-    return list(found.values())
+                outcome[home.resolve()] = StoredRun(home, config, result, None if result is not None else failure)
+    return list(outcome.values())
 
 
 def _result(path: Path) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Runs:
 
         On demand RAFT's own extension comes before our reference.
         """
-        wanted = METHODS[method]
+        requested = METHODS[method]
         name = self.stand_ins.get(dataset, dataset)
         fitting = [
             run
@@ -247,13 +247,13 @@ class Runs:
             if run.dataset == name
             and run.pairs == self.pairs
             and run.scale == scale
-            and run.is_of(wanted)
-            and (variant is None or self.variant_of(run, wanted) == variant)
+            and run.is_of(requested)
+            and (variant is None or self.variant_of(run, requested) == variant)
         ]
 
         def rank(run: StoredRun) -> tuple[bool, int, str]:
             stands_in = variant == "on_demand" and run.config.get("backend") == "reference"
-            return stands_in, wanted.names.index(run.config["method"]), str(run.folder)
+            return stands_in, requested.names.index(run.config["method"]), str(run.folder)
 
         return sorted(fitting, key=rank)
 

@@ -31,5 +31,5 @@ def rows(table: str) -> list[Row]:
     widths, the total in milliseconds. Table 10: ``variable``, ``value`` and, for each variant, ``runtime_ms``,
     ``std_ms``, ``memory_mb``.
     """
-    found: list[Row] = _content()["tables"][table]
-    return found
+    result: list[Row] = _content()["tables"][table]
+    return result

@@ -103,27 +103,27 @@ class Table:
 
     def rows(self) -> list[list[str]]:
         """Header and rows as texts: every line of the paper, and under it ours; alone where the paper has none."""
-        found = [[*self.labels, "", *(column.title for column in self.columns)]]
+        result = [[*self.labels, "", *(column.title for column in self.columns)]]
         for line in self.lines:
             if not line.paper:
                 labels = [*line.labels[:-1], f"{line.labels[-1]}, {line.here_label}"]
-                found.append([*labels, "here", *(column.text(line.here) for column in self.columns)])
+                result.append([*labels, "here", *(column.text(line.here) for column in self.columns)])
                 continue
-            found.append([*line.labels, "paper", *(column.text(line.paper) for column in self.columns)])
+            result.append([*line.labels, "paper", *(column.text(line.paper) for column in self.columns)])
             blank = [""] * (len(line.labels) - 1)
-            found.append([*blank, line.here_label, "here", *(column.text(line.here) for column in self.columns)])
-        return found
+            result.append([*blank, line.here_label, "here", *(column.text(line.here) for column in self.columns)])
+        return result
 
     def records(self) -> list[dict[str, Value]]:
         """Return the same with plain numbers, a record a row."""
-        found: list[dict[str, Value]] = []
+        result: list[dict[str, Value]] = []
         for line in self.lines:
             names = {label: line.labels[i] for i, label in enumerate(self.labels)}
             for source, values in (("paper", line.paper), ("here", line.here))[not line.paper :]:
                 measured = {key: values.get(key) for column in self.columns for key in column.keys}
                 here = {"at": line.here_label or None} if source == "here" else {"at": None}
-                found.append({**names, "source": source, **here, **measured})
-        return found
+                result.append({**names, "source": source, **here, **measured})
+        return result
 
 
 class Measured:
@@ -141,10 +141,10 @@ class Measured:
         if not METHODS[method].names:
             return dict.fromkeys(("runtime_s", "memory_gib"), ABSENT)
         names = [dataset] if isinstance(dataset, str) else dataset
-        found = [run for name in names for run in self.runs.find(method, name, scale, variant)]
-        if not found:
+        result = [run for name in names for run in self.runs.find(method, name, scale, variant)]
+        if not result:
             return dict.fromkeys(("runtime_s", "memory_gib"), NOT_RUN)
-        run, *others = found
+        run, *others = result
         self._use(run)
         self._left.update(dict.fromkeys(str(other.folder) for other in others))
         if run.failure is not None:
@@ -170,13 +170,13 @@ class Measured:
 
     def best_scale(self, method: str, dataset: str) -> str | None:
         """Where its 1px error is lowest."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for scale in SCALES:
             run = self.runs.scored(method, dataset, scale)
             error = None if run is None else run.score("px1")
             if error is not None:
-                found[scale] = error
-        return min(found, key=found.__getitem__) if found else None
+                result[scale] = error
+        return min(result, key=result.__getitem__) if result else None
 
     def best_runtime(self, method: str, dataset: str, scale: str) -> float | None:
         """Return the lowest runtime of all variants."""
@@ -238,14 +238,14 @@ def _metric_columns() -> tuple[Column, ...]:
 
 def _flat(row: Mapping[str, Any], variants: Iterable[str]) -> dict[str, Value]:
     """Return the values of the variants of a published row under keys of their own."""
-    found: dict[str, Value] = {}
+    result: dict[str, Value] = {}
     for variant in variants:
         cell = row.get(variant, NOT_APPLICABLE)
         if isinstance(cell, str):
-            found.update({f"{variant}.runtime_s": cell, f"{variant}.memory_gib": cell})
+            result.update({f"{variant}.runtime_s": cell, f"{variant}.memory_gib": cell})
         else:
-            found.update({f"{variant}.{key}": value for key, value in cell.items()})
-    return found
+            result.update({f"{variant}.{key}": value for key, value in cell.items()})
+    return result
 
 
 def _best_table(number: str, dataset: str, title: str, runs: Runs) -> Table:
@@ -302,14 +302,14 @@ def _costs(
 ) -> dict[str, Value]:
     """Return the cost of every variant, and how much more it is than ours."""
     costs = {name: measured.cost(method, dataset, scale, name) for name in variants}
-    found: dict[str, Value] = {}
+    result: dict[str, Value] = {}
     for name, cost in costs.items():
-        found.update({f"{name}.{key}": value for key, value in cost.items()})
+        result.update({f"{name}.{key}": value for key, value in cost.items()})
         for key, unit in (("runtime", "s"), ("memory", "gib")):
             its, ours = cost[f"{key}_{unit}"], costs["ours"][f"{key}_{unit}"]
             if isinstance(its, float) and isinstance(ours, float) and name != "ours":
-                found[f"{name}.{key}_percent"] = 100 * (its / ours - 1)
-    return found
+                result[f"{name}.{key}_percent"] = 100 * (its / ours - 1)
+    return result
 
 
 def _cost_table(number: str, dataset: str, title: str, runs: Runs) -> Table:
@@ -403,10 +403,10 @@ def sampled_cells(lookups: Sequence[Mapping[str, Any]]) -> Table:
             if row[layout] is None:  # of single cells there is only one layout
                 continue
             paper |= {layout: row[layout]["mean"], f"{layout}_std": row[layout]["std"]}
-            found = shares.get((row["block"], layout.replace("_", "-")))
-            here[layout] = statistics.fmean(found) if found else NOT_RUN
-            if found and len(found) > 1:
-                here[f"{layout}_std"] = statistics.pstdev(found)
+            result = shares.get((row["block"], layout.replace("_", "-")))
+            here[layout] = statistics.fmean(result) if result else NOT_RUN
+            if result and len(result) > 1:
+                here[f"{layout}_std"] = statistics.pstdev(result)
         before, after = here.get("row_major"), here["patch_major"]
         if isinstance(before, float) and isinstance(after, float) and before:
             here["saved_percent"] = 100 * (1 - after / before)
@@ -422,11 +422,11 @@ def _whole_and_parts(make: Callable[[Runs], Table]) -> Callable[[Runs], Table]:
     def table_of(runs: Runs) -> Table:
         table = make(runs)
         for part in runs.parts():
-            found = make(part)
+            result = make(part)
             label = f"{part.pairs} of {max(PAIRS.values())} pairs"
-            lines = [line for line in found.lines if any(isinstance(value, float) for value in line.here.values())]
+            lines = [line for line in result.lines if any(isinstance(value, float) for value in line.here.values())]
             table.lines += [Line(line.labels, {}, line.here, label) for line in lines]
-            table.notes += [note for note in found.notes if lines and note not in table.notes]
+            table.notes += [note for note in result.notes if lines and note not in table.notes]
         return table
 
     return table_of

@@ -71,10 +71,10 @@ def stages(steps: Sequence[str], further: list[str]) -> list[list[list[str]]]:
 
     The site is built while the tests run, so that no core waits. With a GPU, whose tests measure times, it comes first.
     """
-    found = {step: commands(step, further) for step in steps}
-    checks = [command for step in steps if step not in ("site", "tests") for command in found[step]]
+    result = {step: commands(step, further) for step in steps}
+    checks = [command for step in steps if step not in ("site", "tests") for command in result[step]]
     checks.sort(key=lambda command: "mypy" not in command and COMPILE not in command)  # the longest first
-    site, tests = found.get("site", []), found.get("tests", [])
+    site, tests = result.get("site", []), result.get("tests", [])
     return [checks, site, *([test] for test in tests)] if GPU else [checks, site + tests]
 
 
@@ -144,7 +144,7 @@ def gpu(target: Path) -> int:
         )
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     git = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
-    facts = {
+    properties = {
         "gpu": torch.cuda.get_device_name(),
         "cores": CORES,
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]},
@@ -152,7 +152,7 @@ def gpu(target: Path) -> int:
         "date": time.strftime("%Y-%m-%d"),
     }
     part = target.with_name(f"{target.name}.part")
-    part.write_text(json.dumps({"environment": facts, "parts": parts}, indent=1) + "\n")
+    part.write_text(json.dumps({"environment": properties, "parts": parts}, indent=1) + "\n")
     part.replace(target)
     return worst
 

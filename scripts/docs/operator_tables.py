@@ -28,8 +28,8 @@ def _with_conditions(rows: list[list[str]], *names: str) -> str:
 
 
 def _row(case: dict[str, Any], begin: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(row for row in case["rows"] if row["name"].startswith(begin))
-    return found
+    result: dict[str, Any] = next(row for row in case["rows"] if row["name"].startswith(begin))
+    return result
 
 
 def _milliseconds(row: dict[str, Any], way: str) -> str:
@@ -65,12 +65,12 @@ def lookup_peers() -> str:
 
 def lookup_sizes() -> str:
     """Milliseconds of 32 lookups by feature map, on a calm and on a fast scene."""
-    found: dict[tuple[int, int], dict[str, str]] = {}
+    result: dict[tuple[int, int], dict[str, str]] = {}
     for case in _cases("correlation_h200_sizes.json"):
         height, width = case["size"]
-        found.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
-    heads = [f"{width}×{height}" for width, height in found]
-    cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
+        result.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
+    heads = [f"{width}×{height}" for width, height in result]
+    cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in result.values()]
     return _with_conditions([["feature map", *heads], ["forward", *cells]], "correlation_h200_sizes.json")
 
 
@@ -105,9 +105,9 @@ def layers() -> str:
     names = ("cuda", "pointelligence", "the supplement's listing", "gather-GEMM-scatter")
     heads = ["", "`cuda`", "pointelligence v1.5.0", "the supplement's listing, reimplemented"]
     rows = [[*heads, "gather–GEMM–scatter in PyTorch"]]
-    wanted = (("bfloat16", [64, 64]), ("float16", [64, 64]), ("bfloat16", [64, 128]))
+    requested = (("bfloat16", [64, 64]), ("float16", [64, 64]), ("bfloat16", [64, 128]))
     for scans, called in (("indoor_dense,", "three indoor scans"), ("indoor_dense, 2 cm", "the same on a 2 cm grid")):
-        for kind, channels in wanted:
+        for kind, channels in requested:
             case = next(
                 case
                 for case in _cases("points_h200.json")
@@ -116,7 +116,7 @@ def layers() -> str:
                 and (case["dtype"], case["channels"], case["kernel"]) == (kind, channels, [3, 3, 3])
             )
             title = f"{kind}, {channels[0]}→{channels[1]}"
-            if (kind, channels) == wanted[0]:
+            if (kind, channels) == requested[0]:
                 title = f"{called}, {case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, {title}"
             rows.append([title, *(_layer(_row(case, name), channels == [64, 64]) for name in names)])
     return _with_conditions(rows, "points_h200.json")
@@ -155,7 +155,7 @@ def layer_formats() -> str:
         ["whole operator", "forward", "forward and backward", "64 → 128", "and backward", "beyond arguments, training"]
     ]
     for kind in ("bfloat16", "float16"):
-        found = [
+        result = [
             _row(case, "cuda")
             for channels in ([64, 64], [64, 128])
             for case in _cases("points_h200.json")
@@ -163,8 +163,8 @@ def layer_formats() -> str:
             and case["label"].startswith("indoor_dense, 64")
             and (case["dtype"], case["channels"], case["kernel"]) == (kind, channels, [3, 3, 3])
         ]
-        times = [f"{1e3 * row[way]['median_s']:.3f}" for row in found for way in ("forward", "training")]
-        memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in found)
+        times = [f"{1e3 * row[way]['median_s']:.3f}" for row in result for way in ("forward", "training")]
+        memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in result)
         rows.append([kind, *times, f"{memory} MB"])
     return _with_conditions(rows, "points_h200.json")
 
@@ -175,8 +175,8 @@ def neighbors() -> str:
     titles = [f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M pairs" for case in cases]
     rows = [["one H200", *titles]]
     for row in cases[0]["rows"]:
-        found = [_row(case, row["name"]) for case in cases]
-        times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in found)
+        result = [_row(case, row["name"]) for case in cases]
+        times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in result)
         rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
     return _with_conditions(rows, "points_h200.json")
 

@@ -121,15 +121,15 @@ def unsupported(block: str) -> list[str]:
     """Return the measured numbers of a block that none of its sources holds."""
     numbers = measured_numbers(block)
     values, code = allowed_values(block) if numbers or MARKER.search(block) else ([], "")
-    found = []
+    result = []
     for number in numbers:
         plain = number.replace(",", "")
         digits = len(plain.partition(".")[2])
         is_stored = any(abs(float(plain) - value) <= 0.501 * 10**-digits for value in values)
         in_code = "|".join(map(re.escape, (plain, f"{float(plain) / 100:g}")))  # a share may be printed in per cent
         if not is_stored and not re.search(rf"(?<![\w.])(?:{in_code})(?:\.0)?(?!\.?\d)", code):
-            found.append(number)
-    return found
+            result.append(number)
+    return result
 
 
 def problems(page: str) -> list[str]:

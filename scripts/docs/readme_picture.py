@@ -49,8 +49,8 @@ def moved(matrix: Matrix, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def inverse(matrix: Matrix) -> Matrix:
     """Return the inverse motion."""
-    whole = np.linalg.inv(np.array([matrix[:3], matrix[3:], (0, 0, 1)], dtype=np.float64))
-    return tuple(float(value) for value in whole[:2].ravel())  # type: ignore[return-value]
+    full = np.linalg.inv(np.array([matrix[:3], matrix[3:], (0, 0, 1)], dtype=np.float64))
+    return tuple(float(value) for value in full[:2].ravel())  # type: ignore[return-value]
 
 
 def noise(seed: int) -> Tensor:
@@ -159,10 +159,10 @@ def pixels() -> tuple[Tensor, Tensor]:
 def scene() -> tuple[Tensor, Tensor, Tensor]:
     """Return two frames [3, H, W] of bytes, and the true flow [2, H, W] of the first."""
     draw = np.random.default_rng(4)
-    whole: list[Shape] = [([(-9e3, -9e3), (9e3, -9e3), (9e3, 9e3), (-9e3, 9e3)], (150, 190, 235))]
+    full: list[Shape] = [([(-9e3, -9e3), (9e3, -9e3), (9e3, 9e3), (-9e3, 9e3)], (150, 190, 235))]
     still = turned(0, 0, 0, 0, 0)
     layers: list[tuple[list[Shape], Matrix]] = [
-        (whole, turned(0, 0, 0, -3.3, 0.7)),
+        (full, turned(0, 0, 0, -3.3, 0.7)),
         (hills(draw, 1250, (120, 150, 170)), turned(0, 0, 0, -5.6, 1.1)),
         (hills(draw, 1600, (110, 160, 90)), turned(0, 0, 0, -8.4, 1.8)),
         (tree(draw, 2950, 2100, -1.65, 330, 60), turned(-0.15, 2950, 2100, -8.4, 1.8)),
@@ -239,12 +239,12 @@ def main(arguments: list[str]) -> int:
         return fullfield.estimate(first, second, METHOD).flow
 
     first, second, truth = scene()
-    found = {
+    result = {
         "fullfield": estimate(first, second),
         f"at {WIDTH // SHORTCUT} x {HEIGHT // SHORTCUT}, enlarged": shortcut(estimate, first, second),
     }
     with atomic_path(target) as temporary:
-        sheet(first, truth, found).save(temporary, "JPEG", quality=85)
+        sheet(first, truth, result).save(temporary, "JPEG", quality=85)
     return 0
 
 

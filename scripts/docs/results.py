@@ -80,13 +80,13 @@ def is_older(stored: dict[str, Any]) -> bool:
 def owed() -> dict[str, dict[str, Any]]:
     """Return the reasons why results should be measured again, with the commands that are noted for them."""
     noted: dict[str, dict[str, Any]] = json.loads(OWED.read_text("utf-8"))
-    found = {}
+    result = {}
     for path in sorted(RESULTS.glob("*.json")):
         stored = json.loads(path.read_text("utf-8"))
         why = [*([OLDER] if is_older(stored) else []), *missing_conditions(stored)]
         if why:
-            found[path.name] = {"why": why, "command": noted.get(path.name, {}).get("command", NO_COMMAND)}
-    return found
+            result[path.name] = {"why": why, "command": noted.get(path.name, {}).get("command", NO_COMMAND)}
+    return result
 
 
 def main(arguments: list[str]) -> int:

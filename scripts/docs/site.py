@@ -38,13 +38,13 @@ MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 def copy_pages() -> None:
     """Copy the pages and the files they link to, so that Sphinx and the examples write nothing into the checkout."""
-    wanted = {path for pattern in (*TAKEN, *LINKED) for path in ROOT.glob(pattern) if path.is_file()}
-    wanted = {path for path in wanted if "__pycache__" not in path.parts}
+    requested = {path for pattern in (*TAKEN, *LINKED) for path in ROOT.glob(pattern) if path.is_file()}
+    requested = {path for path in requested if "__pycache__" not in path.parts}
     made = set(MADE.rglob("*"))
     for path in PAGES.rglob("*"):
-        if path.is_file() and path not in made and ROOT / path.relative_to(PAGES) not in wanted:
+        if path.is_file() and path not in made and ROOT / path.relative_to(PAGES) not in requested:
             path.unlink()
-    for path in wanted:
+    for path in requested:
         target = PAGES / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != path.read_bytes():
@@ -57,20 +57,20 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     copy_pages()
-    begin = SITE / "index.html"
-    if not begin.exists():  # the last build was interrupted, or warned: Sphinx would not warn of the same page again
+    start = SITE / "index.html"
+    if not start.exists():  # the last build was interrupted, or warned: Sphinx would not warn of the same page again
         shutil.rmtree(SITE, ignore_errors=True)
-    begin.unlink(missing_ok=True)
+    start.unlink(missing_ok=True)
     quick = ["-D", "plot_gallery=0"] if arguments else []
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(PAGES / "docs")]
     done = subprocess.run([*command, *quick, str(PAGES), str(SITE)], cwd=PAGES, check=False)
-    if done.returncode == 0 and not begin.exists():
+    if done.returncode == 0 and not start.exists():
         print("Sphinx ended before the end: does an example leave by sys.exit?", file=sys.stderr)
         return 1
     if done.returncode:
-        begin.unlink(missing_ok=True)
+        start.unlink(missing_ok=True)
     else:
-        print(f"{begin.relative_to(ROOT)}: written")
+        print(f"{start.relative_to(ROOT)}: written")
     return done.returncode
 
 

@@ -60,7 +60,7 @@ def table() -> str:
     ends = [row_of(own, name) for name in columns]
     rates = [row_of(fixed, name) for name in ("fullfield", "opencv", "scikit-image")]
     big = [row_of(cases["large"], name) for name in ("fast", "default")]
-    whole = [row_of(cases["whole command"], name) for name in ("fast", "default")]
+    full = [row_of(cases["whole command"], name) for name in ("fast", "default")]
     names = ("OpenCV", "scikit-image")
     size = f"{width}×{height}"
     rows = [
@@ -73,7 +73,7 @@ def table() -> str:
         ["one pair, each library's own defaults", *(f"{r['median_s']:.3g} s" for r in ends)],
         ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
         ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
-        ["the whole command, PNG to .flo", *(f"{r['median_s']:.3g} s" for r in whole), "", ""],
+        ["the whole command, PNG to .flo", *(f"{r['median_s']:.3g} s" for r in full), "", ""],
         [
             "8192×3432 pair†, estimate and peak memory",
             *(f"{r['seconds']['estimate']:.0f} s, {r['peak_memory_bytes'] / 2**30:.1f} GiB" for r in big),
@@ -108,18 +108,18 @@ HEADS = (
 def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
     """Put seconds and peak GiB of each of ``FORMS`` into ``told``; why there are none, or nothing if not timed."""
     by_name = {row["name"]: row for row in case["rows"]}
-    found = (by_name.get(name, {"status": ""}) for name in FORMS)
+    result = (by_name.get(name, {"status": ""}) for name in FORMS)
     return [
         told.format(row["median_s"], row["peak_bytes"] / 2**30) if row["status"] == "ok" else str(row["status"])
-        for row in found
+        for row in result
     ]
 
 
 def network_cases() -> list[dict[str, Any]]:
     """Return whole networks on the GPU by network and size."""
-    found = [*stored_result("models_h200.json")["cases"], *stored_result("models_h200_16k.json")["cases"]]
-    found = [case for case in found if "diverged" not in case]
-    return sorted(found, key=lambda case: (case["method"], case["size"]))
+    result = [*stored_result("models_h200.json")["cases"], *stored_result("models_h200_16k.json")["cases"]]
+    result = [case for case in result if "diverged" not in case]
+    return sorted(result, key=lambda case: (case["method"], case["size"]))
 
 
 def models_table() -> str:
@@ -352,9 +352,9 @@ def tvl1_rates() -> str:
         work = f"{row['scales']} × {row['warps']} × {row['iterations']}"
         rates = [f"{other['sequence']['frames_per_s']:.3g}" for other in same]
         times = f"{1e3 * row['median_s']:.3g}, {1e3 * row['p99_s']:.3g}"
-        found = [f"`{row['preset']}`{called}", f"{width}×{height}", work, rates[0], rates[-1], times]
-        found.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
-        lines.append([*found, *(f"{row['epe'][name]:.3f}" for name in groups)])
+        result = [f"`{row['preset']}`{called}", f"{width}×{height}", work, rates[0], rates[-1], times]
+        result.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
+        lines.append([*result, *(f"{row['epe'][name]:.3f}" for name in groups)])
     return "\n".join(markdown_table(lines)) + "\n"
 
 
@@ -474,11 +474,11 @@ def descriptors_table() -> str:
         for change, by_name in by_change.items():
             runs = [by_name[name] for name in ("FPFH", "learned")]
             ratios = [[run["ir"] for run in each] for each in runs]
-            found = both(tuple(sum(run["found"] for run in each) for each in runs), ".0f")
+            result = both(tuple(sum(run["found"] for run in each) for each in runs), ".0f")
             mean = both(tuple(sum(each) / len(each) for each in ratios), ".1f", 100)
             recall = both(tuple(sum(value > 0.05 for value in each) / len(each) for each in ratios), ".0f", 100)
             seconds = both(tuple(median(run["seconds"] for run in each) for each in runs), ".1f")
-            rows.append([f"{pair}, {changes.get(change, change)}", found, mean, recall, seconds])
+            rows.append([f"{pair}, {changes.get(change, change)}", result, mean, recall, seconds])
     total = [stored["unseen"][name] for name in ("FPFH", "learned")]
     of = {name: tuple(each[name] for each in total) for name in ("found", "ir", "fmr", "seconds", "runs")}
     last = [
@@ -512,11 +512,11 @@ for _others in (like_for_like.PAGES, operator_tables.PAGES, error_tables.PAGES, 
 
 def filled(text: str, parts: tuple[tuple[str, Callable[[], str]], ...]) -> str:
     """The page with its tables and sentences, each up to the next mark, as they should be."""
-    for begin, make in parts:
-        head, marked, rest = text.partition(begin)
+    for start, make in parts:
+        head, marked, rest = text.partition(start)
         if not marked:
-            raise ValueError(f"the page has no line {begin!r}")
-        text = head + begin + make() + rest[rest.index("<!-- ") :]
+            raise ValueError(f"the page has no line {start!r}")
+        text = head + start + make() + rest[rest.index("<!-- ") :]
     return text
 
 
@@ -525,11 +525,11 @@ def main(arguments: list[str]) -> int:
     for name, parts in PAGES.items():
         page = ROOT / name
         text = page.read_text("utf-8")
-        wanted = filled(text, parts)
-        if text != wanted:
+        requested = filled(text, parts)
+        if text != requested:
             different.append(name)
             if arguments != ["--check"]:
-                page.write_text(wanted, "utf-8")
+                page.write_text(requested, "utf-8")
     if arguments == ["--check"]:
         said = ", ".join(different)
         print(f"{said}: run scripts/docs/tables.py" if different else "every page agrees with the results")

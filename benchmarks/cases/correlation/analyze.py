@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     with naming(updates="--updates", radius="--radius", blocks="--blocks"):
         if args.updates is not None:
             recordings = [between(recorded, args.updates) for recorded in recordings]
-    found: list[list[Share]] = []
+    result: list[list[Share]] = []
     files = []
     with ProgressBar("analyze", quiet=args.quiet) as progress:
         steps = len(recordings) * len(blocks)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             for step, block in enumerate(blocks):
                 progress((number * len(blocks) + step) / steps, f"{Path(path).name}, blocks of {block}²")
                 shares += read_shares(coords, args.radius, levels=args.levels, blocks=[block], layouts=layouts)
-            found.append(shares)
+            result.append(shares)
             files.append(
                 {
                     "file": path,
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.plot:
             progress(1.0, "drawing")
-            _draw(recordings[0], found[0], args.radius, Path(args.plot))
+            _draw(recordings[0], result[0], args.radius, Path(args.plot))
     if args.json:
         report.print_json({"radius": args.radius, "levels": args.levels, "files": files, "plot": args.plot})
         return 0
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             f"  mean window of 8×8 pixels {one['mean_columns']:.0f} target pixels, "
             f"{100 * one['inside']:.1f} % of the positions in the map"
         )
-    print("\n".join(_table(found, layouts)))
+    print("\n".join(_table(result, layouts)))
     return 0
 
 

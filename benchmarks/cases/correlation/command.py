@@ -188,15 +188,15 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
     absent = {name for name in args.backends if told.get(name) is not None and args.backends == BACKENDS}
     for name in sorted(absent - {"dense"}):
         note(f"{name} does not run here: {told[name]}")
-    chosen = [name for name in BACKENDS if name in args.backends and (name not in absent or name == "dense")]
-    found = contenders.our_contenders([name for name in chosen if name != "blocks"])
-    if "blocks" in chosen:
-        found.append(contenders.blocks())
-    found.append(volume.contender())
+    selected = [name for name in BACKENDS if name in args.backends and (name not in absent or name == "dense")]
+    result = contenders.our_contenders([name for name in selected if name != "blocks"])
+    if "blocks" in selected:
+        result.append(contenders.blocks())
+    result.append(volume.contender())
     if device.type == "cuda":
-        found.append(voting.contender())
+        result.append(voting.contender())
     if args.alt_cuda_corr:
-        found.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
+        result.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
     for name, peer in (
         ("fused-local-corr", contenders.fused_local_corr()),
         ("ptlflow", contenders.ptlflow_volume()),
@@ -204,8 +204,8 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> l
         if peer is None:
             note(f"{name} is not installed, or does not import, so it is not measured")
         else:
-            found.append(peer)
-    return found
+            result.append(peer)
+    return result
 
 
 CORRELATION = Bench(

@@ -204,8 +204,8 @@ class _AltLookup(torch.autograd.Function):
         """Look up."""
         ctx.extension, ctx.radius = extension, radius
         ctx.save_for_backward(source, level, at)
-        found: Tensor = extension.forward(source, level, at, radius)[0]
-        return found[:, 0]
+        result: Tensor = extension.forward(source, level, at, radius)[0]
+        return result[:, 0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -121,7 +121,7 @@ def _case(plan: Plan, problem: Problem, scene: Scene, swept: Result, note: Note)
         if entrant.row["status"] == "ok":
             entrants.append(entrant)
     _time(entrants, plan, note)
-    facts = {
+    properties = {
         "scene": scene.name,
         "size": list(problem.size),
         "updates": problem.updates,
@@ -140,10 +140,10 @@ def _case(plan: Plan, problem: Problem, scene: Scene, swept: Result, note: Note)
         "lookups": coherence(inputs.coords, problem.radius, problem.levels),
     }
     if not problem.backward:
-        facts["write"] = _write_time(inputs, plan)
+        properties["write"] = _write_time(inputs, plan)
     del entrants, entrant, inputs, truth
     release(problem.device)
-    return {**swept, **facts, "rows": rows}
+    return {**swept, **properties, "rows": rows}
 
 
 def _on_gpu(device: torch.device) -> bool:
@@ -210,14 +210,14 @@ class Inputs:
         """Set the lookups' gradient to zero except at some source pixels, in the same memory."""
         if self.grad_out is None:
             raise RuntimeError("there is no gradient to mask without a backward pass")
-        whole = self.grad_out.clone()
+        full = self.grad_out.clone()
         mask = torch.zeros(self.problem.size, dtype=self.grad_out.dtype, device=self.grad_out.device)
         mask.view(-1)[pixels] = 1
         self.grad_out.mul_(mask)
         try:
             yield
         finally:
-            self.grad_out.copy_(whole)
+            self.grad_out.copy_(full)
 
 
 def _at(values: Tensor, pixels: Tensor) -> Tensor:
@@ -242,16 +242,16 @@ class Truth:
         """Compute the reference and the allowed error."""
         problem = inputs.problem
         count = problem.size[0] * problem.size[1]
-        chosen = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:CHECKED].to(problem.device)
+        selected = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:CHECKED].to(problem.device)
         rounding = problem.dtype
         if problem.device.type == "cuda" and problem.dtype == torch.float32:
             # TF32 has the mantissa of float16.
             rounding = {"high": torch.float16, "medium": torch.bfloat16}.get(precision, torch.float32)
-        exact = _reference(inputs, chosen, torch.float64, problem.dtype)
-        eager = _reference(inputs, chosen, problem.dtype, rounding)
+        exact = _reference(inputs, selected, torch.float64, problem.dtype)
+        eager = _reference(inputs, selected, problem.dtype, rounding)
         given = eager[0].to(problem.out_dtype)
         allowed = [budget(got, right, problem.dtype) for got, right in zip(eager[1:], exact[1:], strict=True)]
-        return cls(chosen, exact[0], budget(given, exact[0], problem.out_dtype), tuple(exact[1:]), tuple(allowed))
+        return cls(selected, exact[0], budget(given, exact[0], problem.out_dtype), tuple(exact[1:]), tuple(allowed))
 
     def of_lookup(self, out: Tensor, problem: Problem, slack: float) -> tuple[str | None, dict[str, float]]:
         """Return what is wrong with the last lookup's result, and its error."""
@@ -262,8 +262,8 @@ class Truth:
         if not bool(out.isfinite().all()):
             return "gave NaN or infinite values", {}
         off = error(_at(out, self.pixels), self.out)
-        facts = {"error": off, "allowed": slack * self.allowed}
-        return (None if off <= facts["allowed"] else _off("the lookup", facts)), facts
+        properties = {"error": off, "allowed": slack * self.allowed}
+        return (None if off <= properties["allowed"] else _off("the lookup", properties)), properties
 
     def of_gradients(self, grads: Sequence[Tensor], slack: float) -> tuple[str | None, dict[str, float]]:
         """Judge gradients that were computed inside :meth:`Inputs.only_at`, as :meth:`of_lookup`."""
@@ -271,10 +271,10 @@ class Truth:
         for name, got, right, allowed in zip(
             ("fmap1", "fmap2"), (_at(grads[0], self.pixels), grads[1]), self.grads, self.grads_allowed, strict=True
         ):
-            facts = {"error": error(got, right), "allowed": slack * allowed}
-            if not facts["error"] <= facts["allowed"]:
-                return _off(f"the gradient of {name}", facts), facts
-            worst = max(worst or facts, facts, key=lambda f: f["error"] / f["allowed"])
+            properties = {"error": error(got, right), "allowed": slack * allowed}
+            if not properties["error"] <= properties["allowed"]:
+                return _off(f"the gradient of {name}", properties), properties
+            worst = max(worst or properties, properties, key=lambda f: f["error"] / f["allowed"])
         return None, worst
 
 
@@ -386,12 +386,12 @@ class Entrant:
         """Return what is timed; gradients were judged before, because they can only be judged masked."""
         name = self.contender.name
         judge = (lambda _: None) if self.inputs.problem.backward else self._wrong_lookup
-        found = [Candidate(f"{name} eager", self.inputs.work(self.contender), judge)]
+        result = [Candidate(f"{name} eager", self.inputs.work(self.contender), judge)]
         if self.replay is not None:
-            found.append(Candidate(f"{name} graph", self.replay, judge))
+            result.append(Candidate(f"{name} graph", self.replay, judge))
         if not self.inputs.problem.backward:
-            found.append(Candidate(f"{name} prepare", self.prepare, self._judge_prepared))
-        return found
+            result.append(Candidate(f"{name} prepare", self.prepare, self._judge_prepared))
+        return result
 
     def _judge_prepared(self, lookup: Any) -> str | None:
         with torch.no_grad():
@@ -400,15 +400,15 @@ class Entrant:
     def issue(self) -> dict[str, float]:
         """Return the host's seconds per lookup, without and with gradients, without waiting for the device."""
         problem = self.inputs.problem
-        found = {}
+        result = {}
         for key, grad in (("host_s", False), ("host_with_grad_s", True)):
             if grad and not self.contender.ours:
                 continue
             maps = [f.detach().requires_grad_(grad) for f in (self.inputs.fmap1, self.inputs.fmap2)]
             with torch.set_grad_enabled(grad):
                 lookup = self.contender.prepare(replace(problem, backward=grad), maps[0], maps[1])
-                found[key] = issue_seconds([partial(lookup, x) for x in self.inputs.coords[:BURST]])
-        return found
+                result[key] = issue_seconds([partial(lookup, x) for x in self.inputs.coords[:BURST]])
+        return result
 
 
 def _time(entrants: Sequence[Entrant], plan: Plan, note: Note) -> None:

@@ -43,8 +43,8 @@ def _lines(axes: Axes, cases: Sequence[Case], quantity: str) -> None:
         for value, group in values.items():
             rows = rows_of(group, name)
             if quantity == "time":
-                found = milliseconds(rows)
-                points += [(value, *found)] if found else []
+                result = milliseconds(rows)
+                points += [(value, *result)] if result else []
             else:
                 peak = memory(rows)
                 points += [(value, peak, 0.0)] if peak else []

@@ -52,11 +52,11 @@ class Scene:
             few = self.recorded.shape[0] == len(RECORDED)
             recorded = resized(self.recorded if few else self.recorded[:updates], size)
             offsets = between(recorded, updates) if few else recorded
-            found = recorded_positions(offsets)[None].expand(batch, -1, -1, -1, -1)
+            result = recorded_positions(offsets)[None].expand(batch, -1, -1, -1, -1)
         else:
             make = random if self.name == "random" else smooth
-            found = torch.stack([recorded_positions(make(size, updates, seed)) for seed in range(batch)])
-        return [found[:, update].contiguous().to(device) for update in range(updates)]
+            result = torch.stack([recorded_positions(make(size, updates, seed)) for seed in range(batch)])
+        return [result[:, update].contiguous().to(device) for update in range(updates)]
 
 
 def coherence(coords: list[Tensor], radius: int, levels: int) -> dict[str, float]:

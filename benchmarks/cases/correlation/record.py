@@ -45,8 +45,8 @@ class Recording:
 
         from benchmarks.cases.correlation.analysis import recorded_positions
 
-        found = torch.stack([each[item] for each in self.positions]).float().cpu()
-        return found - recorded_positions(torch.zeros_like(found[:1]))
+        result = torch.stack([each[item] for each in self.positions]).float().cpu()
+        return result - recorded_positions(torch.zeros_like(result[:1]))
 
 
 @contextmanager
@@ -59,19 +59,19 @@ def recording() -> Iterator[list[Recording]]:
     from fullfield.ops.correlation.prepared import Lookups
 
     original = Lookups.lookup
-    found: list[Recording] = []
+    result: list[Recording] = []
     by_pair: dict[int, tuple[Lookups, Recording]] = {}  # holds the pair, so that no other gets its number
 
     def lookup(self: Lookups, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if id(self) not in by_pair:
             by_pair[id(self)] = self, Recording(self._options[1])
-            found.append(by_pair[id(self)][1])
+            result.append(by_pair[id(self)][1])
         by_pair[id(self)][1].positions.append(coords.detach().clone())
         return original(self, coords, out_dtype, channels_last)
 
     Lookups.lookup = lookup  # type: ignore[method-assign]
     try:
-        yield found
+        yield result
     finally:
         Lookups.lookup = original  # type: ignore[method-assign]
 
@@ -129,14 +129,14 @@ def run(args: argparse.Namespace) -> int:
     small = torch.zeros(3, 128, 128)
     estimate(small, small, args.method, device=args.device, **parameters)  # patching tries lookups of its own
     for label, (first, second) in zip(_labels([first for first, _ in args.pair]), args.pair, strict=True):
-        with recording() as found:
+        with recording() as result:
             estimate(first, second, args.method, device=args.device, **parameters)
-        if not found:
+        if not result:
             raise InputError(
                 f"METHOD: expected a network that looks up correlations, got {args.method}, which does not"
             )
-        for number, each in enumerate(found):
-            name = label + (f"_{number + 1}" if len(found) > 1 else "") + ".npy"
+        for number, each in enumerate(result):
+            name = label + (f"_{number + 1}" if len(result) > 1 else "") + ".npy"
             offsets = each.offsets()
             with atomic_path(folder / name) as temporary, temporary.open("wb") as file:
                 np.save(file, offsets.numpy())

@@ -62,14 +62,14 @@ def between(recorded: Tensor, updates: int) -> Tensor:
         raise InputError(
             f"updates: interpolation needs a recording of updates {listed}, got one of {recorded.shape[0]} updates"
         )
-    found = []
+    result = []
     for update in range(updates):
         before = max(i for i, known in enumerate(RECORDED) if known <= update)
         after = min(before + 1, len(RECORDED) - 1)
         step = RECORDED[after] - RECORDED[before]
         part = (update - RECORDED[before]) / step if step else 0.0
-        found.append(torch.lerp(recorded[before], recorded[after], part))
-    return torch.stack(found)
+        result.append(torch.lerp(recorded[before], recorded[after], part))
+    return torch.stack(result)
 
 
 def resized(offsets: Tensor, size: tuple[int, int]) -> Tensor:

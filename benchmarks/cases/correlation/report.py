@@ -24,9 +24,9 @@ def milliseconds(rows: Sequence[Row], way: str | None = None) -> tuple[float, fl
     """Return mean and standard deviation over scenes, or over the repetitions of the only scene."""
     timed = []
     for row in rows:
-        chosen = way or way_of(row)
-        if row["status"] == "ok" and chosen in row:
-            timed.append(row[chosen])
+        selected = way or way_of(row)
+        if row["status"] == "ok" and selected in row:
+            timed.append(row[selected])
     if not timed:
         return None
     values = [1e3 * t["median_s"] for t in timed] if len(timed) > 1 else [1e3 * s for s in timed[0]["seconds"]]
@@ -41,10 +41,10 @@ def names(cases: Sequence[Case]) -> list[str]:
 
 def by_value(cases: Sequence[Case]) -> dict[int, list[Case]]:
     """Return the cases of every value of the swept variable."""
-    found: dict[int, list[Case]] = {}
+    result: dict[int, list[Case]] = {}
     for case in cases:
-        found.setdefault(case["value"], []).append(case)
-    return found
+        result.setdefault(case["value"], []).append(case)
+    return result
 
 
 def rows_of(cases: Sequence[Case], name: str) -> list[Row]:
@@ -113,24 +113,24 @@ def table10(cases: Sequence[Case]) -> list[str]:
 
 
 def _cell(rows: Sequence[Row]) -> str:
-    found = milliseconds(rows)
-    if found is None:
+    result = milliseconds(rows)
+    if result is None:
         return "OOM" if any(row["status"] == "out of memory" for row in rows) else "-"
     eager = " e" if any(way_of(row) == "eager" for row in rows) else ""
-    return f"{found[0]:.3g} ± {found[1]:.2g}{eager}"
+    return f"{result[0]:.3g} ± {result[1]:.2g}{eager}"
 
 
 def memory(rows: Sequence[Row]) -> float | None:
     """Mean peak in MB, inputs included."""
-    found = [row["peak_with_inputs_bytes"] / 1e6 for row in rows if "peak_with_inputs_bytes" in row]
-    return statistics.fmean(found) if found else None
+    result = [row["peak_with_inputs_bytes"] / 1e6 for row in rows if "peak_with_inputs_bytes" in row]
+    return statistics.fmean(result) if result else None
 
 
 def _memory_cell(rows: Sequence[Row]) -> str:
-    found = memory(rows)
-    if found is None:
+    result = memory(rows)
+    if result is None:
         return "OOM" if any(row["status"] == "out of memory" for row in rows) else "-"
-    return f"{found:.0f}" if found >= 10 else f"{found:.2g}"
+    return f"{result:.0f}" if result >= 10 else f"{result:.2g}"
 
 
 def _saved(ours: Sequence[Row], theirs: Sequence[Row], time: bool) -> str:

@@ -37,20 +37,20 @@ def pyramid(fmap1: Tensor, fmap2: Tensor, levels: int, limit: int = 1 << 31) -> 
     source = fmap1.flatten(2).transpose(1, 2) / channels**0.5  # [B, H·W, C]
     pixels, size = height * width, fmap2.shape[2:]
     if batch * pixels * size.numel() <= limit:
-        found = [torch.bmm(source, fmap2.flatten(2)).view(batch * pixels, 1, *size)]
+        result = [torch.bmm(source, fmap2.flatten(2)).view(batch * pixels, 1, *size)]
         for _ in range(levels - 1):
-            found.append(functional.avg_pool2d(found[-1], 2))
-        return found
+            result.append(functional.avg_pool2d(result[-1], 2))
+        return result
     sizes = [(size[0] >> level, size[1] >> level) for level in range(levels)]
-    found = [fmap1.new_empty(batch, pixels, *each) for each in sizes]
+    result = [fmap1.new_empty(batch, pixels, *each) for each in sizes]
     step = max(1, SLICE // size.numel())
     for item in range(batch):
-        for begin in range(0, pixels, step):
-            part = slice(begin, begin + step)
-            torch.mm(source[item, part], fmap2[item].flatten(1), out=found[0][item, part].flatten(1))
-            for finer, coarser in pairwise(found):
+        for start in range(0, pixels, step):
+            part = slice(start, start + step)
+            torch.mm(source[item, part], fmap2[item].flatten(1), out=result[0][item, part].flatten(1))
+            for finer, coarser in pairwise(result):
                 coarser[item, part] = functional.avg_pool2d(finer[item, part], 2)
-    return [level.view(batch * pixels, 1, *level.shape[2:]) for level in found]
+    return [level.view(batch * pixels, 1, *level.shape[2:]) for level in result]
 
 
 def _prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
@@ -67,8 +67,8 @@ def _prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
             at = centres / 2**level + window
             sides = reversed(volume.shape[2:])  # numbers, so that a CUDA graph can hold the work
             grid = torch.stack([(2 * x + 1) / side - 1 for x, side in zip(at.unbind(-1), sides, strict=True)], -1)
-            found = functional.grid_sample(volume, grid, align_corners=False)
-            parts.append(found.view(batch, height, width, -1))
+            result = functional.grid_sample(volume, grid, align_corners=False)
+            parts.append(result.view(batch, height, width, -1))
         out = torch.cat(parts, -1).permute(0, 3, 1, 2)
         return out.to(problem.out_dtype).contiguous(memory_format=problem.memory_format)
 

@@ -165,21 +165,21 @@ def _file(plan: Plan, method: str) -> str | None:
 @contextmanager
 def looked_up(model: Network) -> Iterator[list[Tensor]]:
     """Record the positions of every lookup of the plain module."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     pyramid = model.pyramid
 
     def recorded(fmap1: Tensor, fmap2: Tensor) -> Callable[[Tensor], Tensor]:
         lookup = pyramid(fmap1, fmap2)
 
         def call(coords: Tensor) -> Tensor:
-            found.append(coords.detach().clone())
+            result.append(coords.detach().clone())
             return lookup(coords)
 
         return call
 
     model.pyramid = recorded  # type: ignore[method-assign, assignment]
     try:
-        yield found
+        yield result
     finally:
         del model.pyramid
 
@@ -189,26 +189,26 @@ def looked_up(model: Network) -> Iterator[list[Tensor]]:
 
 def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note: Note) -> list[Entry]:
     """Return our forms, cascaded ones if the plan has them, then the peer in both precisions where it is installed."""
-    found = [Entry(FORM_NAMES[form], True, partial(_ours, model, form), form == "compiled") for form in plan.forms]
+    result = [Entry(FORM_NAMES[form], True, partial(_ours, model, form), form == "compiled") for form in plan.forms]
     if plan.cascade:
         cascaded = [form for form in plan.forms if form in DEFAULT_FORMS]
-        found += [Entry(f"{FORM_NAMES[form]}, cascaded", True, partial(_cascaded, model, form)) for form in cascaded]
+        result += [Entry(f"{FORM_NAMES[form]}, cascaded", True, partial(_cascaded, model, form)) for form in cascaded]
     if not plan.peers or method not in PEERS:
-        return found
+        return result
     try:
         peer = _ptlflow(PEERS[method])
     except (ImportError, OSError, AttributeError, RuntimeError) as error:  # RuntimeError: torchvision does not fit
         note(f"ptlflow does not import here, so it is not measured ({first_line(error)})")
-        return found
+        return result
     # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
     peer.load_state_dict(model.state_dict(), strict=False)
     peer.to(plan.device).eval()
     dtypes = (None, HALF[plan.device.type])
-    found += [Entry(_in("ptlflow, dense", dtype), False, partial(_dense, peer, size, dtype)) for dtype in dtypes]
+    result += [Entry(_in("ptlflow, dense", dtype), False, partial(_dense, peer, size, dtype)) for dtype in dtypes]
     if plan.extension is not None:
         name = "ptlflow, alt_cuda_corr"
-        found += [Entry(_in(name, dtype), False, partial(_alternate, peer, plan.extension, dtype)) for dtype in dtypes]
-    return found
+        result += [Entry(_in(name, dtype), False, partial(_alternate, peer, plan.extension, dtype)) for dtype in dtypes]
+    return result
 
 
 FORM_NAMES = {"fast": "fast", "module": "module", "module-half": "module, half", "compiled": "compiled, half"}
@@ -238,8 +238,8 @@ def _compiled(model: Network) -> Flow:
 
     def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # the flow before is read no more
-        found: Tensor = compiled(first, second, updates=updates)
-        return found
+        result: Tensor = compiled(first, second, updates=updates)
+        return result
 
     return flow
 
@@ -290,8 +290,8 @@ def _of_peer(peer: Any, alternate: bool, dtype: torch.dtype | None) -> Flow:
         peer.alternate_corr, peer.iters = alternate, updates
         images = torch.stack((first, second), 1).flip(2)  # it takes blue, green, red
         with torch.autocast(first.device.type, dtype, enabled=dtype is not None):
-            found: Tensor = peer({"images": images})["flows"][:, 0]
-        return found.float()
+            result: Tensor = peer({"images": images})["flows"][:, 0]
+        return result.float()
 
     return flow
 
@@ -324,16 +324,16 @@ class Truth(NamedTuple):
         try:
             with looked_up(model) as positions:
                 flow = model(*pair, updates=updates)
-            kept = positions[:: max(1, len(positions) // 8)]
-            lookups = coherence(kept, model.config.radius, model.config.levels) if kept else None
-            found = {False: model(*pair, updates=few)}
+            retained = positions[:: max(1, len(positions) // 8)]
+            lookups = coherence(retained, model.config.radius, model.config.levels) if retained else None
+            result = {False: model(*pair, updates=few)}
             if plan.cascade:
-                found[True] = Cascade(model)(*pair, few)
+                result[True] = Cascade(model)(*pair, few)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return cls(None, {}, None)
-        return cls(flow, found, lookups)
+        return cls(flow, result, lookups)
 
 
 def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: Note) -> Result:
@@ -401,9 +401,9 @@ def _admitted(
             before = torch.cuda.memory_allocated()
         start = time.perf_counter()
         flow = entry.make()
-        found = flow(*pair, few)
+        result = flow(*pair, few)
         # Without anything to compare with, finite has to do.
-        off = float((found - right).norm() / right.norm()) if right is not None else float(0 * found.sum())
+        off = float((result - right).norm() / right.norm()) if right is not None else float(0 * result.sum())
         row["first_call_s"] = time.perf_counter() - start
         row["check"] = {"error": None if right is None else off, "allowed": ALLOWED, "updates": few}
         if not off <= ALLOWED:

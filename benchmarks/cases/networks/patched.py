@@ -87,15 +87,15 @@ def _model(plan: Plan, name: str) -> Any:
 
 def _images(plan: Plan, name: str, size: tuple[int, int]) -> Tensor:
     first, second = frames(FramePlan((), (), plan.device), size)
-    wanted = [first, second] * 3
-    return torch.stack(wanted[: _MOST_FRAMES.get(name, 2)], 1).expand(plan.batch, -1, -1, -1, -1).contiguous()
+    requested = [first, second] * 3
+    return torch.stack(requested[: _MOST_FRAMES.get(name, 2)], 1).expand(plan.batch, -1, -1, -1, -1).contiguous()
 
 
 def _work(plan: Plan, model: Any, images: Tensor) -> Callable[[], Tensor]:
     def estimate() -> Tensor:
         with torch.no_grad():
-            found: Tensor = model({"images": images})["flows"]
-        return found
+            result: Tensor = model({"images": images})["flows"]
+        return result
 
     truth = images.new_zeros(images.shape[0], images.shape[1] - 1, 2, *images.shape[-2:])
 
@@ -121,7 +121,7 @@ def _case(plan: Plan, name: str, size: tuple[int, int], how: str, note: Note) ->
     _measured(calls[0], rows[0], plan.device)
     patch(patched)
     with looked_up() as lookups:
-        found = _tried(lambda: _exactly(calls[1]), rows[1], plan.device)
+        result = _tried(lambda: _exactly(calls[1]), rows[1], plan.device)
     told = coherence([coords for coords, _, _ in lookups], lookups[0][2], lookups[0][1]) if lookups else None
     lookups.clear()
     if rows[1]["status"] == "ok":
@@ -140,7 +140,7 @@ def _case(plan: Plan, name: str, size: tuple[int, int], how: str, note: Note) ->
         "train": plan.train,
         "batch": plan.batch,
         "own_lookup": how,
-        "flow_px": None if found is None else float(found.norm(dim=-3).mean()),
+        "flow_px": None if result is None else float(result.norm(dim=-3).mean()),
         "lookups": told,
         "device": str(plan.device),
         "rows": rows,
@@ -175,8 +175,8 @@ def _compare(plan: Plan, models: Sequence[Any], calls: Sequence[Callable[[], Ten
         row |= {"status": "check failed", "reason": f"the flow is off by {off:.2g} of its largest value"}
     if not plan.train:
         return
-    expected, found = (_gradients(model) for model in models)
-    off = float((found - expected).norm() / expected.norm())
+    expected, result = (_gradients(model) for model in models)
+    off = float((result - expected).norm() / expected.norm())
     row["check"] |= {"gradient_error": off, "gradient_allowed": ALLOWED_GRADIENT}
     if not off <= ALLOWED_GRADIENT:
         row |= {"status": "check failed", "reason": f"the gradients are off by {100 * off:.2g} %"}
@@ -202,16 +202,16 @@ def _exactly(call: Callable[[], Tensor]) -> Tensor:
 @contextmanager
 def looked_up() -> Iterator[list[tuple[Tensor, int, int]]]:
     """Positions, levels and radius of every lookup of ours."""
-    found: list[tuple[Tensor, int, int]] = []
+    result: list[tuple[Tensor, int, int]] = []
     original = CorrelationPyramid.__call__
 
     def noted(self: CorrelationPyramid, coords: Tensor) -> Tensor:
-        found.append((coords.detach().clone(), self.levels, self.radius))
+        result.append((coords.detach().clone(), self.levels, self.radius))
         return original(self, coords)
 
     CorrelationPyramid.__call__ = noted  # type: ignore[method-assign]
     try:
-        yield found
+        yield result
     finally:
         CorrelationPyramid.__call__ = original  # type: ignore[method-assign]
 

@@ -73,8 +73,8 @@ def room(count: int, seed: int = 0) -> Scene:
 
 def thinned(scene: Scene, cell: float) -> Scene:
     """One point a cell."""
-    kept = grid_downsample(scene.points, cell, offsets=scene.offsets)
-    return Scene(f"{scene.name}, {cell * 100:g} cm grid", scene.points[kept.indices], kept.offsets.cpu())
+    retained = grid_downsample(scene.points, cell, offsets=scene.offsets)
+    return Scene(f"{scene.name}, {cell * 100:g} cm grid", scene.points[retained.indices], retained.offsets.cpu())
 
 
 def voxels_of(scene: Scene, cell: float, count: int | None = None) -> tuple[Scene, Tensor]:
@@ -90,19 +90,19 @@ def voxels_of(scene: Scene, cell: float, count: int | None = None) -> tuple[Scen
         numbers = numbers - numbers.amin(0)
         parts.append(numbers[torch.argsort(morton_code(numbers))])
     side = max(int(numbers.max()) for numbers in parts) + _APART
-    wanted = sum(len(numbers) for numbers in parts) if count is None else count
+    requested = sum(len(numbers) for numbers in parts) if count is None else count
     places: list[Tensor] = []
-    while wanted > 0:
-        places.append(parts[len(places) % len(parts)][:wanted])
-        wanted -= len(places[-1])
+    while requested > 0:
+        places.append(parts[len(places) % len(parts)][:requested])
+        requested -= len(places[-1])
     row = next(n for n in range(1, len(places) + 1) if n**3 >= len(places))
     for number, place in enumerate(places):
         steps = (number // row**2, number // row % row, number % row)
         places[number] = place + side * torch.tensor(steps, device=place.device)
-    found = torch.cat(places)
-    found = found[torch.argsort(morton_code(found))]
-    points = ((found.double() + 0.5) * cell).to(torch.float32)
-    return Scene(voxels_name(scene, cell, count), points, torch.tensor([0, len(points)])), found
+    result = torch.cat(places)
+    result = result[torch.argsort(morton_code(result))]
+    points = ((result.double() + 0.5) * cell).to(torch.float32)
+    return Scene(voxels_name(scene, cell, count), points, torch.tensor([0, len(points)])), result
 
 
 def voxels_name(scene: Scene, cell: float, count: int | None = None) -> str:
@@ -122,21 +122,21 @@ def sized(scene: Scene, count: int) -> Scene:
     taken: list[int] = []
     while sum(taken) < count:
         taken.append(min(sizes[len(taken) % len(sizes)], count - sum(taken)))
-    whole, rest = divmod(count, total)
-    points = torch.cat([scene.points] * whole + [scene.points[:rest]])
+    full, rest = divmod(count, total)
+    points = torch.cat([scene.points] * full + [scene.points[:rest]])
     return Scene(f"{scene.name}, {count:,} points", points, torch.tensor([0, *taken]).cumsum(0))
 
 
 def other_parts(scene: Scene, counts: Sequence[int]) -> list[Scene]:
     """Return one part of each count, where possible of another cloud than the first: its last points."""
     sizes, ends = scene.offsets.diff().tolist(), scene.offsets[1:].tolist()
-    found = []
+    result = []
     for number, count in enumerate(counts, 1):
         cloud = number % len(sizes)
         taken = min(count, sizes[cloud])
         points = scene.points[ends[cloud] - taken : ends[cloud]]
-        found.append(Scene(f"{scene.name}, {taken:,} points", points, torch.tensor([0, taken])))
-    return found
+        result.append(Scene(f"{scene.name}, {taken:,} points", points, torch.tensor([0, taken])))
+    return result
 
 
 def crowded(scene: Scene, cell: float, count: int) -> Scene:

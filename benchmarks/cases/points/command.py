@@ -124,11 +124,11 @@ def earlier(path: Path, grid: float) -> list[Result]:
     there = stored["environment"]
     machine = ((name, there.get(name), here.get(name)) for name in ("gpu", "cpu"))
     check_same("--resume", [("grid", stored.get("grid"), grid), *machine])
-    kept = [case for case in stored["cases"] if case["part"] in PARTS and _is_done(case)]
-    for case in kept:
+    retained = [case for case in stored["cases"] if case["part"] in PARTS and _is_done(case)]
+    for case in retained:
         if there.get("commit") != here["commit"]:
             case.setdefault("commit", there.get("commit"))
-    return kept
+    return retained
 
 
 def _is_done(case: Result) -> bool:

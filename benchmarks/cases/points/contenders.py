@@ -252,8 +252,8 @@ def _ocnn(module: ModuleType, problem: Problem) -> Apply:
     tree = module.octree.Octree(depth, min(2, depth), 1, problem.device)
     tree.build_octree(module.octree.Points((voxels.float() + 0.5) * (2.0 / 2**depth) - 1.0))
     tree.construct_all_neigh()
-    asked = torch.cat([voxels, torch.zeros_like(voxels[:, :1])], 1).float()
-    node = tree.search_xyzb(asked, depth, nempty=True).to(torch.int64)
+    requested = torch.cat([voxels, torch.zeros_like(voxels[:, :1])], 1).float()
+    node = tree.search_xyzb(requested, depth, nempty=True).to(torch.int64)
     layer = module.nn.OctreeConv(*problem.channels, [3], nempty=True)  # takes its Triton kernel where it can
     layer = layer.to(device=problem.device, dtype=problem.dtype)
     back = torch.empty_like(node).index_copy_(0, node, torch.arange(len(node), device=node.device))
@@ -269,7 +269,7 @@ def _ocnn(module: ModuleType, problem: Problem) -> Apply:
 
 def voxel_peers() -> tuple[list[Contender], dict[str, str]]:
     """Return spconv and ocnn as far as they are installed, and why the others are absent."""
-    found, absent = [], {}
+    result, absent = [], {}
     for name, place, prepare in (("spconv", "spconv.pytorch", _spconv), ("ocnn", "ocnn", _ocnn)):
         try:
             module = importlib.import_module(place)
@@ -277,5 +277,5 @@ def voxel_peers() -> tuple[list[Contender], dict[str, str]]:
             absent[name] = f"does not import ({first_line(error)})"
             continue
         version = getattr(importlib.import_module(name), "__version__", "")
-        found.append(Contender(f"{name} {version}".strip(), partial(prepare, module), figures="voxels"))
-    return found, absent
+        result.append(Contender(f"{name} {version}".strip(), partial(prepare, module), figures="voxels"))
+    return result, absent

@@ -235,8 +235,8 @@ def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tu
                 row[f"{way}_once_s"] = time.perf_counter() - start
         if plan.gpu:  # what is kept between calls; ours reads the geometry that all were given
             gc.collect()
-            kept = torch.cuda.memory_allocated() - before
-            row["kept_bytes"] = layer.problem.geometry.nbytes if contender.ours else kept
+            retained = torch.cuda.memory_allocated() - before
+            row["kept_bytes"] = layer.problem.geometry.nbytes if contender.ours else retained
     except (MemoryError, RuntimeError, TypeError, ValueError) as error:
         row.update(given_up(error))
         release(plan.device)
@@ -265,15 +265,15 @@ def _time(plan: Plan, way: str, works: Sequence[tuple[Result, Call]], note: Note
 def _timed(plan: Plan, way: str, works: Sequence[tuple[Result, Call]], note: Note) -> None:
     candidates = []
     for row, call in works:
-        chosen, row[f"{way}_graph"] = call, False
+        selected, row[f"{way}_graph"] = call, False
         if plan.gpu and row[f"{way}_once_s"] < _REPLAYED:
             try:
-                chosen, row[f"{way}_graph"] = captured(call), True
+                selected, row[f"{way}_graph"] = captured(call), True
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise
                 row["no_graph"] = first_line(error)
-        candidates.append(Candidate(row["name"], chosen, lambda _: None))
+        candidates.append(Candidate(row["name"], selected, lambda _: None))
     if not candidates:
         return
     clock = event_clock if plan.gpu else wall_clock
@@ -329,29 +329,31 @@ def _worst(plan: Plan, scene: Scene, note: Note) -> Cases:
 
 def _sizes(plan: Plan, scene: Scene, note: Note) -> Cases:
     """At the scan's density and thinned; parts and copies of the scene."""
-    for whole, grid in _densities(plan, scene):
+    for full, grid in _densities(plan, scene):
         for size in plan.sizes:
-            some, facts = sized(whole, size), {"size": size, "series": whole.name}
+            some, properties = sized(full, size), {"size": size, "series": full.name}
             problem = partial(_by_radius, plan, some, grid)
-            yield _layer(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], ("layer",), problem, facts), note)
+            yield _layer(
+                plan, _Task(some.name, plan.channels[0], plan.dtypes[0], ("layer",), problem, properties), note
+            )
 
 
 def _voxels(plan: Plan, scene: Scene, note: Note) -> Cases:
     """At the scan's density, hardly more than a point a voxel, and coarser."""
     for cell in (plan.grid, plan.coarse):
         for size in plan.sizes:
-            facts = {"size": size, "series": f"voxels of {100 * cell:g} cm"}
+            properties = {"size": size, "series": f"voxels of {100 * cell:g} cm"}
             name, problem = voxels_name(scene, cell, size), partial(_by_voxel, plan, scene, cell, size)
-            yield _layer(plan, _Task(name, plan.channels[0], plan.voxel_dtype, ("voxels",), problem, facts), note)
+            yield _layer(plan, _Task(name, plan.channels[0], plan.voxel_dtype, ("voxels",), problem, properties), note)
 
 
 def _ablation(
     figures: tuple[str, ...], problem_of: Callable[..., Problem], plan: Plan, scene: Scene, note: Note
 ) -> Cases:
     for size in plan.ablation_sizes:
-        some, facts = sized(scene, size), {"size": size, "series": scene.name}
+        some, properties = sized(scene, size), {"size": size, "series": scene.name}
         problem = partial(problem_of, plan, some, plan.grid)
-        yield _layer(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], figures, problem, facts), note)
+        yield _layer(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], figures, problem, properties), note)
 
 
 def _build(plan: Plan, scene: Scene, note: Note) -> Cases:
@@ -362,7 +364,7 @@ def _build(plan: Plan, scene: Scene, note: Note) -> Cases:
 def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
     radius = kernel_radius(grid, plan.kernel)
-    found = radius_search(points, radius, offsets=offsets)
+    result = radius_search(points, radius, offsets=offsets)
     build: Any = protocol.builder(plan.device)
     fewer = grid_downsample(points, 2 * grid, offsets=offsets)
     sparse = points[fewer.indices]
@@ -370,8 +372,8 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     works: dict[str, tuple[Call, Callable[[Any], str | None]]] = {
         "radius search": (partial(radius_search, points, radius, offsets=offsets), exact),
         "triplets of found neighbours": (
-            lambda: build.assemble((found.offsets, found.indices), points, points, grid, sides),
-            lambda t: None if torch.equal(t.rows, found.offsets) else "has other rows",
+            lambda: build.assemble((result.offsets, result.indices), points, points, grid, sides),
+            lambda t: None if torch.equal(t.rows, result.offsets) else "has other rows",
         ),
         "search and triplets": (
             partial(radius_geometry, points, grid, plan.kernel, offsets=offsets),
@@ -398,18 +400,18 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
         if plan.gpu:
             row["build_peak_bytes"] = peak_bytes(works[timing.name][0])
         rows.append(row)
-    facts = {"points": points.shape[0], "triplets": found.indices.numel(), "kernel": list(sides)}
-    return {**facts, "rows": rows}
+    properties = {"points": points.shape[0], "triplets": result.indices.numel(), "kernel": list(sides)}
+    return {**properties, "rows": rows}
 
 
 def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[Any], str | None]:
     """Compare the rows of some queries of the first cloud with all its points."""
     first = points[: int(offsets[1])]
-    chosen = torch.randperm(len(first), generator=torch.Generator().manual_seed(2))[:20].tolist()
+    selected = torch.randperm(len(first), generator=torch.Generator().manual_seed(2))[:20].tolist()
     limit = torch.tensor(radius, dtype=torch.float32).square().item()
 
     def judge(found: Any) -> str | None:
-        for number in chosen:
+        for number in selected:
             x, y, z = (first[number] - first).square().unbind(1)
             right = ((x + y) + z <= limit).nonzero()[:, 0]
             row = found[1][int(found[0][number]) : int(found[0][number + 1])].to(torch.int64)

@@ -111,14 +111,14 @@ def judged(recorded: Tensor, eager: Tensor, dtype: torch.dtype) -> tuple[str | N
     them by chance.
     """
     errors = {"eager": eager, "recorded": recorded}
-    facts = {f"{name}_rms": float(found.square().mean().sqrt()) for name, found in errors.items()}
-    facts |= {f"{name}_most": float(found.max()) for name, found in errors.items()}
+    properties = {f"{name}_rms": float(result.square().mean().sqrt()) for name, result in errors.items()}
+    properties |= {f"{name}_most": float(result.max()) for name, result in errors.items()}
     for kind, what in (("rms", "root mean square of the errors"), ("most", "largest error")):
-        found = facts[f"recorded_{kind}"]
-        allowed = 2.0 * facts[f"eager_{kind}"] + (_SWITCHED if dtype.itemsize == 2 else 1e-5)
-        if not found <= allowed:
-            return f"the {what} of the gradients is {found:.2g} of their length, allowed {allowed:.2g}", facts
-    return None, facts
+        result = properties[f"recorded_{kind}"]
+        allowed = 2.0 * properties[f"eager_{kind}"] + (_SWITCHED if dtype.itemsize == 2 else 1e-5)
+        if not result <= allowed:
+            return f"the {what} of the gradients is {result:.2g} of their length, allowed {allowed:.2g}", properties
+    return None, properties
 
 
 def recorded(works: Sequence[_Work]) -> tuple[RecordedStep, str | None, list[Case]]:
@@ -135,10 +135,10 @@ def recorded(works: Sequence[_Work]) -> tuple[RecordedStep, str | None, list[Cas
         step(work.features, pyramid, work.labels)
         own = relative_errors(work.gradients(), right)
         work.train(pyramid)
-        found, facts = judged(own, relative_errors(work.gradients(), right), work.dtype)
-        errors.append({"points": len(work.features), **facts})
-        if found is not None and wrong is None:
-            wrong = f"{len(work.features):,} points: {found}"
+        result, properties = judged(own, relative_errors(work.gradients(), right), work.dtype)
+        errors.append({"points": len(work.features), **properties})
+        if result is not None and wrong is None:
+            wrong = f"{len(work.features):,} points: {result}"
     if first.features.is_cuda and step.plain_steps and wrong is None:
         wrong = "a batch does not fit the recording"
     return step, wrong, errors
@@ -224,10 +224,10 @@ def _on_device(call: Callable[[], Any]) -> tuple[int, float]:
     """Return the number of a call's kernels and copies, and the seconds that they took one after the other."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA]) as result:
         call()
         torch.cuda.synchronize()
-    events = [e for e in found.key_averages() if e.self_device_time_total > 0]
+    events = [e for e in result.key_averages() if e.self_device_time_total > 0]
     return sum(e.count for e in events), sum(e.self_device_time_total for e in events) / 1e6
 
 
@@ -241,20 +241,20 @@ def once(make: Callable[[], Scene], size: int, grid: float, dtype: torch.dtype) 
     case["dtype"] = str(dtype).removeprefix("torch.")
     try:
         work = _Work(make(), grid, dtype)
-        kept: list[PointPyramid] = []
+        retained: list[PointPyramid] = []
 
         def prepare() -> None:
-            kept.clear()
-            kept.append(work.prepare())
+            retained.clear()
+            retained.append(work.prepare())
 
         for name, call in (
             ("geometry", prepare),
-            ("forward", lambda: work.forward(kept[0])),
-            ("training", lambda: work.train(kept[0])),
+            ("forward", lambda: work.forward(retained[0])),
+            ("training", lambda: work.train(retained[0])),
         ):
             row |= _phase(name, call, work.features.device)
-        case["levels"] = [len(points) for points in kept[0].points]
-        case["triplets"] = sum(g.forward.entries.numel() for g in kept[0].geometries.values())
+        case["levels"] = [len(points) for points in retained[0].points]
+        case["triplets"] = sum(g.forward.entries.numel() for g in retained[0].geometries.values())
         if not all(bool(p.grad.isfinite().all()) for p in work.net.parameters() if p.grad is not None):
             row.update(status="check failed", reason="a gradient has NaN or infinite values")
     except (MemoryError, RuntimeError) as error:
@@ -270,10 +270,10 @@ def _phase(name: str, call: Callable[[], Any], device: torch.device) -> Case:
         for _ in range(2):
             seconds.append(clock(call))
 
-    found: Case = {}
+    result: Case = {}
     if device.type == "cuda":
-        found[f"{name}_peak_bytes"] = peak_bytes(twice)
-        found[f"{name}_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        result[f"{name}_peak_bytes"] = peak_bytes(twice)
+        result[f"{name}_allocated_bytes"] = torch.cuda.max_memory_allocated()
     else:
         twice()
-    return {**found, name: {**spread(seconds[1:]), "seconds": seconds[1:]}, f"{name}_first_s": seconds[0]}
+    return {**result, name: {**spread(seconds[1:]), "seconds": seconds[1:]}, f"{name}_first_s": seconds[0]}

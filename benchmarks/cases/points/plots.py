@@ -56,8 +56,8 @@ def _figure(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
 def _value(row: Case, way: str, unit: str) -> float | None:
     if unit == "ms":
         return 1e3 * row[way]["median_s"] if way in row else None
-    found = row.get(f"{way}_peak_bytes")
-    return None if found is None else found / 1e6
+    result = row.get(f"{way}_peak_bytes")
+    return None if result is None else result / 1e6
 
 
 def _by_size(cases: list[Case]) -> Figure:

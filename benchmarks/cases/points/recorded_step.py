@@ -237,7 +237,7 @@ class _Memory:
 
         counts = [larger(points.shape[0]) for points in pyramid.points]
         # Numbers that differ: the sums of a gradient over kept points would wait for each other at one address.
-        kept = tuple(torch.arange(count, device=device) for count in counts[1:])
+        retained = tuple(torch.arange(count, device=device) for count in counts[1:])
         nowhere = torch.zeros(1, 3, device=device)
         self._steps = steps
         self.features = features.new_zeros(counts[0], features.shape[1])
@@ -245,7 +245,7 @@ class _Memory:
         self.sizes = torch.zeros(len(pyramid.sizes[-1]), dtype=torch.int64, device=device)
         self.pyramid = PointPyramid(
             tuple(nowhere.expand(count, 3) for count in counts),
-            kept,
+            retained,
             tuple((count,) for count in counts),
             {step: geometry(step) for step in steps},
         )

@@ -61,13 +61,13 @@ def _table(case: Case) -> list[list[str]]:
     rows = case["rows"]
     ways = [way for way in WAYS if any(way in row for row in rows)]
     sized = [way for way in ways if any(f"{way}_peak_bytes" in row for row in rows)]
-    kept = ["kept, MB"] if any("kept_bytes" in row for row in rows) else []
-    table = [["", *(f"{way}, ms" for way in ways), *(f"{way}, MB" for way in sized), *kept]]
+    retained = ["kept, MB"] if any("kept_bytes" in row for row in rows) else []
+    table = [["", *(f"{way}, ms" for way in ways), *(f"{way}, MB" for way in sized), *retained]]
     for row in rows:
         if row["status"] != "ok" and not any(way in row for way in ways):
             continue
         cells = [_milliseconds(row, way) for way in ways] + [_megabytes(row, way) for way in sized]
-        cells += [_in_megabytes(row.get("kept_bytes")) for _ in kept]
+        cells += [_in_megabytes(row.get("kept_bytes")) for _ in retained]
         name = row["name"] if row["status"] == "ok" else f"{row['name']} ({row['status']})"
         table.append([name, *cells])
     return table

@@ -50,8 +50,8 @@ def judged(case: Case) -> Case | None:
     ratios: list[Case] = []
     for what, value in MEASURES.items():
         for way in WAYS:
-            mine = [found for row in ours if (found := value(row, way)) is not None]
-            theirs = [(found, row["name"]) for row in others if (found := value(row, way)) is not None]
+            mine = [result for row in ours if (result := value(row, way)) is not None]
+            theirs = [(result, row["name"]) for row in others if (result := value(row, way)) is not None]
             if mine and theirs:
                 best, name = min(theirs)
                 ratios.append({"what": what, "way": way, "ratio": best / max(min(mine), 1e-12), "against": name})
@@ -68,9 +68,9 @@ def line(case: Case) -> str | None:
         return None
     parts = []
     for what in MEASURES:
-        found = [entry for entry in verdict["ratios"] if entry["what"] == what]
-        if found:
-            texts = [f"{entry['way']} {entry['ratio']:.2f}× ({entry['against']})" for entry in found]
+        result = [entry for entry in verdict["ratios"] if entry["what"] == what]
+        if result:
+            texts = [f"{entry['way']} {entry['ratio']:.2f}× ({entry['against']})" for entry in result]
             parts.append(f"{what}: {', '.join(texts)}")
     behind = [f"{entry['way']} {entry['what']}" for entry in verdict["ratios"] if entry["behind"]]
     head = "ahead of every baseline" if verdict["ahead"] else f"NOT ahead in {', '.join(behind) or 'anything'}"

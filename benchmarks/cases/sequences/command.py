@@ -77,10 +77,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     devices: tuple[str, ...] = ()
     if args.devices is not None and (args.devices == "all" or args.devices.isdecimal()):
         there = torch.cuda.device_count()
-        asked = there if args.devices == "all" else int(args.devices)
-        if not 0 < asked <= there:
+        requested = there if args.devices == "all" else int(args.devices)
+        if not 0 < requested <= there:
             raise InputError(f"--devices {args.devices}: expected GPUs, and PyTorch finds {there} here")
-        devices = tuple(f"cuda:{index}" for index in range(asked))
+        devices = tuple(f"cuda:{index}" for index in range(requested))
     elif args.devices is not None:
         devices = tuple(str(timing_device(name.strip())) for name in args.devices.split(","))
     return Plan(

@@ -125,7 +125,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
     prepare_estimator(estimator, torch.device(job.settings.device), size)
     plates = job.open_plates()
     job, _ = job.settle(estimator, plates)
-    kept = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
+    retained = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
     runs: list[Outcome] = []
     spans: list[tuple[float, float]] = []
     warm = [*plates.numbers[:_WARM]]
@@ -152,24 +152,24 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
         return runs[-1]
 
     def spread_out() -> Outcome:
-        asked, begin, told = numbers(spans), time.perf_counter(), list[float]()
+        asked, start, told = numbers(spans), time.perf_counter(), list[float]()
         requested = replace(job, numbers=tuple(asked))
         outcome = run_on_devices(
-            requested, asked, plan.devices, report=lambda _: told.append(time.perf_counter() - begin)
+            requested, asked, plan.devices, report=lambda _: told.append(time.perf_counter() - start)
         )
         spans.append((told[0], told[-1]) if told else (0.0, 0.0))
         return good(outcome, asked)
 
-    right = partial(_wrong, job, estimator, kept)
+    right = partial(_wrong, job, estimator, retained)
     candidates = [
-        Candidate(ALONE, partial(_alone, plan, estimator, kept), lambda _: None),
+        Candidate(ALONE, partial(_alone, plan, estimator, retained), lambda _: None),
         Candidate(SHOT, shot, right),
     ]
     if plan.devices:
         candidates.append(Candidate(f"on {len(plan.devices)} devices", spread_out, right))
     measured, *others = interleaved(candidates, plan.repeats, note)
-    whole = (plan.frames - 1) / plan.pairs
-    alone = Timing(ALONE, tuple(second * whole for second in measured.seconds), measured.facts)
+    full = (plan.frames - 1) / plan.pairs
+    alone = Timing(ALONE, tuple(second * full for second in measured.seconds), measured.facts)
     rows = [{**_row(alone), "pairs_timed": plan.pairs, "frames_per_s": plan.frames / alone.median}]
     rows.append(_of_shot(plan, others[0], alone, runs[1:]))  # the first run of each was the check
     if plan.devices:
@@ -203,19 +203,19 @@ def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable
     """Return the flows of a pair as the engine requests them: ``forward`` and ``backward``."""
     refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(first.device) else None
     plain = estimator if refiner is None else refiner.estimator
-    wanted = set(ways)
-    both = refiner is not None or len(wanted) == 2
+    requested = set(ways)
+    both = refiner is not None or len(requested) == 2
     frames = {"forward": (first, second), "backward": (second, first)}
     together = getattr(plain, "bidirectional", None) if both else None
-    found = None if together is None else together(first, second)
-    if found is None:
-        flows = {name: plain(*frames[name]) for name in (frames if both else wanted)}
+    result = None if together is None else together(first, second)
+    if result is None:
+        flows = {name: plain(*frames[name]) for name in (frames if both else requested)}
     else:
-        flows = {"forward": found.forward, "backward": found.backward}
+        flows = {"forward": result.forward, "backward": result.backward}
     if refiner is None:
         return flows
     back = {"forward": "backward", "backward": "forward"}
-    return {name: refiner.refined(*frames[name], flows[name], flows[back[name]]) for name in wanted}
+    return {name: refiner.refined(*frames[name], flows[name], flows[back[name]]) for name in requested}
 
 
 def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:

@@ -87,15 +87,15 @@ def _timed(plan: Plan, network: str, name: str, pairs: FlowBatch) -> Result:
     stepper = Stepper(model, training)
     step = partial(stepper.step, pairs, 0, rate=0.0)  # always the same step
     step()
-    found: Result = {"first_loss": stepper.read().loss}
+    result: Result = {"first_loss": stepper.read().loss}
     if plan.device.type == "cuda":
-        found["peak_bytes"] = torch.cuda.memory_allocated() + peak_bytes(step)
+        result["peak_bytes"] = torch.cuda.memory_allocated() + peak_bytes(step)
     for _ in range(_BEFORE):  # a recorded step is recorded after some that are not
         step()
     clock = clock_of(plan.device)
     seconds = [clock(step) for _ in range(plan.repeats)]
-    found |= spread(seconds)
-    return found | {"pairs_per_second": len(pairs.flow) / found["median_s"]}
+    result |= spread(seconds)
+    return result | {"pairs_per_second": len(pairs.flow) / result["median_s"]}
 
 
 def _network(network: str, correlation: str) -> torch.nn.Module:

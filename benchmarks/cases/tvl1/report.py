@@ -25,8 +25,8 @@ def case_of(results: dict[str, Any], name: str) -> Case | None:
 def tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
     """(title with the conditions, rows with the header first) of everything that was measured."""
     makers = (size_table, work_table, depth_table, energy_table, frames_table, time_table, peers_table)
-    found = [one for maker in makers if (one := maker(results)) is not None]
-    return found + quality_tables(results)
+    result = [one for maker in makers if (one := maker(results)) is not None]
+    return result + quality_tables(results)
 
 
 def report(results: dict[str, Any]) -> list[str]:
@@ -39,9 +39,9 @@ def report(results: dict[str, Any]) -> list[str]:
 
 def unmeasured(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Cases and rows without numbers, and where they stand."""
-    found = [(case["case"], case) for case in results["cases"]]
-    found += [(f"{case['case']}, {row.get('name', '')}", row) for case in results["cases"] for row in case["rows"]]
-    return [(where, one) for where, one in found if one.get("status", "ok") != "ok"]
+    result = [(case["case"], case) for case in results["cases"]]
+    result += [(f"{case['case']}, {row.get('name', '')}", row) for case in results["cases"] for row in case["rows"]]
+    return [(where, one) for where, one in result if one.get("status", "ok") != "ok"]
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -285,13 +285,13 @@ def _compared(case: Case) -> list[tuple[str, str, str]]:
 
     The solver's own schedule is left out: it computes whole warps in float32 in either precision.
     """
-    found = []
+    result = []
     for name in dict.fromkeys(row["set"] for row in case["rows"]):
         batch = next(row["batch"] for row in case["rows"] if row["set"] == name)
         for schedule in dict.fromkeys(row["schedule"] for row in case["rows"]):
             if schedule != AUTO:
-                found.append((name, schedule, f"{batch} at a time, schedule {schedule}"))
-    return found
+                result.append((name, schedule, f"{batch} at a time, schedule {schedule}"))
+    return result
 
 
 def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
@@ -300,13 +300,13 @@ def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
     if case is None:
         return []
     title = "What arithmetic in half precision gains: errors in the time of float32, and after equally many iterations"
-    found = [(title, finding(case))]
+    result = [(title, finding(case))]
     for name, schedule, words in _compared(case):
         columns = at_equal_time(case, name, schedule)
         if columns:
             some = next(row for row in case["rows"] if row["set"] == name and "scenes" in row)
-            found.append(_quality_table(name, some, words, columns))
-    return found
+            result.append(_quality_table(name, some, words, columns))
+    return result
 
 
 def finding(case: Case) -> Table:

@@ -186,9 +186,9 @@ class Romera:
 
     def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
         device = _launching.gpu_from_device(level.device)
-        found = passes_of(self._schedule, level, depth, self._shape, device)
-        kernels = _launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
-        return list(zip(found, kernels, strict=True))
+        result = passes_of(self._schedule, level, depth, self._shape, device)
+        kernels = _launching.several(passes.LIBRARIES, [one.source for one in result], device.index)
+        return list(zip(result, kernels, strict=True))
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch, and allocate its scratch; before a capture."""

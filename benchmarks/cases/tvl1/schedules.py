@@ -179,15 +179,15 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], int], here: Device) -> list[Source]:
     """Return the sources that the versions compile for a GPU."""
     levels = {name: Level(1, 64, 64, dtype, torch.device("cpu")) for name, dtype in PRECISIONS.items()}
-    found: list[Source] = []
+    result: list[Source] = []
     for version in contenders:
         name, level = version.schedule, levels[version.precision]
         shape = shape_for(name, level.dtype, here)
         shape = shape if version.depth is None else dataclasses.replace(shape, depth=version.depth)
         for depth in set(plan(iterations(version), depth_of(name, shape))):
             with suppress(ValueError):  # what a schedule refuses is told when its turn comes
-                found += [one.source for one in passes_of(name, level, depth, shape, here)]
-    return list(dict.fromkeys(found))
+                result += [one.source for one in passes_of(name, level, depth, shape, here)]
+    return list(dict.fromkeys(result))
 
 
 def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version], int], device: torch.device) -> None:
@@ -351,13 +351,13 @@ def energy(
             continue
         call, runs = _many(work, device)
         try:
-            found = energy_of(call, meter, finish, seconds)
+            result = energy_of(call, meter, finish, seconds)
         except StillMeter as still:
             row |= {"status": "not available", "reason": str(still)}
             continue
-        row |= {"watts": found["watts"], "joules": found["joules"] / runs, "seconds": found["seconds"]}
+        row |= {"watts": result["watts"], "joules": result["joules"] / runs, "seconds": result["seconds"]}
         row["nj_per_pixel"] = 1e9 * row["joules"] / side**2
-        row["ns_per_pixel"] = 1e9 * found["seconds"] / (found["calls"] * runs) / side**2
+        row["ns_per_pixel"] = 1e9 * result["seconds"] / (result["calls"] * runs) / side**2
     return case
 
 
@@ -371,12 +371,12 @@ def ceilings(device: torch.device) -> dict[str, Any]:
     target.copy_(source)
     seconds = statistics.median(event_clock(lambda: target.copy_(source)) for _ in range(5))
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    found = {"case": "ceilings", "bytes_per_s": 2 * _COPIED_BYTES / seconds, "special_per_s": None, "rows": []}
+    result = {"case": "ceilings", "bytes_per_s": 2 * _COPIED_BYTES / seconds, "special_per_s": None, "rows": []}
     try:
         clock = 1e6 * torch.cuda.clock_rate(device)  # as it runs just now, after the copies; needs nvidia-ml-py
     except (ModuleNotFoundError, RuntimeError):
-        return found
-    return found | {"special_per_s": 16 * multiprocessors * clock, "clock_hz": clock}
+        return result
+    return result | {"special_per_s": 16 * multiprocessors * clock, "clock_hz": clock}
 
 
 def floor(pixels: int, iterations: int, precision: str, limits: dict[str, Any]) -> dict[str, float] | None:
@@ -384,7 +384,7 @@ def floor(pixels: int, iterations: int, precision: str, limits: dict[str, Any]) 
     if "bytes_per_s" not in limits:
         return None
     planes = (PLANES_READ + PLANES_WRITTEN) * PRECISIONS[precision].itemsize
-    found = {"memory_s": planes * pixels / limits["bytes_per_s"]}
+    result = {"memory_s": planes * pixels / limits["bytes_per_s"]}
     if limits["special_per_s"]:
-        found["special_s"] = SPECIAL * pixels * iterations / limits["special_per_s"]
-    return found
+        result["special_s"] = SPECIAL * pixels * iterations / limits["special_per_s"]
+    return result

@@ -141,19 +141,19 @@ def floors(size: tuple[int, int], config: TVL1Config, limits: Result) -> dict[st
     itemsize = PRECISIONS[config.precision].itemsize
     stages = STAGES[0] * itemsize + (STAGES[1] if config.median else STAGES[1] - MEDIAN) * 4
     bytes_moved = {"floor_s": stages, "fused_floor_s": FUSED[0] * itemsize + FUSED[1] * 4}
-    found = dict.fromkeys(bytes_moved, 0.0)
+    result = dict.fromkeys(bytes_moved, 0.0)
     for height, width in level_sizes(*size, config.scales, config.scale_factor):
         special = SPECIAL * config.iterations / limits["special_per_s"] if limits.get("special_per_s") else 0.0
         for name, moved in bytes_moved.items():
-            found[name] += config.warps * height * width * max(moved / limits["bytes_per_s"], special)
-    return found
+            result[name] += config.warps * height * width * max(moved / limits["bytes_per_s"], special)
+    return result
 
 
 def agreement(config: TVL1Config, device: torch.device, schedule: str = AUTO) -> tuple[dict[str, Any], str | None]:
     """Return the mean distance from the reference in float32 on a small pair, and what is wrong with it."""
     first, second, right = _checked(config.replace(precision="float32"), device, _CHECKED)
-    found = make_solver((1, 3, *_CHECKED), config, device, schedule)(first, second)
-    off = float((found - right).norm(dim=1).mean())
+    result = make_solver((1, 3, *_CHECKED), config, device, schedule)(first, second)
+    off = float((result - right).norm(dim=1).mean())
     allowed = _ALLOWED[config.precision]
     check = {"mean_px": off, "allowed_px": allowed, "size": list(_CHECKED)}
     return check, None if off <= allowed else f"{off:.2g} px from the reference (allowed {allowed:g})"
@@ -227,9 +227,9 @@ def whole_frames(
             if config not in known:
                 known[config] = errors(groups, config, device)
             row["epe"] = known[config]
-            found = floors(size, config, limits)
-            if found is not None:
-                row |= {**found, "over_floor": row["median_s"] / found["floor_s"]}
+            result = floors(size, config, limits)
+            if result is not None:
+                row |= {**result, "over_floor": row["median_s"] / result["floor_s"]}
             del solver, out, call
             release(device)
     return {"case": "whole frames", "frames": "uint8, 3 channels, on the device", "rows": rows}
@@ -237,14 +237,14 @@ def whole_frames(
 
 def errors(groups: Mapping[str, Sequence[Pair]], config: TVL1Config, device: torch.device) -> dict[str, float]:
     """Mean end-point error of every group's pairs, px."""
-    found = {}
+    result = {}
     for name, pairs in groups.items():
         of_pairs = []
         for same, first, second in _stacks(pairs, device):
             flow = make_solver((len(same), 3, *same[0].size), config, device)(first, second).cpu()
             of_pairs += [float(epe(one, pair.flow, pair.valid)) for one, pair in zip(flow, same, strict=True)]
-        found[name] = statistics.fmean(of_pairs)
-    return found
+        result[name] = statistics.fmean(of_pairs)
+    return result
 
 
 def _stacks(pairs: Sequence[Pair], device: torch.device) -> Iterator[tuple[list[Pair], Tensor, Tensor]]:
@@ -267,8 +267,8 @@ def _sequence(
         solver.step(pair[number % 2], out)
 
     call()
-    found = tail(latencies(call, device, count))
-    return {**found, "frames_per_s": throughput(call, device, count, found["median_s"])}
+    result = tail(latencies(call, device, count))
+    return {**result, "frames_per_s": throughput(call, device, count, result["median_s"])}
 
 
 # ---- the largest real-time frame
@@ -307,7 +307,7 @@ def real_time(
             best = largest(limit, measure, start, _STEP)
             name = f"{precision}, {1e3 * limit:g} ms"
             row: Row = {"name": name, "precision": precision, "limit_s": limit, "check": check, "status": "ok"}
-            wrong = next((found for found in known.values() if found.get("status") == "check failed"), None)
+            wrong = next((result for result in known.values() if result.get("status") == "check failed"), None)
             if wrong is not None:
                 rows.append(row | wrong)
                 continue
@@ -351,10 +351,10 @@ def _watts(side: int, config: TVL1Config, device: torch.device, meter: Meter) ->
     first, second = tiled(side, device)
     solver = make_solver((1, 1, side, side), config, device)
     call = partial(solver, first, second, solver(first, second))
-    found = energy_of(call, meter, lambda: _finish(device), 0.3)["watts"]
+    result = energy_of(call, meter, lambda: _finish(device), 0.3)["watts"]
     del solver, call
     release(device)
-    return found
+    return result
 
 
 def _one_frame(side: int, config: TVL1Config, device: torch.device, count: int) -> Row:
@@ -406,9 +406,12 @@ def _quality(pairs: Sequence[Pair], config: TVL1Config, device: torch.device, co
         if schedule == AUTO:
             alone, _ = _timed_batch([stack[:1] for stack in stacks], config, device, 5 * count, schedule)
             times |= {"seconds_alone": statistics.median(alone), "seconds_alone_range": [min(alone), max(alone)]}
-        for pair, found in zip(same, flow.cpu(), strict=False):
-            errors = {"epe": float(epe(found, pair.flow, pair.valid)), "aae": float(aae(found, pair.flow, pair.valid))}
-            still = float(epe(torch.zeros_like(found), pair.flow, pair.valid))
+        for pair, result in zip(same, flow.cpu(), strict=False):
+            errors = {
+                "epe": float(epe(result, pair.flow, pair.valid)),
+                "aae": float(aae(result, pair.flow, pair.valid)),
+            }
+            still = float(epe(torch.zeros_like(result), pair.flow, pair.valid))
             scenes.append({"scene": pair.name, "size": list(pair.size), **errors, "still_epe": still, **times})
     keys = ("epe", "aae", "still_epe", "seconds", "seconds_alone")
     means = {key: statistics.fmean(scene[key] for scene in scenes) for key in keys if key in scenes[0]}
@@ -433,8 +436,8 @@ def _timed_batch(
 
 def curve_of(case: Result, name: str, precision: str, schedule: str) -> list[Row]:
     """Return the rows of a set that have errors, by iterations."""
-    wanted = {"set": name, "precision": precision, "schedule": schedule}
-    rows = (row for row in case["rows"] if "epe" in row and all(row[key] == value for key, value in wanted.items()))
+    requested = {"set": name, "precision": precision, "schedule": schedule}
+    rows = (row for row in case["rows"] if "epe" in row and all(row[key] == value for key, value in requested.items()))
     return sorted(rows, key=lambda row: int(row["iterations"]))
 
 
@@ -445,7 +448,7 @@ def at_equal_time(case: Result, name: str, schedule: str, marks: Sequence[int] =
         precision: sorted(curve_of(case, name, precision, schedule), key=lambda row: float(row[key]))
         for precision in PRECISIONS
     }
-    found = []
+    result = []
     for mark in marks:
         here = next((row for row in curves["float32"] if row["iterations"] == mark), None)
         if here is None:
@@ -458,8 +461,8 @@ def at_equal_time(case: Result, name: str, schedule: str, marks: Sequence[int] =
                     row[f"{here['scenes'][scene]['scene']} {error} {precision}"] = _between(points, here[key])
             for error in ("epe", "aae", "iterations"):
                 row[f"{error} {precision}"] = _between([(r[key], r[error]) for r in curve], here[key])
-        found.append(row)
-    return found
+        result.append(row)
+    return result
 
 
 def _between(points: Sequence[tuple[float, float]], at: float) -> float | None:
@@ -483,7 +486,7 @@ def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -
     20 calls.
     """
     setting = PRESETS["paper"].replace(iterations=10)
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     calls: dict[str, Callable[[], Tensor]] = {}
     for precision in PRECISIONS:
         calls[f"fullfield {precision}"] = _ours(pair, setting.replace(precision=precision), device)
@@ -498,8 +501,10 @@ def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -
     still = float(epe(torch.zeros_like(pair.flow), pair.flow, pair.valid))
 
     def check(name: str, flow: Tensor) -> str | None:
-        found[name] = float(epe(flow.cpu().float(), pair.flow, pair.valid))
-        return None if found[name] < 0.95 * still else f"end-point error {found[name]:.3f} px, no flow has {still:.3f}"
+        result[name] = float(epe(flow.cpu().float(), pair.flow, pair.valid))
+        return (
+            None if result[name] < 0.95 * still else f"end-point error {result[name]:.3f} px, no flow has {still:.3f}"
+        )
 
     candidates = [Candidate(name, call, partial(check, name)) for name, call in calls.items()]
 
@@ -514,7 +519,7 @@ def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -
         return once if once > _QUICK else statistics.median(wall_clock(finished) for _ in range(_QUICK_CALLS))
 
     rows: list[Row] = [
-        {**t.as_dict(), "epe": found[t.name]} for t in interleaved(candidates, repeats, note, clock, 3.0)
+        {**t.as_dict(), "epe": result[t.name]} for t in interleaved(candidates, repeats, note, clock, 3.0)
     ]
     for row in rows:
         row["ours_faster"] = row["median_s"] / rows[0]["median_s"]

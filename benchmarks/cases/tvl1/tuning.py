@@ -82,9 +82,9 @@ def _tuned(device: Device) -> dict[str, Shape]:
     """Return what is stored for this GPU and these kernels; a file that cannot be used counts as absent."""
     place = _place(device)
     try:
-        found = json.loads(place.read_text("utf-8")) if place is not None else {}
-        if found.get("kernels") == _kernels():
-            shapes = {key: Shape(**values) for key, values in found["shapes"].items()}
+        result = json.loads(place.read_text("utf-8")) if place is not None else {}
+        if result.get("kernels") == _kernels():
+            shapes = {key: Shape(**values) for key, values in result["shapes"].items()}
             known = {_key(*kind): candidates for kind, candidates in CANDIDATES.items()}
             return {key: shape for key, shape in shapes.items() if shape in known.get(key, ())}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -118,9 +118,9 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
         compile_all([(s, level, shape) for (s, _, shape), level in runs.items()], _ITERATIONS, device)
         for (schedule, dtype, shape), level in runs.items():
             with suppress(KernelError):  # more shared memory than this GPU has
-                found = times.setdefault(_key(schedule, dtype), {})
-                found[repr(shape)] = _time(schedule, level, shape)
-                if found[repr(shape)] == min(found.values()):
+                result = times.setdefault(_key(schedule, dtype), {})
+                result[repr(shape)] = _time(schedule, level, shape)
+                if result[repr(shape)] == min(result.values()):
                     best[_key(schedule, dtype)] = shape
     _keep(device, best)
     return times

@@ -33,7 +33,7 @@ def ours(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None = Non
 
 def peers(localcorr: str | None) -> tuple[dict[str, Sampler], dict[str, str]]:
     """By name; and who is not here, with the reason."""
-    found: dict[str, Sampler] = {}
+    result: dict[str, Sampler] = {}
     absent: dict[str, str] = {}
     makers: dict[str, Callable[[], Sampler]] = {
         "localcorr (Triton)": partial(_localcorr, localcorr),
@@ -43,10 +43,10 @@ def peers(localcorr: str | None) -> tuple[dict[str, Sampler], dict[str, str]]:
     for name, make in makers.items():
         try:
             with quiet():
-                found[name] = make()
+                result[name] = make()
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             absent[name] = first_line(error)
-    return found, absent
+    return result, absent
 
 
 def _localcorr(path: str | None) -> Sampler:
@@ -65,8 +65,8 @@ def _localcorr(path: str | None) -> Sampler:
             raise Unsupported("has a stride of 1 only")
         if not fmap1.is_cuda:
             raise Unsupported("runs on a GPU")
-        found: Tensor = function.apply(fmap1, fmap2, patch // 2, dilation)
-        return found
+        result: Tensor = function.apply(fmap1, fmap2, patch // 2, dilation)
+        return result
 
     return call
 
@@ -78,8 +78,8 @@ def _compiled() -> Sampler:
         patch, dilation, stride = window
         if not fmap1.is_cuda and fmap1.element_size() < 4:  # it would end the process
             raise Unsupported("has no 16-bit features on the CPU")
-        found: Tensor = sample(fmap1, fmap2, patch_size=patch, dilation_patch=dilation, stride=stride)
-        return found
+        result: Tensor = sample(fmap1, fmap2, patch_size=patch, dilation_patch=dilation, stride=stride)
+        return result
 
     return call
 
@@ -94,8 +94,10 @@ def _ptlflow() -> Sampler:
         patch, dilation, stride = window
         if fmap1.element_size() < 4:
             raise Unsupported("computes its positions in the features' type")
-        found: Tensor = sample(fmap1, fmap2, patch_size=patch, dilation_patch=dilation, stride=stride, chunk_size=patch)
-        return found
+        result: Tensor = sample(
+            fmap1, fmap2, patch_size=patch, dilation_patch=dilation, stride=stride, chunk_size=patch
+        )
+        return result
 
     return call
 
@@ -112,5 +114,5 @@ def _whole_matrix(fmap1: Tensor, fmap2: Tensor) -> Tensor:
     scores = torch.matmul(fmap1.flatten(2).transpose(1, 2), fmap2.flatten(2)) / channels**0.5
     y, x = torch.meshgrid(*(torch.arange(n, device=fmap1.device) for n in (height, width)), indexing="ij")
     grid = torch.stack((x, y)).to(fmap1.dtype)
-    found = torch.matmul(scores.softmax(-1), grid.flatten(1).transpose(0, 1))
-    return found.transpose(1, 2).view(batch, 2, height, width) - grid
+    result = torch.matmul(scores.softmax(-1), grid.flatten(1).transpose(0, 1))
+    return result.transpose(1, 2).view(batch, 2, height, width) - grid

@@ -56,16 +56,16 @@ def _problems(plan: Plan, size: tuple[int, int]) -> list[tuple[str, tuple[int, .
         height, width = (-(-n // multiple) * multiple // shrink for n in size)
         return plan.batch, channels, height, width
 
-    found: list[tuple[str, tuple[int, ...], Window | None]] = []
+    result: list[tuple[str, tuple[int, ...], Window | None]] = []
     if "pwc" in plan.parts:
-        found += [(f"pwc, 1/{shrink}", shape(shrink, channels, 64), (9, 1, 1)) for shrink, channels in PWC]
+        result += [(f"pwc, 1/{shrink}", shape(shrink, channels, 64), (9, 1, 1)) for shrink, channels in PWC]
     if "liteflownet" in plan.parts:
-        found += [("liteflownet, 1/4", shape(4, 64, 32), (7, 2, 2))]
+        result += [("liteflownet, 1/4", shape(4, 64, 32), (7, 2, 2))]
     if "flownetc" in plan.parts:
-        found += [("flownetc, 1/8", shape(8, 256, 64), (21, 2, 1))]
+        result += [("flownetc, 1/8", shape(8, 256, 64), (21, 2, 1))]
     if "matching" in plan.parts:
-        found += [("matching, 1/8", shape(8, 128, 8), None)]
-    return found
+        result += [("matching, 1/8", shape(8, 128, 8), None)]
+    return result
 
 
 def _case(
@@ -135,13 +135,13 @@ def _maps(shape: tuple[int, ...], sharp: bool) -> list[Tensor]:
 def _work(call: Callable[[], Tensor], maps: list[Tensor], backward: bool) -> Callable[[], list[Tensor]]:
     if not backward:
         return lambda: [call()]
-    kept: dict[str, Tensor] = {}
+    retained: dict[str, Tensor] = {}
 
     def step() -> list[Tensor]:
         out = call()
-        if "grad" not in kept:
-            kept["grad"] = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype)
-        return [out.detach(), *torch.autograd.grad(out, maps, kept["grad"])]
+        if "grad" not in retained:
+            retained["grad"] = torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype)
+        return [out.detach(), *torch.autograd.grad(out, maps, retained["grad"])]
 
     return step
 

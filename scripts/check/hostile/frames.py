@@ -81,8 +81,8 @@ def play(draw: random.Random, folder: Path) -> tuple[int, str]:
         names = ("R", "G", "B") if pixels.shape[-1] == 3 else ("Y",)
         half = draw.random() < 0.3 and float(np.abs(np.nan_to_num(pixels, posinf=0)).max()) < 6e4
         save(folder / f"p.{number}.exr", ExrPart(pixels.astype(np.float16) if half else pixels, names))
-    chosen = [option for option in OPTIONS if draw.random() < 0.35]
-    arguments = ["p.%d.exr", "-o", "mv.%04d.exr", *draw.choice(METHODS), *" ".join(chosen).split()]
+    selected = [option for option in OPTIONS if draw.random() < 0.35]
+    arguments = ["p.%d.exr", "-o", "mv.%04d.exr", *draw.choice(METHODS), *" ".join(selected).split()]
     told = f"{size[1]}x{size[0]} {', '.join(kinds)}: fullfield shot {' '.join(arguments)}"
     err = io.StringIO()
     with (
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     codes: Counter[int] = Counter()
-    begin, failures = time.monotonic(), 0
+    start, failures = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as place:
         for number in range(options.first, options.first + options.count):
             folder = Path(place) / f"{number}"
@@ -127,7 +127,7 @@ def main() -> int:
                 failures += 1
                 print(f"shot {number} of seed {options.seed}: {type(error).__name__}: {error}", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"failures": failures, "codes": codes, "wall_s": round(time.monotonic() - begin)}))
+    print(json.dumps({"failures": failures, "codes": codes, "wall_s": round(time.monotonic() - start)}))
     return 1 if failures else 0
 
 

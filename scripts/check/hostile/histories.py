@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep-going", action="store_true", help="report every history that fails, not the first")
     options = parser.parse_args()
-    begin, failed = time.monotonic(), 0
+    start, failed = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as place:
         for number in range(options.count):
             folder = Path(place) / f"{number}"
@@ -388,7 +388,7 @@ def main() -> None:
                     raise SystemExit(1) from None
             shutil.rmtree(folder, ignore_errors=True)
             if (number + 1) % 10 == 0:
-                print(f"{number + 1} histories, {failed} failed, {time.monotonic() - begin:.0f} s", flush=True)
+                print(f"{number + 1} histories, {failed} failed, {time.monotonic() - start:.0f} s", flush=True)
     print(f"{KILLS[True]} runs were killed, {KILLS[False]} ended before")
     raise SystemExit(1 if failed else 0)
 

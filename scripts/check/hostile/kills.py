@@ -54,17 +54,17 @@ _MARK = "FULLFIELD_KILLS"
 
 def alive(mark: str) -> list[int]:
     """The processes that were started with ``mark``, zombies aside."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             mine = f"{_MARK}={mark}\0".encode() in (entry / "environ").read_bytes()
             if mine and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.append(int(entry.name))
+                result.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float = 30.0) -> None:
@@ -95,8 +95,8 @@ def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float =
     for number in left:
         os.kill(number, signal.SIGKILL)
     assert not left, f"{len(left)} of {started} processes are alive {wait:g} s after their parent was killed"
-    kept = [path.name for path in own.iterdir() if path.name.startswith("pymp-")]
-    assert not kept, f"left in the temporary folder: {kept}"
+    retained = [path.name for path in own.iterdir() if path.name.startswith("pymp-")]
+    assert not retained, f"left in the temporary folder: {retained}"
     shutil.rmtree(own)
     more = set(_semaphores()) - semaphores - set(_mapped())
     assert not more, f"{len(more)} semaphores are left"
@@ -106,11 +106,11 @@ def _semaphores() -> dict[int, str]:
     """By the numbers of their files."""
     place = Path("/dev/shm")
     files = place.glob("sem.mp-*") if place.is_dir() else ()
-    found = {}
+    result = {}
     for file in files:
         with contextlib.suppress(FileNotFoundError):
-            found[file.stat().st_ino] = file.name
-    return found
+            result[file.stat().st_ino] = file.name
+    return result
 
 
 def _mapped() -> Iterator[int]:
@@ -181,8 +181,8 @@ def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kil
     ]
     with contextlib.redirect_stdout(io.StringIO()):
         assert fullfield([*command, str(folder / "whole.%04d.exr")]) == 0
-    whole = {path.name: _content(path) for path in folder.glob("whole.*.exr")}
-    assert len(whole) == frames
+    full = {path.name: _content(path) for path in folder.glob("whole.*.exr")}
+    assert len(full) == frames
     mark = f"{draw.getrandbits(64):x}"
     environment = {**os.environ, _MARK: mark}
     seen = 0
@@ -196,10 +196,10 @@ def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kil
         if number == kills:
             assert process.wait() == 0
         else:
-            wanted, end = len(before) + draw.randint(0, 3), time.monotonic() + 60
-            while len(list(folder.glob("mv.*.exr"))) < wanted and process.poll() is None and time.monotonic() < end:
+            requested, end = len(before) + draw.randint(0, 3), time.monotonic() + 60
+            while len(list(folder.glob("mv.*.exr"))) < requested and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.002)
-            time.sleep(draw.uniform(0, 4.0 if wanted == len(before) else 0.2))
+            time.sleep(draw.uniform(0, 4.0 if requested == len(before) else 0.2))
             process.kill()
             process.wait()
             end = time.monotonic() + 30
@@ -208,7 +208,7 @@ def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kil
             assert not left, f"{len(left)} processes are alive 30 s after the one that began them was killed"
             seen = max(seen, len(set(folder.glob("mv.*.exr")) - before))
         for path in folder.glob("mv.*.exr"):
-            assert _content(path) == whole[path.name.replace("mv", "whole")], f"{path.name}, kill {number}"
+            assert _content(path) == full[path.name.replace("mv", "whole")], f"{path.name}, kill {number}"
     assert len(list(folder.glob("mv.*.exr"))) == frames
     assert not list(folder.glob(".*.part*")), "pieces are left"
     return seen
@@ -256,22 +256,22 @@ def main() -> None:
     options = parser.parse_args()
     draw = random.Random(options.seed)
     kinds = (options.only,) if options.only else ("training", "evaluation", "shot")
-    begin = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        whole = trained(Path(folder) / "whole", 64) if "training" in kinds else b""
+        full = trained(Path(folder) / "whole", 64) if "training" in kinds else b""
         for number in range(options.rounds):
             place = Path(folder) / f"{number}"
             if "training" in kinds:
                 for _ in range(3):
                     kill_a_training(draw, place / "killed", 64)
-                assert trained(place / "killed", 64) == whole, f"round {number}: the resumed run gives other weights"
+                assert trained(place / "killed", 64) == full, f"round {number}: the resumed run gives other weights"
             if "evaluation" in kinds:
                 evaluate_together(draw, place / "together", 18, 12)
             if "shot" in kinds:
                 flags = SHOTS[number % len(SHOTS)]
                 kill_a_shot(draw, place / "shot", flags, 8 if "--devices" in flags else 20)
             shutil.rmtree(place)
-            print(f"round {number + 1} of {options.rounds}: fine, {time.monotonic() - begin:.0f} s", flush=True)
+            print(f"round {number + 1} of {options.rounds}: fine, {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
