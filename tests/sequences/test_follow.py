@@ -108,6 +108,22 @@ def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
             assert torch.equal(plane, expected[name]), name
 
 
+@pytest.mark.parametrize(("motion_px", "is_hidden"), [(-0.4, False), (-1.5, True)])
+def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
+    shot: SyntheticShot, motion_px: float, is_hidden: bool
+) -> None:
+    def match(*_: object) -> tuple[Tensor, Tensor, None]:
+        flow = torch.zeros(1, 2, HEIGHT, WIDTH)
+        flow[:, 0] = motion_px
+        return flow, -flow, None
+
+    frame = shot.frame(0)[None]
+    layers = Tracker(frame, match, None).add(frame + 0.01)
+    assert bool((layers["occlusion.forward"][5:-5, 0] > 0.5).all()) == is_hidden
+    assert float((layers["occlusion.forward"][:, 10:-10] > 0.5).float().mean()) < 0.05
+    assert float((layers["forward"][0] - motion_px).abs().max()) < 1e-6
+
+
 def test_expected_error_and_confidence_are_inverse() -> None:
     error = torch.tensor([0.1, 0.5, 1.0, 5.0, 40.0])
     assert torch.allclose(expected_error(confidence_of(error)), error, rtol=1e-2)

@@ -53,7 +53,7 @@ class _Follower:
     ) -> None:
         self._plates, self._device, self._last = plates, device, reference
         refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(device) else None
-        matcher = _matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
+        matcher = create_matcher(estimator.estimator if isinstance(estimator, RefinedEstimator) else estimator)
         self._picture = reduce_frame(reference_plate.frame, reference_plate.valid)
         self._size = reference_plate.frame.shape[-2:]
         refine = None if refiner is None else refiner.refined
@@ -117,7 +117,7 @@ class _Follower:
         return None if plate.valid is None else plate.valid.to(self._device)
 
 
-def _matcher(estimator: Estimator) -> PairMatcher:
+def create_matcher(estimator: Estimator) -> PairMatcher:
     """Return the estimator as a matcher of both directions."""
     bidirectional = get_bidirectional(estimator)
 

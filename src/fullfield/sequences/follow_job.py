@@ -25,7 +25,7 @@ from fullfield.sequences.names import FrameFiles
 from fullfield.sequences.outputs import Output, Plan, to_cpu
 from fullfield.sequences.plates import Plate, Plates, open_frame_files
 from fullfield.sequences.results import FrameReport, FrameResult, Outcome, StageTimes
-from fullfield.sequences.tracking import DISTANCES
+from fullfield.sequences.tracking import SCHEDULE
 from fullfield.sequences.writing import WriterThreads
 
 
@@ -83,7 +83,7 @@ class FollowJob:
         recorded = {
             "plates": Path(self.frame_files.text).name,
             "reference": self.reference,
-            "distances": list(DISTANCES),
+            "schedule": SCHEDULE._asdict(),
             "method": estimator.method,
             "parameters": describe_parameters(estimator),
             "backend": self.backend,

@@ -7,7 +7,7 @@ and keeps errors from adding up. Related work: multi-flow tracking (Neoral et al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,16 +18,28 @@ from fullfield.estimators._reliability import occlusion_and_confidence
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.warping import warp
 
-DISTANCES = (1, 2, 4, 8, 16)
-"""Distances in frames over which flow is estimated, besides the direct match with the reference."""
 _KEY_STEPS = 8
 _MIN_ERROR_PX = 0.07  # the least that a confidence in float32 can express
 _MAX_ERROR_PX = 50.0
 _HIDDEN_ERROR_PX = 100.0  # added to the expected error of a chain that leads over a hidden pixel
 _AGREEMENT = 3.0  # expected errors by which a direct match may differ from a chain that is sure
 _DIRECT_MAX_ERROR_PX = 2.0
+_BORDER_PX = 0.5
 _FILL_STRIDE = 8  # pixels of the finest cell from which hidden pixels are filled
 _FILL_WEIGHT = 0.01
+
+
+class Schedule(NamedTuple):
+    """Matches that are made for each frame; those in one entry take turns from frame to frame."""
+
+    distances: tuple[tuple[int, ...], ...]
+    """Distances in frames over which flow is chained; the first one is 1."""
+    starts: tuple[tuple[str, ...], ...]
+    """Starts of the direct matches with the reference: ``chain``, which finds details, or ``zero``, which finds what
+    the chains have lost."""
+
+
+SCHEDULE = Schedule(distances=((1,), (2,), (4,), (8,), (16,)), starts=(("chain",), ("zero",)))
 
 
 class Field(NamedTuple):
@@ -64,20 +76,26 @@ class _State(NamedTuple):
     match: Match  # of the reference and the frame
 
 
-def list_sources(step: int, distances: Sequence[int] = DISTANCES) -> list[int]:
+def list_sources(step: int, schedule: Schedule = SCHEDULE) -> list[int]:
     """Return the steps of the frames from which the motion to the frame of ``step`` is chained; 0 is the reference.
 
     Sources over long distances lie on multiples of ``_KEY_STEPS``, so that few frames have to be stored.
     """
-    sources = [step - distance for distance in distances if distance <= _KEY_STEPS]
-    sources += [-(-(step - distance) // _KEY_STEPS) * _KEY_STEPS for distance in distances if distance > _KEY_STEPS]
-    return list(dict.fromkeys(source for source in sources if source >= 0))
+    sources = []
+    for distances in schedule.distances:
+        distance = distances[step % len(distances)]
+        source = step - distance
+        if distance > _KEY_STEPS:
+            source = -(-source // _KEY_STEPS) * _KEY_STEPS
+        if source >= 0:
+            sources.append(source)
+    return list(dict.fromkeys(sources))
 
 
-def list_stored_steps(step: int, distances: Sequence[int] = DISTANCES) -> set[int]:
+def list_stored_steps(step: int, schedule: Schedule = SCHEDULE) -> set[int]:
     """Return the steps before ``step`` from which the motion to its frame and to later ones is chained."""
-    later = range(step, step + max(distances))
-    return {source for target in later for source in list_sources(target, distances) if source < step}
+    later = range(step, step + max(map(max, schedule.distances)))
+    return {source for target in later for source in list_sources(target, schedule) if source < step}
 
 
 class Tracker:
@@ -90,7 +108,7 @@ class Tracker:
         reference: [1, C, H, W], the reference frame.
         match: estimator of a pair in both directions.
         refine: refinement of the final flow against the reference; None leaves it out.
-        distances: distances in frames over which flow is chained; they begin with 1.
+        schedule: matches that are made for each frame.
         valid: bool [H, W], where the reference is known; None: everywhere.
 
     Attributes:
@@ -102,12 +120,12 @@ class Tracker:
         reference: Tensor,
         match: PairMatcher,
         refine: Refine | None,
-        distances: Sequence[int] = DISTANCES,
+        schedule: Schedule = SCHEDULE,
         *,
         valid: Tensor | None = None,
     ) -> None:
         self._reference, self._match, self._refine, self._valid = reference, match, refine, valid
-        self._distances = tuple(distances)
+        self._schedule = schedule
         flow = reference.new_zeros(2, *reference.shape[-2:])
         still = Field(flow, torch.zeros_like(flow[0]), torch.zeros_like(flow[0]))
         self._states = {0: _State(reference, Match(still, still))}
@@ -123,9 +141,10 @@ class Tracker:
         With ``is_half`` the values are rounded to half precision.
         """
         match = self._find_best_chain(frame)
-        # The first match starts where the chain leads; the second finds what the chain has lost.
-        for starts in (tuple(_fill_hidden(field) for field in match), None):
-            direct = self._measure(self._reference, frame, starts)
+        for starts in self._schedule.starts:
+            is_chain = starts[self.step % len(starts)] == "chain"
+            flows = tuple(_fill_hidden(field) for field in match) if is_chain else None
+            direct = self._measure(self._reference, frame, flows)
             match = Match(*(_judge(chain, other) for chain, other in zip(match, direct, strict=True)))
         if self._refine is not None:
             forward, backward = match.forward.flow[None], match.backward.flow[None]
@@ -151,12 +170,12 @@ class Tracker:
     def skip(self) -> None:
         """Count the next frame; its motion must not be a source of frames that are added later."""
         self.step += 1
-        needed = list_stored_steps(self.step, self._distances)
+        needed = list_stored_steps(self.step, self._schedule)
         self._states = {step: state for step, state in self._states.items() if step in needed}
 
     def _find_best_chain(self, frame: Tensor) -> Match:
         best: Match | None = None
-        for source in list_sources(self.step, self._distances):
+        for source in list_sources(self.step, self._schedule):
             state = self._states[source]
             chain = _join(state.match, self._measure(state.frame, frame))
             best = chain if best is None else _select_better(best, chain)
@@ -165,15 +184,27 @@ class Tracker:
 
     def _measure(self, first: Tensor, second: Tensor, starts: tuple[Tensor, ...] | None = None) -> Match:
         forward, backward, scales = self._match(first, second, *((None, None) if starts is None else starts))
-        own = (None, None) if scales is None else scales
-        fields = []
-        for one, two, flow, back, scale in (
-            (first, second, forward, backward, own[0]),
-            (second, first, backward, forward, own[1]),
-        ):
-            occlusion, confidence = occlusion_and_confidence(one, two, flow, back, scale)
-            fields.append(Field(flow[0], expected_error(confidence[0]), occlusion[0]))
-        return Match(*fields)
+        flows = _clamp_at_border(torch.cat((forward, backward)))
+        log_scale = None if scales is None else torch.cat(scales)
+        occlusion, confidence = occlusion_and_confidence(
+            torch.cat((first, second)), torch.cat((second, first)), flows, flows.flip(0), log_scale
+        )
+        error = expected_error(confidence)
+        return Match(Field(forward[0], error[0], occlusion[0]), Field(backward[0], error[1], occlusion[1]))
+
+
+def _clamp_at_border(flow: Tensor) -> Tensor:
+    """Return the flow [B, 2, H, W] with targets up to half a pixel outside of the frame on its outermost pixels.
+
+    These are within the area of the outermost pixels, so what they show is seen.
+    """
+    height, width = flow.shape[-2:]
+    rows, columns = (torch.arange(size, dtype=flow.dtype, device=flow.device) for size in (height, width))
+    starts = torch.stack(torch.meshgrid(columns, rows, indexing="xy"))
+    targets = starts + flow
+    limits = flow.new_tensor([width - 1, height - 1]).view(2, 1, 1)
+    clamped = targets.clamp(min=torch.zeros_like(limits), max=limits)
+    return torch.where((targets - clamped).abs() <= _BORDER_PX, clamped - starts, flow)
 
 
 def expected_error(confidence: Tensor) -> Tensor:
@@ -215,7 +246,7 @@ def _join(state: Match, step: Match) -> Match:
 def _follow(first: Field, second: Field) -> Field:
     """Return the field that follows ``first`` and then ``second``."""
     planes = torch.cat((second.flow, second.error[None], second.occlusion[None]))[None]
-    sampled, inside = warp(planes, first.flow[None])
+    sampled, inside = warp(planes, _clamp_at_border(first.flow[None]))
     flow, error, occlusion = sampled[0, :2], sampled[0, 2], sampled[0, 3]
     hidden = torch.maximum(first.occlusion, torch.where(inside[0], occlusion, 1.0))
     return Field(first.flow + flow, first.error + error, hidden)
@@ -262,7 +293,7 @@ def _check_cycle(match: Match) -> Match:
     """Count pixels as hidden whose way to the other frame and back does not end where it began."""
     fields = []
     for own, other in (match, match[::-1]):
-        distance = forward_backward_distance(own.flow[None], other.flow[None])[0]
+        distance = forward_backward_distance(_clamp_at_border(own.flow[None]), _clamp_at_border(other.flow[None]))[0]
         hidden = torch.sigmoid(2.0 * (distance.clamp(max=20.0) - 2.0 - own.error))
         fields.append(own._replace(occlusion=torch.maximum(own.occlusion, hidden)))
     return Match(*fields)
@@ -272,7 +303,7 @@ def _hide_unknown(field: Field, own: Tensor | None, other: Tensor | None) -> Fie
     """Hide pixels that are unknown in their own frame, and those that lead to unknown pixels of the other one."""
     unknown = torch.zeros_like(field.occlusion, dtype=torch.bool) if own is None else ~own
     if other is not None:
-        unknown = unknown | (warp(other[None, None].float(), field.flow[None])[0][0, 0] < 0.5)
+        unknown = unknown | (warp(other[None, None].float(), _clamp_at_border(field.flow[None]))[0][0, 0] < 0.5)
     return field._replace(
         error=torch.where(unknown, _MAX_ERROR_PX, field.error), occlusion=torch.where(unknown, 1.0, field.occlusion)
     )

@@ -1,0 +1,66 @@
+"""Draw the pictures of docs/follow.md: the paint on three frames of its example, and the grid that follows.
+
+python scripts/docs/follow_pictures.py [FOLDER]     docs/images by default; runs the commands of the page
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fullfield.cli.main import main as run_command
+from fullfield.io import read_frame, read_vectors, write_image
+from fullfield.sequences.follow_pictures import draw_grid
+from fullfield.viz import frame_to_image
+
+ROOT = Path(__file__).resolve().parents[2]
+NUMBERS = (1001, 1006, 1012)
+
+
+def run_page(text: str) -> None:
+    """Run the plates, and the commands that follow them and move the paint."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    exec(next(block for language, block in blocks if language == "python"), {})
+    for line in "".join(block for language, block in blocks if not language).splitlines():
+        program, *words = shlex.split(line)
+        if program == "fullfield" and words[0] in ("follow", "warp") and "--points" not in words:
+            run_command([*words, "--quiet"])
+
+
+def lay_side_by_side(pictures: list[Tensor]) -> Tensor:
+    """Return pictures [3, H, W] next to each other, twice as large."""
+    row = torch.cat([picture.clamp(0, 1).expand(3, -1, -1) for picture in pictures], -1)
+    return frame_to_image(interpolate(row[None], scale_factor=2, mode="bilinear")[0])
+
+
+def main(arguments: list[str]) -> int:
+    """Run the page, draw the pictures and write them."""
+    if len(arguments) > 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    target = Path(arguments[0]).resolve() if arguments else ROOT / "docs" / "images"
+    painted, grids = [], []
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        run_page((ROOT / "docs" / "follow.md").read_text("utf-8"))
+        for number in NUMBERS:
+            plate, paint = read_frame(f"plate.{number}.exr"), read_frame(f"paint_on.{number}.exr")
+            layers = read_vectors(f"ref.{number}.exr")
+            painted.append(torch.where(paint.amax(0) > 0, paint, plate))
+            grids.append(draw_grid(plate, layers["backward"], layers["occlusion.backward"], 16))
+    write_image(target / "follow_paint.jpg", lay_side_by_side(painted))
+    write_image(target / "follow_grid.jpg", lay_side_by_side(grids))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main(sys.argv[1:]))
