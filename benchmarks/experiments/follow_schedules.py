@@ -30,17 +30,15 @@ from fullfield.sequences.follow import create_matcher
 from fullfield.sequences.tracking import PairMatcher, Schedule, Tracker
 
 _BOTH = (("chain",), ("zero",))
-_TURNS = (("chain", "zero"),)
 SCHEDULES = {
     "1,2,4,8,16": Schedule(((1,), (2,), (4,), (8,), (16,)), _BOTH),
-    "1,4,16": Schedule(((1,), (4,), (16,)), _BOTH),
     "1,4,16,32": Schedule(((1,), (4,), (16,), (32,)), _BOTH),
-    "1,4,16,32 turns": Schedule(((1,), (4,), (16,), (32,)), _TURNS),
+    "1,4,16": Schedule(((1,), (4,), (16,)), _BOTH),
     "1,4,16|32": Schedule(((1,), (4,), (16, 32)), _BOTH),
-    "1,4,16|32|64": Schedule(((1,), (4,), (16, 32, 64)), _BOTH),
-    "1,4,16,32|64 turns": Schedule(((1,), (4,), (16,), (32, 64)), _TURNS),
-    "1,4,16|32|64 turns": Schedule(((1,), (4,), (16, 32, 64)), _TURNS),
+    "1,4|16|32": Schedule(((1,), (4, 16, 32)), _BOTH),
+    "1,4,16|32 zero": Schedule(((1,), (4,), (16, 32)), (("zero",),)),
 }
+"""By the distances of their chains; ``|`` stands between those that take turns."""
 
 Pair = tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]
 

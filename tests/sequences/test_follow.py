@@ -20,7 +20,9 @@ from fullfield.sequences.follow_pool import follow_on_devices, split_into_sides
 from fullfield.sequences.names import find_frames
 from fullfield.sequences.outputs import Output
 from fullfield.sequences.tracking import (
+    Field,
     Tracker,
+    _judge,
     confidence_of,
     expected_error,
     list_sources,
@@ -108,6 +110,18 @@ def test_restored_tracker_gives_same_values(shot: SyntheticShot) -> None:
             assert torch.equal(plane, expected[name]), name
 
 
+def test_a_direct_match_that_seems_hidden_replaces_the_position_of_a_chain_over_a_hidden_pixel() -> None:
+    def field(u: float, error: float, occlusion: float) -> Field:
+        flow = torch.tensor([u, 0.0]).view(2, 1, 1)
+        return Field(flow, torch.full((1, 1), error), torch.full((1, 1), occlusion))
+
+    chain = field(3.0, 4.0, 1.0)
+    assert float(_judge(chain, field(7.0, 0.8, 0.7)).flow[0]) == 7
+    assert float(_judge(chain, field(7.0, 0.8, 0.7)).occlusion) > 0.5
+    assert float(_judge(chain, field(7.0, 3.0, 0.7)).flow[0]) == 3  # not trusted
+    assert float(_judge(field(3.0, 4.0, 0.1), field(7.0, 0.8, 0.7)).flow[0]) == 3  # the chain is visible
+
+
 @pytest.mark.parametrize(("motion_px", "is_hidden"), [(-0.4, False), (-1.5, True)])
 def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
     shot: SyntheticShot, motion_px: float, is_hidden: bool
@@ -120,7 +134,7 @@ def test_a_pixel_is_visible_up_to_the_edge_of_the_outermost_pixels(
     frame = shot.frame(0)[None]
     layers = Tracker(frame, match, None).add(frame + 0.01)
     assert bool((layers["occlusion.forward"][5:-5, 0] > 0.5).all()) == is_hidden
-    assert float((layers["occlusion.forward"][:, 10:-10] > 0.5).float().mean()) < 0.05
+    assert float((layers["occlusion.forward"][:, 10:-10] > 0.5).float().mean()) < 0.2
     assert float((layers["forward"][0] - motion_px).abs().max()) < 1e-6
 
 

@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
     the chains have lost."""
 
 
-SCHEDULE = Schedule(distances=((1,), (2,), (4,), (8,), (16,)), starts=(("chain",), ("zero",)))
+SCHEDULE = Schedule(distances=((1,), (4, 16, 32)), starts=(("chain",), ("zero",)))
 
 
 class Field(NamedTuple):
@@ -265,11 +265,14 @@ def _select(mask: Tensor, one: Field, other: Field) -> Field:
 
 
 def _judge(chain: Field, direct: Field) -> Field:
-    """Take the direct match where it is trusted and does not contradict a chain that is sure."""
+    """Take the direct match where it is trusted and does not contradict a chain that is sure.
+
+    A match that seems hidden may still have the right position: it replaces a chain that leads over a hidden pixel.
+    """
     distance = torch.linalg.vector_norm(chain.flow - direct.flow, dim=0)
     limit = _AGREEMENT * (chain.error + direct.error) + 0.5
     contradicts = (chain.occlusion < 0.5) & (distance > limit) & (chain.error < direct.error)
-    trusted = (direct.occlusion < 0.5) & (direct.error < _DIRECT_MAX_ERROR_PX) & ~contradicts
+    trusted = (direct.error < _DIRECT_MAX_ERROR_PX) & ~contradicts
     better = trusted & (_cost(direct) < _cost(chain))
     return _select(better, direct, chain)
 
