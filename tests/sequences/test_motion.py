@@ -13,14 +13,23 @@ import torch
 from sequence_shots import HEIGHT, WIDTH, CommandLine, moving
 
 from fullfield import InputError, estimate
-from fullfield.io import read_frame, read_vectors, write_flow, write_image, write_vectors
+from fullfield.io import (
+    VideoWriter,
+    frame_window,
+    open_video,
+    read_frame,
+    read_vectors,
+    write_flow,
+    write_image,
+    write_vectors,
+)
 from fullfield.io.raw import Raw, read_raw, write_raw
 from fullfield.io.vectors import VectorReading
 from fullfield.io.windows import FrameWindow
 from fullfield.sequences import WarpSettings, open_plates, retime_shot, warp_shot
 from fullfield.sequences.motion import accumulate_flow, add_flows, interpolate, warp_image
 from fullfield.sequences.pictures import InputReader, run_pictures
-from fullfield.sequences.results import StageTimes
+from fullfield.sequences.results import Outcome, StageTimes
 from fullfield.sequences.retiming import RetimeSettings, plan_retime
 from fullfield.sequences.stored_flow import StoredFlow
 from fullfield.sequences.warping import plan_warp
@@ -435,7 +444,7 @@ def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahe
             is_read_ahead.set()
         return texts[-1]
 
-    with InputReader(read, str, paths, StageTimes(), threads=1) as reader:
+    with InputReader(read, str, paths, StageTimes(), Outcome(), threads=1) as reader:
         assert reader.get(paths[0]) == "first"
         assert is_read_ahead.wait(60)
         replacement = tmp_path / "new"
@@ -447,7 +456,7 @@ def test_input_reader_reads_a_file_again_that_was_replaced_after_it_was_read_ahe
 
 def test_input_reader_releases_what_was_never_taken() -> None:
     started: list[str] = []
-    with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), threads=1) as reader:
+    with InputReader(started.append, lambda _: __file__, list("abcdef"), StageTimes(), Outcome(), threads=1) as reader:
         for key in "bcdef":  # "a" is never taken
             reader.release(lambda other, key=key: other >= key)
             reader.get(key)
@@ -540,12 +549,27 @@ def test_scale_estimates_on_smaller_frames_and_stores_flow_of_the_full_size(cli:
     )
 
 
-def write_video(path: str, frames: list[torch.Tensor], codec: str = "h264") -> None:
+def write_video(path: str, frames: list[torch.Tensor], codec: str = "h264", pixel_aspect: float = 1.0) -> None:
     from fullfield.io import VideoWriter
 
-    with VideoWriter(path, WIDTH, HEIGHT, 25.0, codec) as writer:
+    with VideoWriter(path, WIDTH, HEIGHT, 25.0, codec, pixel_aspect) as writer:
         for number, frame in enumerate(frames):
             writer.write((frame * 65535).round().to(torch.int32), number / 25)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("slow.mp4", "h264"), ("slow.mkv", "h264")])
+def test_retime_keeps_pixels_that_are_not_square(cli: CommandLine, name: str, codec: str) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    write_video("clip.mov", moving(3), "prores", 2.0)
+    stored(1, 3, -2.0)
+    cli.done("retime", "clip.mov", "--flow", "mv.%04d.exr", "--factor", "2", "-o", name, "--codec", codec)
+    source = open_video(name)
+    assert source.pixel_aspect == 2  # type: ignore[attr-defined]
+    source.close()
+    with pytest.warns(UserWarning, match=r"a\.mkv: players will show square pixels; write \.mov"):
+        write_video("a.mkv", moving(1), "prores", 2.0)
+    cli.done("warp", "clip.mov", "--flow", "mv.%04d.exr", "-o", "w.%d.exr")
+    assert frame_window("w.1.exr").pixel_aspect == 2
 
 
 @pytest.mark.parametrize(("name", "codec"), [("slow.mp4", "h264"), ("slow.mov", "prores")])
@@ -595,6 +619,12 @@ def test_videos_are_refused_where_they_cannot_be_written(cli: CommandLine) -> No
     warp = ("warp", "p.1.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "s.mp4")
     assert "--output s.mp4: expected files with a reference" in cli.refused(*warp)
     assert not Path("s.mp4").exists()
+
+
+def test_video_writer_refuses_dnxhr_beside_mov(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    for name, expected in (("a.mkv", "h264 or prores"), ("a.mp4", "h264")):
+        refuses(f"codec: expected {expected} for", VideoWriter, tmp_path / name, 256, 128, 24.0, "dnxhr")
 
 
 def test_video_writer_writes_dnxhr_of_ten_bits(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def add_shot_options(parser: argparse.ArgumentParser) -> None:
         metavar="MASK",
         help="where pictures are known: picture, mask.%%04d.png, EXR channel or FILE:CHANNEL; unknown where 0",
     )
-    parser.add_argument("--codec", choices=VIDEO_CODECS, help="of a video; prores and dnxhr: .mov, .mkv [h264]")
+    parser.add_argument("--codec", choices=VIDEO_CODECS, help="of a video; prores: .mov, .mkv; dnxhr: .mov [h264]")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--device", metavar="NAME", default="auto", help=DEVICE_HELP)
     parser.add_argument("--layer", metavar="NAME", help="EXR layer of the flow: forward, backward, ... [by direction]")

@@ -202,6 +202,8 @@ class FileSource:
         # Codecs round sizes up.
         max_pixels = max(_PIXELS_LATER, (self.width + 256) * (self.height + 256))
         self._stream.codec_context.options = {"max_pixels": str(max_pixels)}
+        self.pixel_aspect = Fraction(self._stream.sample_aspect_ratio or 1)
+        """Width of a pixel as it is shown, relative to its height."""
         rate = float(self._stream.average_rate or self._stream.guessed_rate or 0)
         self.rate = rate if 1 / _LONGEST_GAP < rate < _TICKS else None
         self._demuxed: Iterator[Any] = iter(self._container.demux(self._stream))
@@ -213,6 +215,7 @@ class FileSource:
             turn = _read_turn(self._first_frames[0])
             if turn is not None and turn.transposed:
                 self.width, self.height = self.height, self.width
+                self.pixel_aspect = 1 / self.pixel_aspect
 
     def _decode_first(self) -> None:
         """Decode the first frame, which alone says how the video is turned; an error waits for the iteration."""
@@ -402,8 +405,10 @@ class CameraSource:
 def check_codec(path: PathLike, codec: str) -> None:
     """Raise InputError if a video file cannot hold the codec."""
     choice(codec, "codec", VIDEO_CODECS)
-    if codec != "h264" and str(path).lower().endswith(".mp4"):
-        raise InputError(f"codec: expected h264 for {path}, got {codec}; write .mov")
+    suffix = Path(path).suffix.lower()
+    if (codec != "h264" and suffix == ".mp4") or (codec == "dnxhr" and suffix != ".mov"):
+        expected = "h264 or prores" if suffix == ".mkv" else "h264"
+        raise InputError(f"codec: expected {expected} for {path}, got {codec}; write .mov")
 
 
 class VideoWriter:
@@ -415,10 +420,13 @@ class VideoWriter:
         path: the suffix picks the container (``.mp4``, ``.mkv``, ``.mov``).
         width, height: of the pictures. An odd side gets one more row or column, since codecs want even ones.
         rate: frames a second that players are told; the pictures keep their own times.
-        codec: ``h264``, or for editing ``prores`` (422 HQ) and ``dnxhr`` (HQX), which ``.mov`` and ``.mkv`` hold.
+        codec: ``h264``, or for editing ``prores`` (422 HQ; ``.mov`` or ``.mkv``) and ``dnxhr`` (HQX; ``.mov``).
+        pixel_aspect: width of a pixel as players show it, relative to its height.
     """
 
-    def __init__(self, path: PathLike, width: int, height: int, rate: float, codec: str = "h264") -> None:
+    def __init__(
+        self, path: PathLike, width: int, height: int, rate: float, codec: str = "h264", pixel_aspect: float = 1.0
+    ) -> None:
         check_codec(path, codec)
         encoders, pixel_format, options = _ENCODINGS[codec]
         av = importlib.import_module("av")
@@ -432,6 +440,10 @@ class VideoWriter:
             self._stream = self._container.add_stream(encoder, rate=Fraction(rate).limit_denominator(1001))
             self._stream.width, self._stream.height = width + width % 2, height + height % 2
             self._stream.pix_fmt = pixel_format
+            aspect = Fraction(pixel_aspect).limit_denominator(255)
+            self._stream.codec_context.sample_aspect_ratio = aspect
+            if aspect != 1 and codec == "prores" and Path(path).suffix.lower() == ".mkv":  # PyAV cannot write it
+                warnings.warn(f"{path}: players will show square pixels; write .mov to keep their width", stacklevel=2)
             self._stream.time_base = self._stream.codec_context.time_base = Fraction(1, _TICKS)
             self._stream.options = {"preset": "veryfast", "crf": "18"} if encoder == "libx264" else options
             self._stack = stack.pop_all()

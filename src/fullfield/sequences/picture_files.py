@@ -67,10 +67,11 @@ class PictureFiles:
             return read_raw(self.path(number), format_mask(self._mask, number))
         if number not in self.numbers:
             raise InputError(f"{self.text}: has no frame {number}")
-        frame = self._plates.read(number).frame
+        plate = self._plates.read(number)
+        frame = plate.frame
         codes = frame * 255
         form = "uint8" if bool((codes - codes.round()).abs().max() < 1e-3) else "uint16"
-        return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), form)
+        return Raw(frame, ("R", "G", "B") if len(frame) == 3 else ("Y",), form, plate.window)
 
     def read_grey(self, number: int) -> GreyPicture:
         """Return the reduced picture in which cuts are detected; not for a video, whose frames are read once."""

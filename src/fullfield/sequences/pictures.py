@@ -243,7 +243,8 @@ class VideoOutput:
         picture = to_video_picture(raw)
         if self._writer is None:
             height, width = picture.shape[-2:]
-            self._writer = VideoWriter(self._job.output, width, height, self._job.rate, self._codec)
+            aspect = 1.0 if raw.window is None else raw.window.pixel_aspect
+            self._writer = VideoWriter(self._job.output, width, height, self._job.rate, self._codec, aspect)
         self._writer.write(picture, (number - self._job.numbers[0]) / self._job.rate)
 
 

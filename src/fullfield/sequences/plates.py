@@ -37,7 +37,7 @@ class Plate(NamedTuple):
     frame: Tensor
     """float32 [C, H, W] in the host's memory, display-referred, as :func:`fullfield.io.read_frame` reads it."""
     window: FrameWindow | None = None
-    """Of an EXR: its windows; the data window is what ``frame`` holds."""
+    """Of an EXR, and of a video whose pixels are not square; the data window is what ``frame`` holds."""
     metadata: tuple[Attribute, ...] = ()
     identity: Identity | None = None
     """The version of the file that was read."""
@@ -330,7 +330,13 @@ class VideoPlates(Plates):
             values: Tensor = frame.values()
         if self._curve is not None:
             self._curve(values.numpy())
-        return Plate(values, identity=self._identity)
+        return Plate(values, self._describe_window(values), identity=self._identity)
+
+    def _describe_window(self, frame: Tensor) -> FrameWindow | None:
+        """Return the window of a frame whose pixels are not square."""
+        aspect = float(getattr(self._source, "pixel_aspect", 1))
+        box = (0, 0, frame.shape[-1], frame.shape[-2])
+        return None if aspect == 1 else FrameWindow(box, box, aspect)
 
     def close(self) -> None:
         """Close the video."""
