@@ -392,7 +392,7 @@ def named(case: dict[str, Any], begin: str) -> dict[str, Any]:
 
 def short_table() -> str:
     """Return one row for a network, the lookup and TV-L1: ours and another library, in equal precision."""
-    raft = next(row for row in (network_row(*result, SINGLE) for result in cases(*BOTH[:1])) if row is not None)
+    raft, run = next((row, each[1]) for each in cases(*BOTH[:1]) if (row := network_row(*each, SINGLE)) is not None)
     rows = [["job", "fullfield", "others"], raft]
     size = [224, 512]
     ours, theirs = lookup_row(size, "cuda", EASY, SINGLE), lookup_row(size, "alt_cuda_corr", EASY)
@@ -401,14 +401,16 @@ def short_table() -> str:
     where = ", ".join(sorted({card(ours[1]), card(theirs[1])}))
     title = f"RAFT's 32 correlation lookups alone, 512×224 feature maps, float32, {where}"
     rows.append([title, timed(ours[0], eager=True), f"alt_cuda_corr {timed(theirs[0])}"])
-    defaults = one(stored_result("tvl1_cpu.json")["cases"], case="own defaults")
+    tvl1_results = stored_result("tvl1_cpu.json")
+    defaults = one(tvl1_results["cases"], case="own defaults")
     tvl1, opencv = (
         f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
         for row in (named(defaults, "fullfield default"), named(defaults, "opencv defaults"))
     )
     title = "TV-L1, a Sintel pair of 1024×436, each with its own defaults, 2 CPU cores"
     rows.append([title, tvl1, f"OpenCV {opencv}"])
-    return f"{table_text(rows)}\n"
+    where = environments([run, ours[1], theirs[1]])
+    return f"{table_text(rows)}\n{where}. TV-L1: {describe_commit(tvl1_results)}.\n"
 
 
 def public_calls() -> str:
