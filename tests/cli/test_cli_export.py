@@ -65,8 +65,8 @@ def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -
     )
     assert (report["weights"], report["updates"], report["lookup"], report["bytes"]) == ("random", 32, "linear", 5)
     ran = cli("export", "-o", "a.onnx", "--size", "64x72")
-    assert ran.out.startswith("a.onnx: fullfield-s, weights fullfield-s, 64x72, 4 updates")  # no download by default
-    assert calls.pop()[0] == "fullfield-s"
+    assert ran.out.startswith("a.onnx: fullfield-m, weights fullfield-m, 64x72, 4 updates")  # no download by default
+    assert calls.pop()[0] == "fullfield-m"
     more = ("--weights", "random", "--dynamic", "--lookup", "dense", "--updates", "0", "--batch", "3")
     ran = cli("export", "-o", "a.onnx", "--method", "sea-raft", "--size", "128x136", *more)
     assert ran.out == "a.onnx: sea-raft-m, weights random, any size, 0 updates, 0.0 MB\n"
