@@ -110,6 +110,9 @@ def test_convert_of_renderers_vectors(run: Run) -> None:
     assert parts["backward"][:, 0, 0].tolist() == [20, 1]
     assert run("blender.exr", "c.flo", "--layer", "backward")[0] == 0
     assert read_flow("c.flo").flow[:, 0, 0].tolist() == [-4, -3]
+    code, _, err = run("blender.exr", "d.exr", "--channels", f"{names[0]},{names[1]},absent")
+    assert code == 2
+    assert "--channels: expected two or four different names" in err
     code, _, err = run("blender.exr", "d.exr", "--channels", "a,b,c")
     assert code == 2
     assert "channels" in err

@@ -14,6 +14,7 @@ from fullfield import InputError
 from fullfield.io import read_flow, read_vectors, write_vectors
 from fullfield.io.flow import flow_window
 from fullfield.io.masks import read_mask_array
+from fullfield.io.vectors import VectorReading
 
 pytestmark = pytest.mark.unit
 
@@ -47,7 +48,7 @@ def test_read_flow_of_virtual_kitti(tmp_path: Path) -> None:
         assert_constant(found.flow, U, V, 1e-3)
         assert found.valid.all()
     path = write_png(tmp_path / "b.png", *codes, 0)
-    with pytest.raises(InputError, match=r"to be 0 or 1, got 0; name its encoding: kitti, virtual-kitti, tartanair"):
+    with pytest.raises(InputError, match=r"to be 0 or 1, got 0 everywhere; name its enc"):
         read_flow(path)
     assert not read_flow(path, encoding="virtual-kitti").valid.any()
 
@@ -172,8 +173,12 @@ def test_read_flow_of_any_channels(tmp_path: Path) -> None:
         read_flow(path, channels=("mv.u", "mv.v"))
     with pytest.raises(InputError, match="layer: expected None beside channels, got 'mv'"):
         read_flow(path, channels=channels, layer="mv")
-    with pytest.raises(InputError, match="channels: expected two names"):
-        read_flow(path, channels=("mv.u",))  # type: ignore[arg-type]
+    for names, got in ((("mv.u",), "mv.u"), (("mv.depth", "mv.depth"), "mv.depth, mv.depth"), (3, "3")):
+        with pytest.raises(InputError, match=rf"channels: expected two different names, got .*{got}"):
+            read_flow(path, channels=names)  # type: ignore[arg-type]
+    for names in (("a", "b", "c"), ("a", "b", "a", "b")):
+        with pytest.raises(InputError, match=r"channels: expected two or four different names, got a, b, [ca]"):
+            VectorReading(names)
     with pytest.raises(InputError, match="y_axis: expected"):
         read_flow(path, channels=channels, y_axis="left")  # type: ignore[arg-type]
 

@@ -105,7 +105,8 @@ def _convert(args: argparse.Namespace, source: str, output: str, packing: dict[s
 
     choice: dict[str, Any] = {"layer": args.layer, "part": args.part, **vector_arguments(args)}
     if "channels" in choice:
-        choice["channels"] = choice["channels"][:2]
+        with naming(channels="--channels"):
+            choice["channels"] = io.VectorReading(choice["channels"]).arguments("forward")["channels"]
     is_exr_twice = is_exr(source) and is_exr(output)
     keeps = is_exr_twice and args.scale is None  # both windows; else only the display window is converted
     names = {name: choice.get(name) for name in ("layer", "part", "channels")}

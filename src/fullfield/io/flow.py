@@ -123,8 +123,9 @@ def _selection(
     choice(y_axis, "y_axis", (None, "up", "down"))
     if channels is not None:
         require(layer is None, "layer", "None beside channels", repr(layer))
-        is_pair = isinstance(channels, (tuple, list)) and len(channels) == 2
-        require(is_pair and all(isinstance(name, str) for name in channels), "channels", "two names", channels)
+        are_names = isinstance(channels, (tuple, list)) and all(isinstance(name, str) for name in channels)
+        got = ", ".join(channels) if are_names else channels
+        require(are_names and len(channels) == 2 == len(set(channels)), "channels", "two different names", got)
     return exr.Selection(part, layer, channels, y_axis)
 
 

@@ -146,7 +146,8 @@ class VectorReading:
 
     def __post_init__(self) -> None:
         if self.channels is not None:
-            require(len(self.channels) in (2, 4), "channels", "two or four names", ", ".join(self.channels))
+            are_pairs = len(self.channels) in (2, 4) and len(set(self.channels)) == len(self.channels)
+            require(are_pairs, "channels", "two or four different names", ", ".join(self.channels))
 
     def arguments(self, direction: str) -> dict[str, Any]:
         """Return the arguments of :func:`fullfield.io.read_flow` for a direction; InputError where it has none."""

@@ -101,7 +101,9 @@ def _find(source: Source, selection: Selection) -> _Pair:
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
     groups = [group for candidate in seen for group in layers(candidate.channels).values()]
     has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS[:2])
-    advice = "name another layer, or channels" if has_pair else "it is no flow; give a file that 'fullfield flow' wrote"
+    advice = "name another layer, or channels"
+    if not has_pair:
+        advice = "it is no flow; give a file that 'fullfield flow' wrote, or name a renderer's channels (--channels)"
     raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_parts(seen)}")
 
 
