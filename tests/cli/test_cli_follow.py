@@ -88,6 +88,12 @@ def test_follow_of_several_references_names_their_files() -> None:
         (["--reference", "1001", "-o", "plate.%04d.png"], "plate.%04d.png"),
         (["--reference", "1001", "-o", "a.%04d.exr", "--st-map", "a.%04d.exr"], "--st-map a.%04d.exr: is also written"),
         (["--reference", "1001", "-o", "ref.%04d.exr", "--window", "data"], "--window data"),
+        (["--reference", "1001", "-o", "ref.%04d.exr", "--device", "cpu", "--devices", "cpu,cpu"], "--device cpu: not"),
+        (["--reference", "1001", "-o", "ref.%04d.exr", "--devices", "cpu,gpu9"], "--devices"),
+        (
+            ["--reference", "1001", "-o", "ref.%04d.exr", "--points", "plate.1001.png", "--tracks", "tracks.xml"],
+            "--tracks takes .csv, .nk, .txt",
+        ),
     ],
 )
 def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,6 +101,26 @@ def test_follow_refuses_in_one_line(words: list[str], message: str, capsys: pyte
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+
+
+@pytest.mark.usefixtures("plates")
+def test_follow_of_a_shot_with_bad_plates_writes_the_other_frames(
+    shot: SyntheticShot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_image("plate.1002.png", shot.frame(1)[:, :40])
+    write_image("plate.1006.png", shot.frame(5))
+    assert (
+        follow("--reference", "1001", "-o", "ref.%04d.exr", "--frames", "1001-1006", "--devices", "cpu", "--json") == 2
+    )
+    output = capsys.readouterr()
+    report = json.loads(output.out)
+    assert sorted(path.name for path in Path().glob("ref.*.exr")) == [
+        f"ref.{number}.exr" for number in (1001, 1003, 1004, 1006)
+    ]
+    assert (report["written"], report["devices"]) == (4, ["cpu"])
+    assert sorted(problem["path"] for problem in report["problems"]) == ["plate.1002.png", "plate.1005.png"]
+    assert "plate.1002.png: is 64x40, but the reference is 64x48" in output.err
+    assert "plate.1005.png: no such file" in output.err
 
 
 def test_help_of_follow_shows_the_usual_options_first(capsys: pytest.CaptureFixture[str]) -> None:
