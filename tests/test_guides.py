@@ -37,7 +37,6 @@ def blocks(page: str, language: str = "") -> list[str]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the pages take for given: frames, plates, a paint-over, a video, scans."""
     from fullfield.io import VideoWriter, write_image, write_point_cloud
-    from fullfield.io.raw import Raw, write_raw
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fullfield-demo").mkdir()
@@ -46,7 +45,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     frames = [scenes[0].frame2, scenes[1].frame1, scenes[1].frame2]
     for number, frame in enumerate(frames):
         write_image(f"plate.{1001 + number}.exr", frame)
-        write_raw(f"matte.{1001 + number}.exr", Raw((frame[:1] > 0.1).float(), ("A",), "float"))
+        write_image(f"matte.{1001 + number}.png", (frame[:1] > 0.1).float())
         write_image(f"frame_{1 + number:04d}.png", frame)
     for number, frame in enumerate(frames[:2], 1):
         write_image(f"fullfield-demo/frame{number}.png", frame)
