@@ -135,7 +135,7 @@ def score_palindrome(path: Path, device: torch.device) -> dict[str, Any]:
     }
 
 
-def measure_size(height: int, width: int, device: torch.device, count: int = 24) -> dict[str, Any]:
+def measure_size(height: int, width: int, device: torch.device, count: int = 48) -> dict[str, Any]:
     """Measure the time and memory of a frame at a size, with a moving texture; and a pair's time of the method."""
     generator = torch.Generator().manual_seed(1)
     size, texture = (height, width + 8 * count), torch.zeros(1, 3, height, width + 8 * count)
@@ -146,7 +146,7 @@ def measure_size(height: int, width: int, device: torch.device, count: int = 24)
     frames = [texture[0, :, :, 8 * i : 8 * i + width].contiguous() for i in range(count)]
     estimator = build(METHOD)
     pair_s: list[float] = []
-    for first, second in pairwise(frames[:9]):
+    for first, second in pairwise(frames[:17]):
         torch.cuda.synchronize(device)
         start = time.perf_counter()
         estimator(first[None].to(device), second[None].to(device))
@@ -163,10 +163,12 @@ def measure_size(height: int, width: int, device: torch.device, count: int = 24)
         torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
         start = time.perf_counter()
+    pair, frame = statistics.median(pair_s[4:]), statistics.median(seconds[36:])
     return {
         "size": f"{width}x{height}",
-        "pair_s": round(statistics.median(pair_s[2:]), 4),
-        "frame_s": round(statistics.median(seconds[18:]), 4),
+        "pair_s": round(pair, 4),
+        "frame_s": round(frame, 4),
+        "pairs_per_frame": round(frame / pair, 2),
         "peak_gib": round((torch.cuda.max_memory_allocated(device) - before) / 2**30, 3),
     }
 
@@ -176,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--frames", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sizes", nargs="*", default=[], help="1920x1080 3840x2160: time and memory")
