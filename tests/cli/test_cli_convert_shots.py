@@ -54,6 +54,8 @@ def test_convert_of_a_pattern_names_mistakes(run: Run) -> None:
         (("a.0001.flo", "b.exr", "--frames", "1"), "--frames: selects frames of a shot"),
         (("a.%04d.flo", "b.%04d.exr", "--frames", "7"), "7"),
         (("a.0001.flo", "b.exr", "--scale", "0"), "--scale"),
+        (("a.0001.flo", "b.exr", "--scale", "1e9"), "--scale: expected a number > 0, at most 64, got '1e9'"),
+        (("a.0001.flo", "b.exr", "a.0001.flo"), "unrecognized arguments: a.0001.flo; quote a glob, as in"),
         (("a.0001.flo", "b.exr", "--channels", "x,y"), "only OpenEXR files have a channels"),
         (("a.0001.flo", "b.exr", "--encoding", "kitti"), "only PNG files have an encoding"),
     ):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from long_shot import grown
+from PIL import Image
 from sequence_shots import HEIGHT, QUICK, WIDTH, CommandLine, assert_same, forking, loaded, moving, started
 
 from fullfield import Flow, estimate
@@ -374,6 +375,14 @@ def test_shot_of_video_writes_every_pair(flow: CommandLine, shot: Path) -> None:
 
     deep = open_plates("deep.mkv").read(1).frame * 255
     assert (deep - deep.round()).abs().max() > 0.1, "more than 8 bits"
+
+
+@pytest.mark.parametrize("option", ["mask", "layer"])
+def test_shot_of_a_stack_names_the_option_that_it_does_not_take(flow: CommandLine, option: str) -> None:
+    pictures = [Image.new("RGB", (WIDTH, HEIGHT), color) for color in ("red", "blue")]
+    pictures[0].save("film.gif", save_all=True, append_images=pictures[1:])
+    message = f"--{option}: expected None for a video or a stack of pictures, film.gif"
+    assert message in flow.refused("film.gif", "-o", "m.%d.exr", f"--{option}", "x.png")
 
 
 def test_progress_is_what_a_farm_reads(flow: CommandLine) -> None:

@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 
+_MAX_FACTOR = 64
 _MAX_THREADS = 1024
 _MAX_PIXELS = 15360 * 8640  # 16K
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
@@ -61,10 +62,10 @@ def factors(text: str) -> float | tuple[float, float]:
 
 
 def positive_factor(text: str) -> float:
-    """Return a number above 0, or a fraction such as 1/2."""
+    """Return a number above 0 and at most 64, or a fraction such as 1/2."""
     value = factor(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
+    if not 0 < value <= _MAX_FACTOR:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, at most {_MAX_FACTOR}, got {text!r}")
     return value
 
 

@@ -104,7 +104,9 @@ class Parser(argparse.ArgumentParser):
         words = iter(self._arguments)
         while (below := parser._verbs()) and (verb := next((word for word in words if word in below), None)):
             parser = below[verb]
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        files = [word for word in unknown if not word.startswith("-") and Path(word).is_file()]
+        hint = "; quote a glob, as in 'plate.*.exr'" if files else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError with the nearest known name."""

@@ -144,8 +144,9 @@ def open_frame_files(frame_files: FrameFiles, numbers: Sequence[int] | None, **r
     """Open frames that were found by name. ``numbers`` of a video may be None: all that it has."""
     if frame_files.video is None:
         return FilePlates(frame_files, frame_files.files if numbers is None else numbers, **reading)
-    if any(value is not None for name, value in reading.items() if name != "transfer"):
-        raise InputError(f"{frame_files.video}: is a video, which has no part, layer, alpha or window")
+    names = [name for name, value in reading.items() if name != "transfer" and value is not None]
+    if names:
+        raise InputError(f"{names[0]}: expected None for a video or a stack of pictures, {frame_files.video}")
     if Path(frame_files.video).suffix.lower() in STACK_SUFFIXES:
         return StackPlates(frame_files, numbers, **reading)
     return VideoPlates(frame_files, numbers, **reading)
