@@ -93,15 +93,15 @@ def device(value: Any, name: str = "device") -> torch.device:
     import torch
 
     try:
-        chosen = torch.device(value)
-        if chosen.type == "meta":
+        selected = torch.device(value)
+        if selected.type == "meta":
             raise RuntimeError("it holds no values")
-        torch.empty(0, device=chosen)
+        torch.empty(0, device=selected)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         reason = reason if len(reason) <= 120 else reason[:117].rsplit(" ", 1)[0] + " ..."
         raise InputError(f"{name}: expected a device of this machine, got {value!r} ({reason})") from None
-    return chosen
+    return selected
 
 
 def torchrun() -> tuple[int, int]:
@@ -148,9 +148,9 @@ def number(
 def choice(value: object, name: str, options: Collection[object]) -> None:
     """Check that ``value`` is one of ``options``; the error for a name suggests the nearest one."""
     if value not in options:
-        known = [str(option) for option in options]
-        came = f"{value!r}{nearest(value, known)}" if isinstance(value, str) else value
-        require(False, name, f"one of {', '.join(known)}", came)
+        names = [str(option) for option in options]
+        text = f"{value!r}{nearest(value, names)}" if isinstance(value, str) else value
+        require(False, name, f"one of {', '.join(names)}", text)
 
 
 _SIMILARITY = 0.7  # of 1: a slip is close enough, another word ("gpu" for "cpu") is not
@@ -170,10 +170,10 @@ def nearest(word: str, known: Sequence[str], said: str = "") -> str:
     from difflib import get_close_matches
 
     names = {name.casefold(): name for name in reversed(known)}
-    wanted = word.casefold()
-    longer = [name for name in names if name.startswith(wanted)] if len(wanted) >= _SHORTEST_BEGINNING else []
+    requested = word.casefold()
+    longer = [name for name in names if name.startswith(requested)] if len(requested) >= _SHORTEST_BEGINNING else []
     close = [name for name in reversed(longer) if len(name) == min(map(len, longer))]
-    close = close or get_close_matches(wanted, names, 1, _SIMILARITY)
+    close = close or get_close_matches(requested, names, 1, _SIMILARITY)
     instead = f" instead of {said}" if said else ""
     return f"; did you mean {' or '.join(names[name] for name in close)}{instead}?" if close else ""
 
@@ -188,11 +188,11 @@ def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[s
     short = Repr()
     short.maxstring = short.maxother = 100
     before = before if isinstance(before, dict) else {}
-    found = []
+    changes = []
     for name in before | dict(now):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{name}.")
+            changes += differences(old, new, f"{prefix}{name}.")
         elif old != new:
-            found.append(f"{prefix}{name} was {short.repr(old)}, is {short.repr(new)}")
-    return found
+            changes.append(f"{prefix}{name} was {short.repr(old)}, is {short.repr(new)}")
+    return changes

@@ -92,6 +92,27 @@ def furnished_room(draw: Draw, boxes: tuple[int, int] = (6, 15)) -> Sampler:
     return faces(shell + list_furniture_faces(draw, int(draw.integers(*boxes)), width, depth))
 
 
+def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> Floats:
+    """Return points [points, 3] in metres on a floor, two walls and twelve boxes that are turned about the vertical.
+
+    Args:
+        seed: seed of the room; the same seed gives the same room.
+        points: number of points.
+        scan: seed of the points; another scan samples other points of the same surfaces.
+        noise: standard deviation of the points' error, in metres.
+    """
+    layout, draw = np.random.default_rng(seed), np.random.default_rng((seed, scan))
+    width, depth, height = layout.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))
+    origin, (x, y, z) = np.zeros(3), np.diag([width, depth, height])
+    parallelograms = [np.stack((origin, *edges)) for edges in ((x, y), (x, z), (y, z))]
+    for _ in range(12):
+        angle, size = layout.uniform(0, np.pi), layout.uniform(0.25, 1.0, 3)
+        corner = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
+        parallelograms += list_box_faces(corner, size, angle)
+    cloud = faces(parallelograms)(draw, points)
+    return cloud + draw.normal(scale=noise, size=cloud.shape)
+
+
 def draw_profile(draw: Draw) -> Floats:
     """Return the corners [K, 2] of the profile of stairs, a kerb, a rail, a moulding, a corridor or a roof."""
     kind = draw.integers(7)

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
@@ -342,32 +340,3 @@ def _relief(layer: _Layer, points: Tensor) -> Tensor:
     rim = 3.0
     falloff = torch.exp(depth.clamp(max=0) / rim)
     return 1 + falloff * (0.45 * (slope_x * _LIGHT[0] + slope_y * _LIGHT[1]) - 0.15)
-
-
-def room_scan(seed: int, points: int = 9000, *, scan: int = 0, noise: float = 0.003) -> NDArray[np.float64]:
-    """Return points [points, 3] in metres on a floor, two walls and twelve boxes that are turned about the vertical.
-
-    Args:
-        seed: seed of the room; the same seed gives the same room.
-        points: number of points.
-        scan: seed of the points; another scan samples other points of the same surfaces.
-        noise: standard deviation of the points' error, in metres.
-    """
-    layout, draw = np.random.default_rng(seed), np.random.default_rng((seed, scan))
-    width, depth, height = layout.uniform((4.5, 3.5, 2.2), (6.5, 5.0, 3.0))
-    corners = [((0, 0, 0), (width, 0, 0), (0, depth, 0)), ((0, 0, 0), (width, 0, 0), (0, 0, height))]
-    corners.append(((0, 0, 0), (0, depth, 0), (0, 0, height)))
-    faces = [np.array(corner, np.float64) for corner in corners]
-    for _ in range(12):
-        angle = layout.uniform(0, np.pi)
-        along = np.array([np.cos(angle), np.sin(angle), 0])
-        edges = np.stack([along, np.array([-along[1], along[0], 0]), np.array([0.0, 0, 1])])
-        edges *= layout.uniform(0.25, 1.0, (3, 1))
-        at = layout.uniform((0.5, 0.5, 0.0), (width - 0.5, depth - 0.5, 1.2))
-        for i, j, k in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
-            faces += [np.stack([at, edges[i], edges[j]]), np.stack([at + edges[k], edges[i], edges[j]])]
-    areas = np.array([np.linalg.norm(np.cross(face[1], face[2])) for face in faces])
-    triangles = np.stack(faces)[draw.choice(len(faces), points, p=areas / areas.sum())]
-    u, v = draw.random((2, points, 1))
-    cloud: NDArray[np.float64] = triangles[:, 0] + u * triangles[:, 1] + v * triangles[:, 2]
-    return cloud + draw.normal(scale=noise, size=cloud.shape)

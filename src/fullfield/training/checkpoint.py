@@ -234,8 +234,8 @@ def _without(named: Mapping[str, Tensor], left_out: Collection[str]) -> dict[str
 def check_finite(named: Mapping[str, Tensor], file: str) -> None:
     """Raise InputError naming ``file`` and its first tensor that holds NaN or infinity."""
     for name in all_not_finite(named)[:1]:
-        found = "NaN" if bool(named[name].isnan().any()) else "infinity"
-        raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
+        kind = "NaN" if bool(named[name].isnan().any()) else "infinity"
+        raise InputError(f"{file}: expected finite numbers, got {kind} in {name}")
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:

@@ -60,7 +60,7 @@ def view_page(
         reference: number of the frame to which all vectors lead; the page then shows the frames first.
     """
     _check.number(step, "step", integer=True, low=1)
-    frames = [_packed(shown, width) for shown in shot]
+    frames = [_packed(frame, width) for frame in shot]
     page_data = {
         "title": title,
         "max_motion": max_motion,
@@ -117,11 +117,11 @@ def _reduce(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Average ``[C, H, W]`` over the pixels of a smaller size; NaN where most of them are not finite."""
     if tuple(image.shape[-2:]) == size:
         return image
-    known = image.isfinite().all(0, keepdim=True)
-    means = torch.nn.functional.interpolate(torch.where(known, image, 0.0)[None], size, mode="area")[0]
-    if bool(known.all()):
+    valid = image.isfinite().all(0, keepdim=True)
+    means = torch.nn.functional.interpolate(torch.where(valid, image, 0.0)[None], size, mode="area")[0]
+    if bool(valid.all()):
         return means
-    shares = torch.nn.functional.interpolate(known[None].to(image.dtype), size, mode="area")[0]
+    shares = torch.nn.functional.interpolate(valid[None].to(image.dtype), size, mode="area")[0]
     return torch.where(shares >= 0.5, means / shares, float("nan"))
 
 
@@ -130,12 +130,12 @@ def _pack_vectors(flow: Tensor) -> tuple[str, float]:
 
     The second value is the number of n that make one pixel.
     """
-    known = flow.isfinite().all(0)
-    vectors = torch.where(known, flow, 0.0).double()
+    valid = flow.isfinite().all(0)
+    vectors = torch.where(valid, flow, 0.0).double()
     longest = float(vectors.abs().max())
     steps = min(_STEPS, (2**15 - 1) / longest) if longest else _STEPS
     codes = (vectors * steps).round().int() + 2**15
-    planes = torch.stack([codes // 256, codes % 256, (known * 255).expand(2, -1, -1)], -1)
+    planes = torch.stack([codes // 256, codes % 256, (valid * 255).expand(2, -1, -1)], -1)
     return _uri(planes.flatten(0, 1).to(torch.uint8).numpy(), "PNG"), steps
 
 
