@@ -24,12 +24,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.cases.registration.calibration import reliability
 from benchmarks.stored import state_conditions
 from fullfield.io.files import atomic_path
 from fullfield.registration import register
 from fullfield.registration.verdict import list_signs
 from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, CloudPair, determined_pair, undetermined_pair
 
+_SOURCES = "src/fullfield/registration/*.py"
+_SETS = {False: "without_pose", True: "with_pose"}
+_HIGH = 0.9  # confidence
 _RIGHT = 0.02  # of the scene's diagonal: RMSE below which a pose is right
 _GENERATORS = {False: (undetermined_pair, UNDETERMINED), True: (determined_pair, DETERMINED)}
 
@@ -109,6 +113,29 @@ def measure_all(draws: list[Draw], workers: int) -> Iterator[dict[str, Any]]:
         yield from pool.imap_unordered(measure, draws)
 
 
+def count_outcomes(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of each set of kinds and of each kind, and how far the confidences can be trusted."""
+    counts: dict[str, Any] = {}
+    for determined, name in _SETS.items():
+        own = [row for row in rows if row["determined"] == determined]
+        kinds = {kind: _count([row for row in own if row["kind"] == kind]) for kind in {row["kind"]: 0 for row in own}}
+        counts[name] = {**_count(own), "kinds": kinds}
+    is_right = np.array([row["right"] for row in rows], np.float64)
+    counts["reliability"] = reliability(np.array([row["confidence"] for row in rows]), is_right)
+    return counts
+
+
+def _count(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    accepted = [row for row in rows if row["accepted"]]
+    return {
+        "draws": len(rows),
+        "accepted": len(accepted),
+        "accepted_above_0.9": sum(row["confidence"] > _HIGH for row in accepted),
+        "right": sum(row["right"] for row in accepted),
+        "cpu_seconds": round(sum(row["seconds"] for row in rows), 1),
+    }
+
+
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Return lines with the counts of each kind."""
     lines = [f"{'kind':<18}{'draws':>6}{'accepted':>9}{'right':>6}{'wrong':>6}{'max conf.':>10}{'seconds':>8}"]
@@ -133,7 +160,7 @@ def _summarize(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Register the pairs of a range of seeds."""
+    """Register the pairs of the draws."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draws", type=int, default=42, metavar="N", help="of each set of kinds [%(default)s]")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first draw [%(default)s]")
@@ -158,10 +185,10 @@ def main() -> None:
     elapsed = time.perf_counter() - begin
     print(f"{len(rows)} draws in {elapsed:.0f} s, {sum(row['seconds'] for row in rows):.0f} s of the processor")
     if args.json:
-        about = state_conditions("src/fullfield/registration/*.py")
-        about |= {"draws": args.draws, "seed": args.seed, "seconds": round(elapsed, 1)}
+        result = state_conditions(_SOURCES) | {"draws": args.draws, "seed": args.seed, "workers": args.workers}
+        result |= {"elapsed": round(elapsed, 1)} | count_outcomes(rows) | {"rows": rows}
         with atomic_path(Path(args.json)) as temporary:
-            temporary.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", "utf-8")
+            temporary.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
