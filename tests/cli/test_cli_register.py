@@ -146,6 +146,20 @@ def test_register_gives_the_poses_of_several_clouds(cli: Any, scans: Path) -> No
     assert "--output: is for two clouds" in ran.err
 
 
+def test_third_cloud_connects_two_that_share_too_little(cli: Any, scans: Path) -> None:
+    """The advice of the refusal works."""
+    first, between, last = (room_scan(3, 9000, scan=number) for number in range(3))
+    for name, points in (("x", first[first[:, 0] < 1.9]), ("y", between), ("z", last[last[:, 0] > 2.1])):
+        write_point_cloud(scans / f"{name}.ply", points)
+    ran = cli("register", "x.ply", "z.ply", "--voxel", "0.07")
+    assert ran.code == 3
+    assert "or a third cloud that overlaps both" in ran.err
+    ran = cli("register", "x.ply", "y.ply", "z.ply", "--voxel", "0.07", "--json")
+    assert ran.code == 0
+    for pose in ran.json["poses"]:
+        assert np.abs(np.array(pose["pose"]) - np.eye(4)).max() < 0.03
+
+
 def test_apply_moves_a_cloud_by_a_pose_that_was_written(cli: Any, scans: Path) -> None:
     assert cli("register", "a.ply", "b.npy", "--voxel", "0.09", "--pose", "pose.txt", "--merge", "both.pcd").code == 0
     merged, first, second = (read_point_cloud(scans / name) for name in ("both.pcd", "a.ply", "b.npy"))

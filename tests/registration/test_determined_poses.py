@@ -103,6 +103,22 @@ def test_register_refuses_pairs_that_determine_no_pose(kind: str) -> None:
     assert result.confidence < 0.5
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed", "words"),
+    [
+        ("sheared", 30005, "the source seems sheared or stretched: -6.8% along (0.03, -0.03, 1)"),
+        ("sheared", 30007, "the source seems sheared or stretched"),
+        ("bent", 30002, "the clouds seem bent against each other"),
+        ("spiral", 31010, "two poses fit equally well"),
+    ],
+)
+def test_register_names_shear_bend_and_repeated_steps(kind: str, seed: int, words: str) -> None:
+    pair = undetermined_pair(seed, kind)
+    result = register(pair.source, pair.target)
+    assert not result.success
+    assert str(result.reason).startswith(words)
+
+
 @pytest.mark.parametrize("kind", DETERMINED)
 def test_register_finds_pairs_that_determine_a_pose(kind: str) -> None:
     pair = determined_pair(2, kind)

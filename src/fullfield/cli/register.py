@@ -280,6 +280,8 @@ def _advice(args: argparse.Namespace, result: Registration) -> str:
     if args.weights is None and args.descriptor == "learned":
         options["descriptor"] = ""
     words = [options[name] for name in result.untried if options[name]]
+    if "init" in result.untried:
+        words.append("a third cloud that overlaps both")
     return f"; try {' or '.join(words)}" if words else ""
 
 
