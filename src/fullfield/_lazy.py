@@ -1,4 +1,4 @@
-"""Public names: packages that load them on first use, and old names that warn."""
+"""Public names of packages, loaded on first use."""
 
 from __future__ import annotations
 
