@@ -251,3 +251,16 @@ def test_networks_in_the_package_load_offline_and_equal_their_prepared_form(
     assert epe(flow[0], scene.flow, ~scene.occluded) < 0.5 * scene.flow.norm(dim=0).mean()
     prepared = PreparedFlow(model, 160, 200, precision="exact")
     torch.testing.assert_close(prepared(*frames), flow, atol=1e-3, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["fullfield-s", "fullfield-m"])
+def test_networks_in_the_package_are_near_float32_in_half_precision(name: str) -> None:
+    model = load_weights(name).cuda()
+    scene = textured_scene(160, 200, seed=3, max_motion=4)
+    frames = scene.frame1[None].cuda(), scene.frame2[None].cuda()
+    with torch.inference_mode():
+        flow = model(*frames, updates=4)
+    difference = (PreparedFlow(model, 160, 200)(*frames, updates=4) - flow).norm(dim=1)
+    assert float(difference.mean()) < 0.05
