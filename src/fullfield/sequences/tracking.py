@@ -215,7 +215,7 @@ def expected_error(confidence: Tensor) -> Tensor:
     return (-1.0 / torch.log1p(-confidence.clamp(1e-6, 1 - 1e-6))).clamp(_MIN_ERROR_PX, _MAX_ERROR_PX)
 
 
-def confidence_of(error: Tensor) -> Tensor:
+def compute_confidence(error: Tensor) -> Tensor:
     """Return the probability of an error under one pixel; the inverse of :func:`expected_error`."""
     return -torch.expm1(-1.0 / error.clamp(_MIN_ERROR_PX))
 
@@ -225,7 +225,7 @@ def _to_layers(match: Match) -> dict[str, Tensor]:
     for name, field in zip(Match._fields, match, strict=True):
         layers[name] = field.flow
         layers[f"occlusion.{name}"] = field.occlusion
-        layers[f"confidence.{name}"] = confidence_of(field.error)
+        layers[f"confidence.{name}"] = compute_confidence(field.error)
     return layers
 
 

@@ -59,14 +59,14 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
 
 
 def track_points(
-    points: dict[str, tuple[float, float]], numbers: Iterable[int], path_of: Callable[[int], str]
+    points: dict[str, tuple[float, float]], numbers: Iterable[int], build_path: Callable[[int], str]
 ) -> list[TrackedPoint]:
     """Return where points of the reference frame are in each frame, from the files of a followed shot.
 
     Args:
         points: position (x, y) in pixels of the reference frame, by name.
         numbers: frames, whose files exist.
-        path_of: returns the file of a frame.
+        build_path: returns the file of a frame.
 
     Raises:
         InputError: if a point lies outside the frame, or a file has no followed motion.
@@ -74,7 +74,7 @@ def track_points(
     positions = torch.tensor(list(points.values()), dtype=torch.float32)
     tracks: list[TrackedPoint] = []
     for number in numbers:
-        path = path_of(number)
+        path = build_path(number)
         layers = read_vectors(path)
         if not {"forward", "occlusion.forward", "confidence.forward"} <= layers.keys():
             raise InputError(f"{path}: expected the layers of a followed shot, got {', '.join(layers)}")
