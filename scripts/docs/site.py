@@ -22,6 +22,7 @@ TAKEN = (
     "benchmarks/**/*.md",
     "scripts/**/*.md",
     "tools/*.md",
+    "training_state/*.md",
     "examples/**/*",
     "recipe/*",
 )
