@@ -288,7 +288,7 @@ class History:
             if path.is_file() and ".fullfield" not in path.name:
                 here = self.folder / path.name
                 assert here.is_file(), f"{path.name} is missing\n{self.told()}"
-                assert content(here) == content(path), f"{path.name} differs\n{self.told()}"
+                assert same_content(here, path), f"{path.name} differs\n{self.told()}"
 
     def told(self) -> str:
         return "\n".join(self.events)
@@ -307,12 +307,20 @@ def write_video(path: Path, frames: Sequence[torch.Tensor]) -> None:
         container.mux(stream.encode(None))
 
 
+def same_content(one: Path, other: Path) -> bool:
+    """Return whether two files hold the same; an encoder's videos of the same pictures differ a little."""
+    if one.suffix != ".mkv":
+        return bool(content(one) == content(other))
+    from fullfield.io import open_video
+
+    first, second = ([frame.values() for frame in open_video(path)] for path in (one, other))
+    return len(first) == len(second) and all(
+        float((a - b).abs().max()) < 0.2 for a, b in zip(first, second, strict=True)
+    )
+
+
 def content(path: Path) -> Any:
     """Return what a file holds."""
-    if path.suffix == ".mkv":
-        from fullfield.io import open_video
-
-        return [frame.values().numpy().tobytes() for frame in open_video(path)]
     from fullfield.io import read_vectors
     from fullfield.io.raw import read_raw
 
