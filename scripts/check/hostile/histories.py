@@ -315,7 +315,7 @@ def same_content(one: Path, other: Path) -> bool:
 
     first, second = ([frame.values() for frame in open_video(path)] for path in (one, other))
     return len(first) == len(second) and all(
-        float((a - b).abs().max()) < 0.2 for a, b in zip(first, second, strict=True)
+        float((a - b).abs().mean()) < 0.05 for a, b in zip(first, second, strict=True)
     )
 
 
