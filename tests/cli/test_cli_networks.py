@@ -164,7 +164,7 @@ def test_weights_lists_all_entries(cli: Any, cache: Path, weights: str) -> None:
     lines = ran.out.splitlines()
     assert len(lines) == len(WEIGHTS) + 1
     here = [line.removeprefix("* ").split()[0] for line in lines if " here " in line]
-    assert here == ["fullfield-s", "fullfield-m", "raft-things"]
+    assert here == ["fullfield-s", "fullfield-m", "raft-things", "descriptor"]
     by_hand = {line.split()[0] for line in lines[:-1] if " by hand " in line}
     assert by_hand == {entry.name for entry in WEIGHTS.values() if entry.url is None and not entry.packaged}
     assert {line.split()[1] for line in lines[:-1] if line.startswith("* ")} == set(DEFAULTS.values())
