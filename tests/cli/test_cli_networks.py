@@ -166,7 +166,8 @@ def test_weights_lists_all_entries(cli: Any, cache: Path, weights: str) -> None:
     here = [line.removeprefix("* ").split()[0] for line in lines if " here " in line]
     assert here == ["fullfield-s", "fullfield-m", "raft-things", "descriptor"]
     by_hand = {line.split()[0] for line in lines[:-1] if " by hand " in line}
-    assert by_hand == {entry.name for entry in WEIGHTS.values() if entry.url is None and not entry.packaged}
+    elsewhere = {entry.name for entry in WEIGHTS.values() if not (entry.packaged or entry.in_repository)}
+    assert by_hand == {name for name in elsewhere if WEIGHTS[name].url is None}
     assert {line.split()[1] for line in lines[:-1] if line.startswith("* ")} == set(DEFAULTS.values())
     report = cli("weights", "list", "--json").json
     assert report["defaults"] == dict(DEFAULTS)
