@@ -238,8 +238,11 @@ def test_interpolate_takes_what_one_frame_knows_from_it() -> None:
     picture = interpolate(first, second, still, still, 0.5, (left, None)).picture[0]
     assert torch.allclose(picture[:, :3], torch.tensor(2.0))
     assert torch.allclose(picture[:, 3:], torch.tensor(3.0))
-    nothing = interpolate(first, second, still, still, 0.5, (left, left)).picture[0]
-    assert not nothing[:, 3:].any()
+    surrounded = interpolate(first, second, still, still, 0.5, (left, left)).picture[0]
+    assert torch.allclose(surrounded, torch.tensor(2.0)), "what neither knows continues its surroundings"
+    first[:, :, 3:], second[:, :, 3:] = 0.0, 0.0
+    window = interpolate(first, second, still, still, 0.5, (left, left)).picture[0]
+    assert not window[:, 3:].any(), "both plates are 0 there, as outside a data window"
 
 
 def test_read_frame_of_a_shot_stays_black_outside(run: CommandLine) -> None:  # noqa: ARG001 - makes the shot

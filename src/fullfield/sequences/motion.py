@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.ops._filling import fill_unknown
+from fullfield.ops._positions import positions
 from fullfield.ops._splatting import fill_holes, splat_flow
 from fullfield.ops.warping import warp
 
@@ -17,6 +20,8 @@ ReadFlow = Callable[[int], Tensor]
 """Callback that returns the flow [2, H, W] of a frame; NaN where it is unknown. InputError where there is none."""
 
 _MIN_COVERAGE = 0.3  # of a pixel by the vectors that land on it
+_DISAGREEMENT = 3.0  # 1/px: how fast a sample loses weight as its flow differs from the vector that leads to it
+_MIN_SUPPORT = math.exp(-_DISAGREEMENT)  # of a pixel by its best sample, which is then off by 1 px
 
 
 def warp_image(
@@ -85,6 +90,14 @@ class Interpolated(NamedTuple):
     """[H, W] bool: where at least one of the two frames shows the scene."""
 
 
+class _Look(NamedTuple):
+    """Colours of one frame along vectors of the picture in between."""
+
+    colors: Tensor  # [C, H, W]
+    weight: Tensor  # [H, W]: nearness in time; 0 outside the frame and where it is not known
+    agreement: Tensor  # [H, W], 0 to 1: of the vectors with the frame's own flow
+
+
 def interpolate(
     first: Tensor,
     second: Tensor,
@@ -96,9 +109,10 @@ def interpolate(
     """Return the picture [C, H, W] at a time between two frames, on their device.
 
     Both flows are splatted to that time; where several vectors land, those count most whose forward and backward flow
-    agree (so what moves in front wins over what it hides). Each frame is then sampled once along the vectors that
-    arrived. Where both frames show the scene, they are mixed by nearness in time; what only one of them shows is taken
-    from it.
+    agree (so what moves in front wins over what it hides). Along both vectors of a pixel, both frames are sampled. A
+    sample counts as far as the frame's own flow there agrees with the vector: a frame in which the point is hidden has
+    another flow there. As far as no sample of a pixel agrees, all are mixed by nearness in time; where none agrees to
+    1 px, the pixel is the median of its neighbourhood, so that it does not stand out.
 
     Args:
         first: [C, H, W] float, colour multiplied by alpha.
@@ -106,31 +120,69 @@ def interpolate(
         forward: [2, H, W], from the first to the second, on the first's pixels.
         backward: [2, H, W], from the second to the first, on the second's pixels.
         time: 0 is the first, 1 the second.
-        valid: bool [H, W] each, where the two are known; None: everywhere. What neither knows is 0.
+        valid: bool [H, W] each, where the two are known; None: everywhere. What neither knows is filled from its
+            surroundings. It stays 0 where both frames are 0, as outside their data windows.
     """
     _check.number(time, "time", low=0, high=1)
     if time in (0, 1):
         visible = torch.ones(first.shape[-2:], dtype=torch.bool, device=first.device)
         return Interpolated((second if time else first).clone(), visible)
-    total, fallback = torch.zeros_like(first), torch.zeros_like(first)
+    flow1, flow2 = (fill_holes(flow, flow.isfinite().all(0)) for flow in (forward, backward))
+    motions = (  # from the first frame to the second, at the pixels of the picture in between
+        _splat_to(time, flow1, flow2, forward.isfinite().all(0)),
+        -_splat_to(1 - time, flow2, flow1, backward.isfinite().all(0)),
+    )
+    looks = []
+    for motion in motions:
+        looks.append(_look_up(first, flow1, motion, time, valid[0]))
+        looks.append(_look_up(second, flow2, -motion, 1 - time, valid[1]))
+    support = torch.stack([look.agreement * (look.weight > 0) for look in looks]).amax(0)
+    total = torch.zeros_like(first)
     weights = torch.zeros(first.shape[-2:], dtype=torch.float32, device=first.device)
-    fallback_weights = torch.zeros_like(weights)
-    sides = ((first, valid[0], forward, backward, time), (second, valid[1], backward, forward, 1 - time))
-    for image, known, flow, opposite, distance in sides:
-        is_finite = flow.isfinite().all(0)
-        finite_flow = torch.where(is_finite, flow, 0.0)
-        returned, is_inside = warp_image(opposite.nan_to_num(0.0), finite_flow)
-        trust = torch.exp(-(finite_flow + returned).norm(dim=0)) * is_inside * is_finite
-        vectors, coverage, mean_trust = splat_flow(finite_flow, distance, trust, is_finite)
-        is_covered = coverage > _MIN_COVERAGE
-        vectors = fill_holes(vectors, is_covered)
-        sampled, inside = warp_image(image, -distance * vectors, known)
-        weight = (1 - distance) * inside * is_covered * (mean_trust + 1e-3)
-        total += sampled * weight
+    for look in looks:
+        weight = look.weight * (look.agreement + (1 - support))
+        total += look.colors * weight
         weights += weight
-        fallback_weight = (1 - distance) * inside
-        fallback += sampled * fallback_weight
-        fallback_weights += fallback_weight
     visible = weights > 0
-    picture = torch.where(visible, total / weights.clamp(min=1e-12), fallback / fallback_weights.clamp(min=1e-12))
+    picture = total / weights.clamp(min=1e-12)
+    if not bool(visible.all()):
+        is_empty = ~(first.any(0) | second.any(0) | visible)
+        picture = fill_unknown(picture, visible).masked_fill_(is_empty, 0.0)
+    _smooth_pixels(picture, visible & (support < _MIN_SUPPORT))
     return Interpolated(picture, visible)
+
+
+def _smooth_pixels(picture: Tensor, selected: Tensor) -> None:
+    """Replace the selected pixels [H, W] by the medians of the 3 x 3 pixels around them, in place."""
+    height, width = selected.shape
+    rows, columns = selected.nonzero(as_tuple=True)
+    steps = [(dy, dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+    indices = torch.stack(
+        [(rows + dy).clamp(0, height - 1) * width + (columns + dx).clamp(0, width - 1) for dy, dx in steps]
+    )
+    for plane in picture:
+        plane[rows, columns] = plane.flatten()[indices].median(0).values
+
+
+def _splat_to(time: float, flow: Tensor, opposite: Tensor, is_known: Tensor) -> Tensor:
+    """Return the vectors [2, H, W] of a flow at the pixels that they reach at a time."""
+    returned, is_inside = warp_image(opposite, flow)
+    trust = torch.exp(-(flow + returned).norm(dim=0)) * is_inside * is_known
+    vectors, coverage, _ = splat_flow(flow, time, trust, is_known)
+    return fill_holes(vectors, coverage > _MIN_COVERAGE)
+
+
+def _look_up(image: Tensor, flow: Tensor, motion: Tensor, distance: float, valid: Tensor | None) -> _Look:
+    """Sample a frame ``distance`` before the picture in between, whose pixels have that motion after the frame."""
+    height, width = image.shape[-2:]
+    known = torch.ones_like(flow[:1]) if valid is None else valid[None].to(flow.dtype)
+    path = -distance * motion
+    sampled = warp(torch.cat((image * known, flow, known))[None], path[None])[0][0]
+    colors, own_motion, coverage = sampled[:-3], sampled[-3:-1], sampled[-1]
+    columns, rows = positions((height, width), flow.device, flow.dtype)
+    x, y = columns + path[0], rows + path[1]
+    # A pixel reaches half its width beyond its centre.
+    is_inside = (x >= -0.5) & (x <= width - 0.5) & (y >= -0.5) & (y <= height - 0.5)
+    weight = (1 - distance) * (is_inside & (coverage > 0.5))
+    agreement = torch.exp(-_DISAGREEMENT * (own_motion - motion).norm(dim=0))
+    return _Look(colors / coverage.clamp(min=0.5), weight, agreement)
