@@ -116,19 +116,12 @@ def networks_table() -> str:
         rows += [row for case, results in result if (row := network_row(case, results, precision))]
     compiled = [row["first_call_s"] for case, _ in result for row in of(case, ("compiled, half",)) if "median_s" in row]
     notes = [
-        "Time of one call and peak memory. float32: our plain module; convolutions of both sides use TF32, PyTorch's "
-        "default. Half precision:",
-        "our prepared form (`PreparedFlow`, CUDA graphs); ptlflow in eager calls under float16 autocast, "
-        "alt_cuda_corr's features in float32 as in RAFT's own code.",
-        "ptlflow 0.4.2 was not compiled, and not measured channels-last. Our float32 lookup multiplies pairs of "
-        "float16 (22 bits). RAFT has official weights, SEA-RAFT random ones.",
-        "At 8192×3432 the finest level of the dense volume takes 772 GB in float32.",
+        "Time of one call and peak memory. RAFT has official weights, SEA-RAFT random ones.",
+        "float32: convolutions of both sides use TF32, PyTorch's default; our lookup's products have 22 bits.",
+        "Half precision: our prepared form replays CUDA graphs, ptlflow runs in eager calls.",
     ]
     if compiled:
-        notes.append(
-            "`torch.compile`: our module in float16, mode `reduce-overhead`, which records CUDA graphs; its first call "
-            f"takes {min(compiled):.0f} to {max(compiled):.0f} s."
-        )
+        notes.append(f"`torch.compile`: its first call takes {min(compiled):.0f} to {max(compiled):.0f} s.")
     else:
         notes.append("No run with the peer in half precision is stored yet.")
     displayed = [row for case, _ in result if "diverged" not in case for row in case["rows"]]
@@ -435,11 +428,8 @@ def public_calls() -> str:
 
 PAGES = {
     "README.md": ((MARK_SHORT, short_table),),
-    "docs/measured.md": (
-        (MARK_LIKE, networks_table),
-        (MARK_CALLS, public_calls),
-        (MARK_CORRELATION, lookup_table),
-    ),
+    "docs/measured.md": ((MARK_LIKE, networks_table),),
+    "benchmarks/notes/more_tables.md": ((MARK_CALLS, public_calls), (MARK_CORRELATION, lookup_table)),
     "benchmarks/notes/lookup_paper.md": (
         (MARK_SWEEPS, sweeps_table),
         (MARK_STEPS, steps_table),

@@ -74,12 +74,12 @@ def start() -> str:
 
 def small_card() -> str:
     """Return the errors of fullfield-s."""
-    return _by_method("fullfield-s", "tvl1", "raft-small")
+    return _by_method("fullfield-s", "raft-small")
 
 
 def medium_card() -> str:
-    """Return the errors of fullfield-m and of auto, which refines it."""
-    return _by_method("fullfield-m", "auto", "auto, accurate", "raft-small", "raft-things")
+    """Return the errors of fullfield-m."""
+    return _by_method("fullfield-m", "raft-small", "raft-things")
 
 
 def official() -> str:
