@@ -70,6 +70,25 @@ def test_follow_writes_layers_st_maps_and_tracks(shot: SyntheticShot, capsys: py
 
 
 @pytest.mark.usefixtures("plates")
+def test_follow_writes_st_maps_of_stored_frames_without_following(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--reference", "1002", "-o", "ref.%04d.exr"]
+    assert follow(*words) == 0
+    before = {number: read_vectors(f"ref.{number}.exr") for number in range(1001, 1005)}
+    capsys.readouterr()
+    assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 4, 4)
+    assert follow("--reference", "1002", "-o", "again.%04d.exr", "--st-map", "st_again.%04d.exr") == 0
+    for number, layers in before.items():
+        assert torch.equal(read_raw(f"st.{number}.exr").pixels, read_raw(f"st_again.{number}.exr").pixels), number
+        assert torch.equal(read_vectors(f"ref.{number}.exr")["backward"], layers["backward"])
+    capsys.readouterr()
+    assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 4, 0)
+
+
+@pytest.mark.usefixtures("plates")
 def test_follow_of_several_references_names_their_files() -> None:
     assert follow("--reference", "1001", "1004", "-o", "ref{reference}.%04d.exr", "--frames", "1002-1003") == 0
     assert sorted(path.name for path in Path().glob("ref*.exr")) == [

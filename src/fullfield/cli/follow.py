@@ -128,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
-    _report(args, choice, devices, outcome, numbers, written, existing, time.perf_counter() - start_s)
+    st_maps = sum(len(plan.st_maps) for _, plan in tasks)
+    _report(args, choice, devices, outcome, numbers, written, existing, st_maps, time.perf_counter() - start_s)
     return 0 if outcome.is_good else 2
 
 
@@ -259,6 +260,7 @@ def _report(
     numbers: tuple[int, ...],
     written: int,
     existing: int,
+    st_maps: int,
     seconds: float,
 ) -> None:
     if not args.quiet:
@@ -272,6 +274,7 @@ def _report(
         "frames": format_frames(numbers),
         "written": written,
         "existing": existing,
+        "st_maps_from_existing": st_maps,
         "problems": [problem._asdict() for problem in outcome.problems],
         **report.select(outcome, "stopped", "cuts"),
         **choice.describe(),
@@ -279,4 +282,6 @@ def _report(
         "seconds": {"total": seconds},
     }
     text = f"{report.printable(args.output)}: {written} frames written, {existing} kept"
+    if st_maps:
+        text += f", {st_maps} ST maps written from them"
     report.print_report(args, content, f"{text}, {choice.title} on {', '.join(devices)}, {seconds:.1f} s", memory=True)

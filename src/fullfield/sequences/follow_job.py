@@ -77,6 +77,7 @@ class FollowJob:
     def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[FollowJob, Plan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
+        ST maps that stored frames have not are written from these; half floats are too coarse for that.
         Files of another range, between the reference and this one, are compared too, and the run continues from them.
         The estimator must be prepared. Errors are those of :meth:`Output.settle`.
         """
@@ -92,7 +93,11 @@ class FollowJob:
         source = str(Path(self.frame_files.text).absolute())
         numbers = sorted({*self.numbers, *plates.numbers})
         list_inputs = _InputDigests(plates, self.reference)
+        st_maps = []
+        if self.output.st_map is not None and self.output.dtype is None and not overwrite:
+            st_maps = self.output.add_st_maps(recorded, self.numbers, list_inputs, DIRECTIONS[-1])
         plan = self.output.settle(recorded, numbers, list_inputs, overwrite=overwrite, source=source)
+        plan.st_maps = st_maps
         existing = frozenset(numbers).difference(plan.missing)
         plan.missing = [number for number in plan.missing if number in self.numbers]
         outdated = {reason: [n for n in frames if n in self.numbers] for reason, frames in plan.outdated.items()}

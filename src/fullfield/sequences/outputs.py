@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -24,12 +25,20 @@ from fullfield._ledger.records import Journal, Record, Records
 from fullfield._ledger.settings import SettingsFile
 from fullfield._ledger.versions import Checksums, compute_checksum, digest, read_stamp
 from fullfield.io import read_flow, write_flow, write_st_map
-from fullfield.io.files import cut_bytes, one_line, remove_abandoned
+from fullfield.io.files import atomic_path, cut_bytes, one_line, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.image import FrameReader
-from fullfield.io.oiio import Header
+from fullfield.io.oiio import Header, opened
 from fullfield.io.scanlines import Scanlines
-from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, VALID, read_note, vector_lines, write_vector_lines
+from fullfield.io.vectors import (
+    ENDS_NOTE,
+    INCOMPLETE_NOTE,
+    VALID,
+    read_note,
+    read_vectors,
+    vector_lines,
+    write_vector_lines,
+)
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.results import FrameResult
 
@@ -47,6 +56,7 @@ class Plan:
 
     missing: list[int] = field(default_factory=list)
     outdated: dict[str, list[int]] = field(default_factory=dict)
+    st_maps: list[int] = field(default_factory=list)  # frames that exist, whose ST maps were written from their files
 
     def describe(self) -> str:
         """Return the numbers of frames that are made again, with the reasons."""
@@ -216,6 +226,33 @@ class Output:
                 remove_abandoned(folder)
         records.prune()
         return plan
+
+    def add_st_maps(
+        self, settings: Mapping[str, Any], numbers: Sequence[int], inputs: Inputs, direction: str
+    ) -> list[int]:
+        """Write ST maps of stored frames that differ from this run only by having none; return their numbers."""
+        stored = replace(self, st_map=None)
+        records, journal, added = Records(self.notes), self.journal(), list[int]()
+        before, after = stored.describe_run(settings), self.describe_run(settings)
+        for number in numbers:
+            path, st_map = self.path(number), self.st_map_path(number)
+            if st_map is None or Path(st_map).exists() or not stored.is_done(number) or read_note(path, ENDS_NOTE):
+                continue
+            made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
+            reasons = [
+                stored._find_reason(number, record, {**before, **made_from}, records.checksums)
+                for record in records.find(path)
+            ]
+            if "" not in reasons:
+                continue
+            with opened(Path(path), "openexr", "vectors") as source:
+                window = source.first_part().window
+            write_st_map(st_map, read_vectors(path)[direction], window=window)
+            # A record is noted when its file is written, so the file replaces itself.
+            with journal.recording(path, {**after, **made_from}, compute_checksum(st_map)), atomic_path(path) as copy:
+                shutil.copyfile(path, copy)
+            added.append(number)
+        return added
 
     def _is_empty(self) -> bool:
         """Return whether no frame of the shot exists."""
