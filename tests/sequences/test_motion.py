@@ -127,7 +127,7 @@ def test_warp_keeps_highlights_of_paint(cli: CommandLine) -> None:
     paint = Raw(hdr(), ("R", "G", "B", "A"), "float")
     write_raw("paint.exr", paint)
     out, err = cli.done("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
-    assert "6 frames written" in out
+    assert "6 frames written, paint.exr of frame 3 moved onto each frame" in out
     for number in range(1, 7):
         moved = read_raw(f"on.{number:04d}.exr")
         assert moved.channels == paint.channels
@@ -153,7 +153,7 @@ def test_neighbours_are_pulled_onto_their_frames(cli: CommandLine) -> None:
     stored(1, 3, -2.0)
     out, err = cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
     assert "note: no picture for 3: the shot ends there" in err
-    assert "2 frames written" in out
+    assert "2 frames written, on each frame lies its next frame" in out
     torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], read_frame("p.1.png")[:, :, 2:], atol=1e-6, rtol=0)
     assert read_raw("w.1.png").value_type == "uint8"
     cli.done("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "b.%d.png", "--direction", "backward",
@@ -285,6 +285,24 @@ def test_interpolation_takes_disoccluded_pixels_from_one_frame() -> None:
     expected = torch.full((1, 32, 48), 0.5)
     expected[:, 10:20, 14:24] = 9.0
     torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
+
+
+def test_retime_names_missing_vectors_at_the_start(cli: CommandLine) -> None:
+    for number, frame in enumerate(moving(4), 1):
+        write_image(f"p.{number}.png", frame)
+    stored(1, 3, -2.0)
+    command = ("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "s.%d.png")
+    err = cli.refused(*command)
+    assert "expected vectors of the plates 1-4, missing: 4" in err
+    assert not Path("s.1.png").exists()
+    assert "5 frames written" in cli.done(*command, "--frames", "1-3")[0]
+
+
+def test_warp_says_how_one_picture_is_read_along_one_file(cli: CommandLine) -> None:
+    write_image("p.png", moving(1)[0])
+    stored(1, 2, -2.0)
+    out, _ = cli.done("warp", "p.png", "--flow", "mv.0001.exr", "-o", "w.png")
+    assert "p.png, read as the next frame, moved onto the frame of mv.0001.exr" in out
 
 
 def count_specks(picture: torch.Tensor, truth: torch.Tensor) -> int:

@@ -85,8 +85,8 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
     return outcome, len(job.numbers) - count
 
 
-def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, **content: Any) -> int:
-    """Print problems and the report, and return the exit code."""
+def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, action: str = "", **content: Any) -> int:
+    """Print problems and the report, which says the action, and return the exit code."""
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
     if outcome.stopped is not None:
@@ -100,5 +100,6 @@ def report_shot(args: argparse.Namespace, outcome: Outcome, existing: int, **con
         **content,
     }
     lost = f", {len(outcome.problems)} problems" if outcome.problems else ""
-    report.print_report(args, values, f"{report.printable(args.output)}: {len(outcome.written)} frames written{lost}")
+    text = f"{report.printable(args.output)}: {len(outcome.written)} frames written{lost}"
+    report.print_report(args, values, f"{text}, {action}" if action else text)
     return 0 if outcome.is_good else 2

@@ -8,11 +8,15 @@ frame's neighbour onto the frame. Files of fullfield follow name their reference
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
 from fullfield.cli.options import vector_reading
 from fullfield.sequences.names import format_frames, is_sequence
+
+if TYPE_CHECKING:
+    from fullfield.sequences.warping import WarpSettings
 
 EPILOG = """\
 examples:
@@ -56,4 +60,16 @@ def run(args: argparse.Namespace) -> int:
     if outcome.shot_ends and not args.quiet:
         reason = "the shot ends there" if flow.reference is None else "a cut lies between them and the reference"
         report.note(f"no picture for {format_frames(outcome.shot_ends)}: {reason}")
-    return pictures.report_shot(args, outcome, existing, reference=args.reference)
+    action = _describe_action(args, job.settings)
+    return pictures.report_shot(args, outcome, existing, action, reference=args.reference)
+
+
+def _describe_action(args: argparse.Namespace, settings: WarpSettings) -> str:
+    """Return which frame's picture lies on which frame."""
+    name = report.printable(args.image)
+    if settings.reference is not None:
+        return f"{name} of frame {settings.reference} moved onto each frame"
+    neighbour = "next" if settings.direction == "forward" else "previous"
+    if is_sequence(args.image):
+        return f"on each frame lies its {neighbour} frame"
+    return f"{name}, read as the {neighbour} frame, moved onto the frame of {report.printable(args.flow)}"

@@ -119,8 +119,26 @@ def plan_retime(
     numbers = tuple(range(first, first + int((last - first) * exact_factor) + 1))
     if exact_factor.numerator > 1 and len(numbers) > 1:  # else every output frame is a plate
         stored.require("forward", "backward")
+        _require_files(stored, _list_mixed_plates(consecutive, len(numbers), exact_factor))
     name, mask = os.fspath(output), settings.mask
     return RetimeJob(stored, name, numbers, device, plates=pictures, factor=exact_factor, mask=mask)
+
+
+def _list_mixed_plates(plates: range, frame_count: int, factor: Fraction) -> list[int]:
+    """Return the plates that frames in between are interpolated from, ascending."""
+    steps = [divmod(index * factor.denominator, factor.numerator) for index in range(frame_count)]
+    befores = {plates[step] for step, remainder in steps if remainder}
+    return sorted(befores | {before + 1 for before in befores})
+
+
+def _require_files(flow: StoredFlow, plates: Sequence[int]) -> None:
+    """Raise InputError if plates have no file of flow."""
+    missing = [number for number in plates if number not in flow]
+    if missing:
+        raise InputError(
+            f"flow: expected vectors of the plates {format_frames(plates)}, missing: {format_frames(missing)}; "
+            "estimate them, or choose plates that have vectors by frames"
+        )
 
 
 @dataclass(frozen=True)
