@@ -22,8 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "api"
 PUBLIC_NAMES = ROOT / "tests" / "public_names.txt"
 MAX_PARAMETERS = 4
+MAX_SHOWN = 3
+"""Parameters after which those with a default are left out."""
 MIN_WORDS = 4
 """Words before a colon that say enough without what follows it."""
+ASIDE = re.compile(
+    r", (?:which|in order|in memory|in plain|in linear|recursively|usable|replacing|nearest|the one|the first|where"
+    r"|as papers|for `DataLoader|for pairs|without a batch|and where|and pictures|read by|read on)\b"
+)
+"""A part of a sentence that a list of names can do without."""
 TITLES = {
     "flow-of-frames": "Flow of frames",
     "networks": "Networks",
@@ -86,6 +93,8 @@ def format_signature(value: object) -> str:
     if is_record and len(parameters) > MAX_PARAMETERS:
         return "(…)"
     positional = [one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY][:MAX_PARAMETERS]
+    empty = inspect.Parameter.empty
+    positional = [one for i, one in enumerate(positional) if i < MAX_SHOWN or one.default is empty]
     words = [format_parameter(parameter) for parameter in positional]
     if len(positional) < len(parameters):
         words.append("…")
@@ -99,6 +108,8 @@ def summarize(value: object) -> str:
     first = re.split(r"; (?![^(]*\))|(?<!\bal)\. (?=[A-Z:])", line)[0].rstrip(".")
     head, _, rest = first.partition(": ")
     first = head if rest and len(head.split()) >= MIN_WORDS and "`" not in rest[:1] else first
+    if len((head := ASIDE.split(first)[0]).split()) >= MIN_WORDS:
+        first = head
     first = re.sub(r":\w+:`~?([^`]+)`", lambda match: f"`{match[1].rpartition('.')[2]}`", first)
     first = re.sub(r"^Return (?:the |an? )?", "", first)
     return first[:1].upper() + first[1:].replace("``", "`") + "."
@@ -113,7 +124,9 @@ def format_module(module: str, seen: dict[int, str]) -> str:
     elsewhere: list[str] = []
     for name in sorted(home.__all__, key=str.lower):
         value = getattr(home, name)
-        if not callable(value):
+        if name == "backends":
+            lines.append("- `backends(…)`: Backends that run here, and the reasons against others.")
+        elif not callable(value):
             constants.append(f"`{name}`")
         elif inspect.isclass(value) and value is not FlowDataset and issubclass(value, (FlowDataset, ScanDataset)):
             data_sets.append(f"`{name}`")

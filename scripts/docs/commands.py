@@ -21,6 +21,7 @@ PAGES = Path(__file__).resolve().parents[2] / "docs" / "commands"
 SHARED_PAGE = PAGES / "options.md"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 PARAMETERS = "Parameters of "
+VECTORS = "Reading the vectors of "
 COMMON = "Common"
 MIN_VERBS = 3
 """Verbs that share a meaning of an option that has others too; an option with one meaning is shared by two."""
@@ -109,7 +110,8 @@ def format_sections(sections: Sections) -> str:
     """Return lists of options with their titles."""
     lines: list[str] = []
     for title, entries in sections.items():
-        lines += [f"**{title}**", "", *(f"- {entry}" for entry in entries.values()), ""]
+        lines += [] if title in ("Arguments", "Options") else [f"**{title}**", ""]
+        lines += [*(f"- {entry}" for entry in entries.values()), ""]
     return "\n".join(lines)
 
 
@@ -137,6 +139,10 @@ def format_options(sections: Sections, shared: Sections) -> str:
                 used.add(entry)
             else:
                 own.setdefault(title, {})[name] = entry
+    for title, entries in own.items():
+        if title.startswith(VECTORS):
+            options = ", ".join(entry.partition(" ")[0].rstrip("`") + "`" for entry in entries.values())
+            entries = own[title] = {"": f"{options}: as without the prefix in [the shared options](options.md)"}
     text = format_sections(own)
     names: list[str] = []
     for title, entries in shared.items():

@@ -28,29 +28,26 @@ class NetworkSettings(Config):
 
     weights: str | None = parameter(
         None,
-        "file, name of published weights (fullfield weights list), or random (for timing); auto: the method's own",
+        "file, published name (fullfield weights list), or random (for timing); auto: the method's own",
         metavar="PATH|NAME",
     )
     updates: int | None = parameter(
         None,
-        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m, by the motion "
-        "left",
+        "flow updates; auto: 32 for RAFT, 4 for SEA-RAFT, 12 for its L, 4 to 12 for fullfield-s and -m",
     )
     cascade: bool | None = parameter(
         None,
-        "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; by "
-        "default for the package's own networks",
+        "start frames whose smaller side exceeds 800 pixels at a quarter of their size",
     )
     coarse_updates: int | None = parameter(None, "updates at the coarser levels of a cascade; auto: as at the finest")
     double: bool | None = parameter(
         None,
-        "estimate the frames at twice their size as well and keep the more confident flow of each pixel: five times "
-        "the work",
+        "also estimate at twice the size, and keep the more confident flow of each pixel: five times the work",
     )
     precision: str = parameter(
         "auto",
-        "auto: fast on a GPU that has the kernels, and for method auto on a CPU with AVX-512 BF16, else exact; exact: "
-        "float32; fast: half precision (on a CPU with AVX-512 BF16); bfloat16: fast with more range and less precision",
+        "exact: float32; fast: half precision; bfloat16: fast with more range; auto: fast on a GPU with the kernels, "
+        "and for method auto on a CPU with AVX-512 BF16, else exact",
         PRECISIONS,
     )
 
