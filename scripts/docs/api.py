@@ -125,7 +125,7 @@ def format_module(module: str, seen: dict[int, str]) -> str:
     for name in sorted(home.__all__, key=str.lower):
         value = getattr(home, name)
         if name == "backends":
-            lines.append("- `backends(…)`: Backends that run here, and the reasons against others.")
+            elsewhere.append("`backends(…)`")
         elif not callable(value):
             constants.append(f"`{name}`")
         elif inspect.isclass(value) and value is not FlowDataset and issubclass(value, (FlowDataset, ScanDataset)):
@@ -150,7 +150,8 @@ def build_pages() -> dict[Path, str]:
         "# Python interface",
         "",
         "These pages list every public name; other names may change without notice. Most keywords are left out (`…`):\n"
-        "`help(fullfield.estimate)` prints all parameters, their types and their meaning; the site shows the same.",
+        "`help(fullfield.estimate)` prints all parameters, their types and their meaning; the site shows the same.\n"
+        "`backends` of an operator lists what runs here, and why others do not.",
         "",
     ]
     for page, modules in pages.items():

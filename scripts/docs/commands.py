@@ -16,11 +16,13 @@ from pathlib import Path
 
 from fullfield.cli.main import build_parser
 from fullfield.estimators import METHODS
+from fullfield.io.names import TRANSFERS
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "commands"
 SHARED_PAGE = PAGES / "options.md"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 PARAMETERS = "Parameters of "
+TRANSFER_NAMES = "../formats.md#transfer-the-encoding-of-the-stored-values"
 VECTORS = "Reading the vectors of "
 COMMON = "Common"
 MIN_VERBS = 3
@@ -63,6 +65,8 @@ def format_help(action: argparse.Action, parser: argparse.ArgumentParser) -> str
     text = parser._get_formatter()._expand_help(action)
     networks = [name for name in METHODS if name not in ("tvl1", "ptlflow:NAME")]
     without_raft = [name for name in networks if not name.startswith("raft")]
+    text = text.replace(", ".join(METHODS), "a [method](../start.md#which-method)")
+    text = text.replace(", ".join(TRANSFERS), f"[its name]({TRANSFER_NAMES})")
     for names, short in ((networks, "networks"), (without_raft, "networks but RAFT")):
         text = text.replace(f"{', '.join(names)}:", f"{short}:")
     return text
@@ -141,22 +145,22 @@ def format_options(sections: Sections, shared: Sections) -> str:
                 own.setdefault(title, {})[name] = entry
     for title, entries in own.items():
         if title.startswith(VECTORS):
-            options = ", ".join(entry.partition(" ")[0].rstrip("`") + "`" for entry in entries.values())
-            entries = own[title] = {"": f"{options}: as without the prefix in [the shared options](options.md)"}
+            names = ", ".join(entry.partition(" ")[0].rstrip("`") + "`" for entry in entries.values())
+            own[title] = {"": f"{names}: as without the prefix in [the shared options](options.md)"}
     text = format_sections(own)
-    names: list[str] = []
+    used_names: list[str] = []
     for title, entries in shared.items():
         if title.startswith(PARAMETERS):
             continue
         if used >= set(entries.values()):
-            names.append(title[0].lower() + title[1:])
+            used_names.append(title[0].lower() + title[1:])
         else:
             options = [entry.partition("`: ")[0].rpartition("`")[2] for entry in entries.values() if entry in used]
-            names += [f"`{option.partition(' ')[0]}`" for option in options]
+            used_names += [f"`{option.partition(' ')[0]}`" for option in options]
     if any(title.startswith(PARAMETERS) for title in sections):
-        names.append("parameters of the method")
-    text += "\n" if text and names else ""
-    return text + (f"[Shared](options.md): {', '.join(names)}.\n" if names else "")
+        used_names.append("parameters of the method")
+    text += "\n" if text and used_names else ""
+    return text + (f"[Shared](options.md): {', '.join(used_names)}.\n" if used_names else "")
 
 
 def replace_options(text: str, options: str) -> str:

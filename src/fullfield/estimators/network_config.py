@@ -37,7 +37,7 @@ class NetworkSettings(Config):
     )
     cascade: bool | None = parameter(
         None,
-        "start frames whose smaller side exceeds 800 pixels at a quarter of their size",
+        "start frames whose smaller side exceeds 800 pixels at a quarter of their size; the package's own networks do",
     )
     coarse_updates: int | None = parameter(None, "updates at the coarser levels of a cascade; auto: as at the finest")
     double: bool | None = parameter(
