@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "api"
 PUBLIC_NAMES = ROOT / "tests" / "public_names.txt"
 MAX_PARAMETERS = 4
-MAX_SHOWN = 3
+MAX_SHOWN = 2
 """Parameters after which those with a default are left out."""
 MIN_WORDS = 4
 """Words before a colon that say enough without what follows it."""

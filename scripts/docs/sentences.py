@@ -246,7 +246,11 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "benchmarks/notes/tvl1_romera.md": ((MARK_SCHEDULES, schedules), (MARK_HALF, half_precision)),
     "benchmarks/notes/patched.md": ((MARK_PATCHED, patched),),
     "benchmarks/notes/descriptor.md": ((MARK_POSES, poses),),
-    "docs/fullfield-s.md": ((MARK_NETWORK, network),),
-    "benchmarks/notes/fullfield_s.md": ((MARK_FORMS, forms), (MARK_TRAINING, training), (MARK_CPU, on_cpu)),
+    "benchmarks/notes/fullfield_s.md": (
+        (MARK_FORMS, forms),
+        (MARK_TRAINING, training),
+        (MARK_CPU, on_cpu),
+        (MARK_NETWORK, network),
+    ),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""
