@@ -141,9 +141,39 @@ def test_register_gives_the_poses_of_several_clouds(cli: Any, scans: Path) -> No
     assert ran.code == 3
     assert "c.ply: no accepted pair connects it with a.ply" in ran.out
     assert "c.ply on a.ply: refused: " in ran.out
+    assert "; try --descriptor learned or --init with a rough pose" in ran.out
+    ran = cli("register", "a.ply", "b.npy", "c.ply", "--voxel", "0.1", "--merge", "some.ply")
+    assert ran.code == 3
+    assert "some.ply: a.ply and b.npy; without c.ply, which no accepted pair connects" in ran.out
+    assert len(read_point_cloud(scans / "some.ply")) == sum(map(len, clouds[:2]))
+    ran = cli("register", "a.ply", "c.ply", "c.ply", "--voxel", "0.1", "--merge", "none.ply")
+    assert "none.ply: not written, since no accepted pair connects a.ply with another cloud" in ran.out
+    assert not (scans / "none.ply").exists()
     ran = cli("register", "a.ply", "b.npy", "d.ply", "-o", "moved.ply")
     assert ran.code == 2
     assert "--output: is for two clouds" in ran.err
+
+
+def test_register_advice_fits_the_reason(cli: Any, scans: Path) -> None:
+    for voxel in ("2", "20"):
+        said = cli("register", "a.ply", "b.npy", "--voxel", voxel).err.splitlines()[-1]
+        assert "; try a smaller --voxel: without the option it is 0." in said
+        assert "--descriptor" not in said
+    said = cli("register", "a.ply", "b.npy", "--voxel", "0.001").err.splitlines()[-1]
+    assert "; try a larger --voxel: without the option it is 0." in said
+    np.save(scans / "mm.npy", 1000 * read_point_cloud(scans / "b.npy").points)
+    said = cli("register", "a.ply", "mm.npy").err.splitlines()[-1]
+    assert "not registered: the target seems " in said
+    assert "times as large as the source (millimetres against metres?); try " in said
+    assert said.endswith("convert one of them")
+    draw = np.random.default_rng(0)
+    for name in ("corner_1", "corner_2"):  # a gutter
+        along, across, is_wall = draw.uniform(0, 6, 9000), draw.uniform(0, 2, 9000), draw.random(9000) < 0.5
+        points = np.stack((along, np.where(is_wall, 0, across), np.where(is_wall, across, 0)), 1)
+        np.save(scans / f"{name}.npy", points + draw.normal(scale=0.02, size=points.shape))
+    said = cli("register", "corner_1.npy", "corner_2.npy").err.splitlines()[-1]
+    assert "sliding along (1, 0, 0)" in said
+    assert said.endswith("; try a scan with something across that direction")
 
 
 def test_third_cloud_connects_two_that_share_too_little(cli: Any, scans: Path) -> None:

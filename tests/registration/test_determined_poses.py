@@ -7,7 +7,9 @@ import pytest
 
 from fullfield.registration import Registration, register
 from fullfield.registration.contacts import rotation_about
+from fullfield.registration.deformation import describe_scale
 from fullfield.registration.observability import measure_observability
+from fullfield.testing import room_scan
 from fullfield.testing.cloud_pairs import DETERMINED, UNDETERMINED, determined_pair, furnished_room, undetermined_pair
 
 pytest.importorskip("small_gicp")
@@ -42,6 +44,22 @@ def test_register_names_the_direction_in_which_stairs_slide() -> None:
     assert np.abs(result.candidate[:3, :3] - np.eye(3)).max() < 0.05
 
 
+def test_register_names_the_direction_along_a_corridor() -> None:
+    draw = np.random.default_rng(0)
+    scans = []
+    for shift in (0.0, 0.5):
+        wall, along, across = draw.integers(0, 4, 20_000), draw.uniform(0, 8, 20_000), draw.uniform(0, 2.5, 20_000)
+        y, z = (
+            np.select([wall == 0, wall == 1], [0.0, 2.5], across),
+            np.select([wall == 2, wall == 3], [0.0, 2.5], across),
+        )
+        points = np.stack((along + shift, y, z), 1)
+        scans.append(points + draw.normal(scale=0.005, size=points.shape))
+    result = register(*scans)
+    assert result.cause == "free"
+    assert result.reason == "sliding along (1, 0, 0) changes nothing"
+
+
 @pytest.mark.unit
 def test_observability_describes_a_turn_about_an_axis() -> None:
     draw = np.random.default_rng(0)
@@ -70,22 +88,57 @@ def test_register_gives_both_poses_of_a_room_with_half_a_turn_of_symmetry() -> N
         assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-6)
 
 
-@pytest.mark.parametrize(("factor", "words"), [(1.05, "the source seems 1.0"), (0.9, "the source seems 0.")])
-def test_register_names_the_scale(factor: float, words: str) -> None:
+@pytest.mark.parametrize("factor", [1.02, 1.05, 1.1, 1.2, 1.3, 1 / 0.9])
+def test_register_names_the_scale(factor: float) -> None:
     draw = np.random.default_rng(3)
     room = furnished_room(draw)
     source, target = (room(draw, 9000) + draw.normal(scale=0.005, size=(9000, 3)) for _ in range(2))
-    result = register(factor * source, target)
-    assert not result.success
-    assert str(result.reason).startswith(words)
+    for pair, larger in (((factor * source, target), "source"), ((source, factor * target), "target")):
+        result = register(*pair)
+        assert not result.success
+        assert result.cause == "scale"
+        words = str(result.reason).split()
+        assert words[:3] == ["the", larger, "seems"]
+        assert float(words[3]) == pytest.approx(factor, rel=0.01)
+
+
+def test_register_names_the_scale_before_a_mirror_image_or_a_free_direction() -> None:
+    source, target = room_scan(5, scan=1), room_scan(5)
+    for factor in (1.1, 1.2):
+        result = register(source, factor * target)
+        assert float(str(result.reason).split("the target seems ")[1].split()[0]) == pytest.approx(factor, rel=0.01)
 
 
 def test_register_names_a_unit_that_differs() -> None:
     draw = np.random.default_rng(4)
     room = furnished_room(draw)
-    result = register(1000 * room(draw, 6000), room(draw, 6000))
-    assert not result.success
-    assert "times as large as the target: millimetres against metres?" in str(result.reason)
+    first, second = room(draw, 6000), room(draw, 6000)
+    for factor, units in (
+        (1000.0, "millimetres against metres"),
+        (25.4, "millimetres against inches"),
+        (3.28, "feet against metres"),
+        (0.0254, "inches against metres"),
+    ):
+        result = register(factor * first, second)
+        assert not result.success
+        assert result.cause == "scale"
+        assert result.untried == ()
+        larger, smaller = ("source", "target") if factor > 1 else ("target", "source")
+        assert str(result.reason).startswith(f"the {larger} seems ")
+        assert str(result.reason).endswith(f" times as large as the {smaller} ({units}?)")
+
+
+@pytest.mark.unit
+def test_describe_scale_writes_large_factors_without_exponents() -> None:
+    hint = "the source seems about 1,000 times as large as the target (millimetres against metres?)"
+    assert describe_scale(1003.0, exact=False) == hint
+    assert describe_scale(1 / 1.1) == "the target seems 1.1 times as large as the source"
+
+
+def test_register_names_different_units_first_where_no_pose_confirms_them() -> None:
+    result = register(1000 * room_scan(21, 4500), room_scan(22, 4500))
+    assert str(result.reason).startswith("the source seems about 1,")
+    assert result.cause == "scale"
 
 
 def is_right(result: Registration, truth: Floats, source: Floats, extent: float) -> bool:

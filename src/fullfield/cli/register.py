@@ -7,7 +7,7 @@ the pose of each in the frame of the first. With --apply, move one cloud by a po
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
             _draw(args, clouds, result, pose, progress.span(0.8, 1.0))
             drawn = True
         watch.lap("write")
-    _report(args, result, drawn, [len(cloud) for cloud in clouds], watch.seconds())
+    _report(args, result, drawn, clouds, watch.seconds())
     return 0 if result.success else NOT_REGISTERED
 
 
@@ -202,7 +202,9 @@ def _report_group(
     from fullfield.io.pointcloud import transformed
 
     posed = [(cloud, pose) for cloud, pose in zip(clouds, group.poses, strict=True) if pose is not None]
-    if args.merge is not None:
+    left_out = [path for path, pose in zip(args.clouds, group.poses, strict=True) if pose is None]
+    is_merged = args.merge is not None and len(posed) > 1
+    if is_merged:
         _merge(args.merge, [transformed(cloud, pose) for cloud, pose in posed])
     watch.lap("write")
     lines = list[str]()
@@ -212,15 +214,25 @@ def _report_group(
     pairs = []
     for pair in group.pairs:
         source, target, one = args.clouds[pair.source], args.clouds[pair.target], pair.registration
-        values = report.select(one, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel")
+        values = report.select(
+            one, "success", "reason", "cause", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"
+        )
         transform = None if one.transform is None else one.transform.tolist()
         pairs.append({"source": source, "target": target, **values, "transform": transform, "residual": pair.residual})
         words = (
-            f"confidence {one.confidence:.3f}, off by {pair.residual:.4g}" if one.success else f"refused: {one.reason}"
+            f"confidence {one.confidence:.3f}, off by {pair.residual:.4g}"
+            if one.success
+            else f"refused: {one.reason}{_advise(args, one, (clouds[pair.source], clouds[pair.target]))}"
         )
         lines.append(
             f"{source} on {target}: {words}" + ("; contradicts the others" if pair in group.contradictions else "")
         )
+    if is_merged:
+        merged = [path for path in args.clouds if path not in left_out]
+        words = f"; without {' and '.join(left_out)}, which no accepted pair connects" if left_out else ""
+        lines.append(f"{args.merge}: {' and '.join(merged)}{words}")
+    elif args.merge is not None:
+        lines.append(f"{args.merge}: not written, since no accepted pair connects {args.clouds[0]} with another cloud")
     values = {
         "success": group.success,
         "poses": [
@@ -229,7 +241,8 @@ def _report_group(
         ],
         "pairs": pairs,
         "contradictions": [[args.clouds[one.source], args.clouds[one.target]] for one in group.contradictions],
-        "merged": args.merge,
+        "merged": args.merge if is_merged else None,
+        "left_out": left_out,
         "seconds": watch.seconds(),
     }
     report.print_report(args, values, "\n".join(lines), memory=True)
@@ -270,15 +283,36 @@ def _draw(
     io.write_image(args.viz, viz.sheet(panels, columns=2))
 
 
-def _advice(args: argparse.Namespace, result: Registration) -> str:
+_ADVICE = {
+    "points": "a cloud with more points",
+    "plane": "a scan that shows more than one plane",
+    "scale": "the clouds again once both are in one unit and of one size: convert one of them",
+    "shape": "scans without that distortion (calibration, drift of the scanner)",
+    "mirror": "the source with one axis negated, if its axes are left-handed",
+    "free": "a scan with something across that direction",
+    "repetition": "a scan that also shows something that is there only once",
+}
+"""What to try next, by the cause of a refusal; the others depend on the arguments."""
+_OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was chosen is the likely cause
+
+
+def _advise(args: argparse.Namespace, result: Registration, clouds: Sequence[io.PointCloud]) -> str:
     """Return what to try next, as the end of a message."""
+    from fullfield.registration.scan import choose_voxel, find_middle, finite_points
+
+    if args.voxel is not None and result.cause not in ("scale", "place"):
+        points = [finite_points(cloud, "cloud") for cloud in clouds]
+        automatic = choose_voxel(*(cloud - find_middle(cloud) for cloud in points))
+        if automatic > 0 and not automatic / _OTHER_VOXEL <= args.voxel <= automatic * _OTHER_VOXEL:
+            size = "smaller" if args.voxel > automatic else "larger"
+            return f"; try a {size} --voxel: without the option it is {automatic:.3g}"
+    if result.cause not in ("overlap", "contradiction"):
+        return f"; try {_ADVICE[result.cause]}" if result.cause in _ADVICE else ""
     options = {
-        "descriptor": "--descriptor learned",
-        "voxel": f"--voxel with another edge than {result.voxel:.3g}" if result.voxel else "",
+        "descriptor": "" if args.descriptor == "learned" else "--descriptor learned",
+        "voxel": f"--voxel with another edge than {result.voxel:.3g}",
         "init": "--init with a rough pose",
     }
-    if args.weights is None and args.descriptor == "learned":
-        options["descriptor"] = ""
     words = [options[name] for name in result.untried if options[name]]
     if "init" in result.untried:
         words.append("a third cloud that overlaps both")
@@ -286,14 +320,18 @@ def _advice(args: argparse.Namespace, result: Registration) -> str:
 
 
 def _report(
-    args: argparse.Namespace, result: Registration, drawn: bool, points: list[int], seconds: dict[str, float]
+    args: argparse.Namespace,
+    result: Registration,
+    drawn: bool,
+    clouds: Sequence[io.PointCloud],
+    seconds: dict[str, float],
 ) -> None:
     if result.transform is None and not args.json:
         outputs = ((args.output, False), (args.merge, False), (args.pose, False), (args.viz, drawn))
         unwritten = [Path(path).name for path, is_written in outputs if path and not is_written]
         files = f"; {' and '.join(unwritten)} not written" if unwritten else ""
         files += f"; {Path(args.viz).name} shows the refused pose" if drawn else ""
-        report.note(f"not registered: {result.reason}{files}{_advice(args, result)}", kind="register")
+        report.note(f"not registered: {result.reason}{files}{_advise(args, result, clouds)}", kind="register")
         return
     pose, candidate = (None if one is None else one.tolist() for one in (result.transform, result.candidate))
     values = {
@@ -301,7 +339,8 @@ def _report(
         "target": args.clouds[1],
         **report.select(args, "seed", "init", "weights"),
         **report.select(result, "success", "reason", "confidence", "matches", "inliers", "fitness", "rmse", "voxel"),
-        "points": points,
+        "points": [len(cloud) for cloud in clouds],
+        "cause": result.cause,
         "untried": list(result.untried),
         "transform": pose,
         "candidate": candidate,

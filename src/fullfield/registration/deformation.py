@@ -17,6 +17,7 @@ from fullfield.registration.contacts import Planes, find_contacts, plane_residua
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.observability import CORRELATED
 from fullfield.registration.ransac import apply
+from fullfield.registration.result import Cause
 from fullfield.registration.scan import Scan
 
 _REACHES = (3.0, 2.5, 2.0, 2.0, 2.0, 2.0)
@@ -40,7 +41,7 @@ UNITS = {1000.0: "millimetres against metres", 100.0: "centimetres against metre
          "centimetres", 25.4: "millimetres against inches", 39.37: "inches against metres", 3.28: "feet against metres",
          12.0: "inches against feet", 304.8: "millimetres against feet"}  # fmt: skip
 """Larger cloud's unit against the smaller one's, by the factor between the numbers."""
-_SAME_UNIT, _LIKELY_UNIT = 0.02, 0.35  # logarithms of factors: measured ones, and those of the extents
+_SAME_UNIT, _LIKELY_UNIT = 0.05, 0.35  # logarithms of factors: measured ones, and those of the extents
 
 _ISOTROPIC = np.eye(3)[None]
 _STRAINS = np.zeros((6, 3, 3))
@@ -48,26 +49,35 @@ for _row, (_i, _j) in enumerate(((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
     _STRAINS[_row, _i, _j] = _STRAINS[_row, _j, _i] = 1.0 if _i == _j else 0.5
 
 
+class Explanation(NamedTuple):
+    """How the clouds differ."""
+
+    reason: str
+    cause: Cause
+
+
 class Deformation(NamedTuple):
     """Size and shape of the source against the target's."""
 
     scale: float  # 1 where the sizes agree, 2 where the source is twice as large
-    explanation: str | None  # how the clouds differ; None where they do not
+    explanation: Explanation | None  # how the clouds differ; None where they do not
 
 
 def describe_scale(scale: float, *, exact: bool = True) -> str:
-    """Return the sentence for a source that is ``scale`` times as large as the target, with the unit that fits."""
+    """Return which cloud is larger, and the units that fit; the source is ``scale`` times as large as the target."""
     larger = max(scale, 1 / scale)
     factor = min(UNITS, key=lambda factor: abs(np.log(larger / factor)))
     tolerance = _SAME_UNIT if exact else _LIKELY_UNIT
-    hint = f": {UNITS[factor]}?" if abs(np.log(larger / factor)) < tolerance else ""
-    number = f"{scale:.4g}" if exact else f"about {scale:.2g}"
-    return f"the source seems {number} times as large as the target{hint}"
+    hint = f" ({UNITS[factor]}?)" if abs(np.log(larger / factor)) < tolerance else ""
+    larger_cloud, smaller_cloud = ("source", "target") if scale >= 1 else ("target", "source")
+    digits = f"{larger:.4g}" if exact else f"{larger:.2g}"
+    number = f"{float(digits):,.0f}" if larger >= 100 else digits
+    return f"the {larger_cloud} seems {'' if exact else 'about '}{number} times as large as the {smaller_cloud}{hint}"
 
 
-def _describe_strain(strain: float, axis: Floats) -> str:
+def _describe_strain(strain: float, axis: Floats) -> Explanation:
     words = ", ".join(f"{value + 0.0:.2g}" for value in np.round(axis, 2))
-    return f"the source seems sheared or stretched: {strain:+.1%} along ({words})"
+    return Explanation(f"the source seems sheared or stretched: {strain:+.1%} along ({words})", "shape")
 
 
 def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deformation:
@@ -86,13 +96,13 @@ def measure_deformation(transform: Floats, source: Scan, target: Scan) -> Deform
     min_scale = max(_MIN_SCALE, _SCALE_ERRORS * float(np.sqrt(similar.covariance[0, 0])))
     explanation = _explain_by_shape(affine, rigid, scale)
     if explanation is None and abs(np.log(scale)) > min_scale and _explains(similar, rigid, _SIMILAR_GAIN):
-        explanation = describe_scale(1 / scale)
+        explanation = Explanation(describe_scale(1 / scale), "scale")
     if explanation is None and rigid.systematic > _MIN_BEND**2:
         explanation = _explain_by_bend(planes, points, normals, transform, rigid)
     return Deformation(1 / scale, explanation)
 
 
-def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> str | None:
+def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> Explanation | None:
     """Return the sentence for the affine map, None where it is too weak to be more than a bend of a reconstruction."""
     components = (_extract_stretch(affine.linear) - scale * np.eye(3))[(0, 1, 2, 0, 0, 1), (0, 1, 2, 1, 2, 2)]
     components = components * (1, 1, 1, 2, 2, 2)
@@ -116,13 +126,14 @@ def _explain_by_shape(affine: _SurfaceFit, rigid: _SurfaceFit, scale: float) -> 
 
 def _explain_by_bend(
     planes: Planes, points: Floats, normals: Floats, transform: Floats, rigid: _SurfaceFit
-) -> str | None:
+) -> Explanation | None:
     """Return the sentence for clouds that are bent against each other; None where they may be reconstructions."""
     before, left = np.sqrt(rigid.systematic), _fit_bend(planes, points, normals, transform).systematic
     if before > _MAX_SYSTEMATIC or (
         before > _MIN_BEND and left < _MAX_LEFT_BY_BEND**2 and left < (1 - _MIN_EXPLAINED_BY_BEND) * rigid.systematic
     ):
-        return f"the clouds seem bent against each other: the best pose leaves {before:.2g} voxels between surfaces"
+        reason = f"the clouds seem bent against each other: the best pose leaves {before:.2g} voxels between surfaces"
+        return Explanation(reason, "shape")
     return None
 
 
@@ -213,9 +224,11 @@ def _extract_stretch(linear: Floats) -> Floats:
     return stretch
 
 
-def explain_matches(transform: Floats, source: Floats, target: Floats, max_distance: float) -> str | None:
+def explain_matches(transform: Floats, source: Floats, target: Floats, max_distance: float) -> Explanation | None:
     """Return the change of shape that brings far more matches [M, 3] together than the pose; None without one."""
-    rigid, similar, affine = (_refit(transform, source, target, freedom) for freedom in ("pose", "scale", "shape"))
+    rigid, similar, affine = (
+        fit_to_matches(transform, source, target, freedom) for freedom in ("pose", "scale", "shape")
+    )
     counts = [
         int((np.linalg.norm(apply(fit, source) - target, axis=1) <= max_distance).sum())
         for fit in (rigid, similar, affine)
@@ -224,14 +237,15 @@ def explain_matches(transform: Floats, source: Floats, target: Floats, max_dista
         return None
     values, axes = np.linalg.eigh(_extract_stretch(affine[:3, :3]))
     if counts[1] >= _MIN_SIMILAR_RATIO * counts[2]:
-        return describe_scale(1 / float(np.cbrt(np.linalg.det(similar[:3, :3]))))
+        scale = 1 / float(np.cbrt(np.linalg.det(similar[:3, :3])))
+        return Explanation(describe_scale(scale), "scale")
     largest = int(np.abs(np.log(values)).argmax())
     if abs(np.log(values[largest])) > _MAX_CREDIBLE:
         return None  # few matches in a plane, or on a line
     return _describe_strain(1 / float(values[largest]) - 1, axes[:, largest])
 
 
-def _refit(transform: Floats, source: Floats, target: Floats, freedom: str) -> Floats:
+def fit_to_matches(transform: Floats, source: Floats, target: Floats, freedom: str) -> Floats:
     """Fit a "pose", a similarity ("scale") or an affine map ("shape") [4, 4] to matches, closer ones counting more."""
     for tolerance in _REFITS:
         squared = ((apply(transform, source) - target) ** 2).sum(1)

@@ -17,6 +17,7 @@ from fullfield.registration.descriptors import Floats
 
 CORRELATED = 28.0
 """Points whose normals come from nearly the same neighbours: those of a disc of the radius of the normals."""
+_MIN_RELATIVE = 0.01  # of the median significance
 _MIN_SIGNIFICANCE, _MIN_CORRELATION = 6.0, 0.5
 _TURNING, _RISING = 0.3, 0.3  # shares of turn in a motion that is no slide, and of slide in one that is a screw
 
@@ -46,7 +47,15 @@ class Observability(NamedTuple):
     def free_directions(self) -> tuple[FreeDirection, ...]:
         """Return the motions that are not determined."""
         is_free = (self.significance < _MIN_SIGNIFICANCE) | (self.correlation < _MIN_CORRELATION)
-        motions = self.directions[is_free]
+        return self._describe_motions(self.directions[is_free])
+
+    @property
+    def least_determined_directions(self) -> tuple[FreeDirection, ...]:
+        """Return the motions that are far less determined than most: the likely reason of a pose that is refused."""
+        is_weak = self.significance < _MIN_RELATIVE * np.median(self.significance)
+        return self._describe_motions(self.directions[is_weak])
+
+    def _describe_motions(self, motions: Floats) -> tuple[FreeDirection, ...]:
         if not len(motions):
             return ()
         left, turns, _ = np.linalg.svd(motions[:, :3])

@@ -81,6 +81,42 @@ def hypotheses(
     return _distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, max_count)
 
 
+def estimate_scale(
+    source: Floats,  # [M, 3]
+    target: Floats,  # [M, 3], row by row the match of source
+    threshold: float,
+    *,
+    max_scale: float,
+    iterations: int = 50_000,
+    seed: int = 0,
+) -> float | None:
+    """Return the scale of the similarity that most matches agree on; None where no triple gives one.
+
+    Like :func:`hypotheses`, but the edges of a triple need only one common ratio, up to ``max_scale`` or its inverse.
+    """
+    if len(source) < 3:
+        return None
+    triples = np.random.default_rng(seed).integers(0, len(source), (iterations, 3))
+    edges = [
+        np.linalg.norm(points[triples] - points[np.roll(triples, 1, axis=1)], axis=2) for points in (source, target)
+    ]
+    is_long = (edges[0] >= 2 * threshold).all(1) & (edges[1] >= 2 * threshold).all(1)
+    triples, ratios = triples[is_long], edges[1][is_long] / edges[0][is_long]
+    scales = np.exp(np.log(ratios).mean(1))
+    is_similar = ratios.min(1) >= EDGE_RATIO * ratios.max(1)
+    keep = is_similar & (scales <= max_scale) & (scales >= 1 / max_scale)
+    triples, scales = triples[keep], scales[keep]
+    if not len(triples):
+        return None
+    poses = fit_rigid(scales[:, None, None] * source[triples], target[triples])
+    poses[:, :3, :3] *= scales[:, None, None]
+    distances = np.linalg.norm(apply(poses, source[triples]) - target[triples], axis=2)
+    is_close = (distances <= threshold).all(1)
+    if not is_close.any():
+        return None
+    return float(scales[is_close][_count(poses[is_close], source, target, threshold).argmax()])
+
+
 def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
     """Count the matches that each pose brings within the threshold, one coordinate at a time for speed."""
     counts = np.empty(len(poses), np.int64)

@@ -12,10 +12,10 @@ import numpy as np
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.pointcloud import rigid
-from fullfield.registration.deformation import describe_scale
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.result import AcceptedRegistration, RefusedRegistration, Registration, refuse
+from fullfield.registration.scale import explain_by_scale
 from fullfield.registration.scan import choose_voxel, find_middle, finite_points, shift_origins
 from fullfield.registration.search import Search, register_at
 
@@ -26,7 +26,6 @@ SAMPLES = 5000
 _SCALES = (1.0, 0.75)
 """Multiples of the automatic voxel, tried in turn until a pose is accepted or refused for good."""
 _MAX_VOXELS = 2.0**50
-_OTHER_UNIT = 2.5  # times as wide as the other cloud
 
 
 def register(
@@ -118,7 +117,7 @@ def register_clouds(
             n for n, points in zip(("source", "target"), centred, strict=True) if not np.ptp(points, axis=0).any()
         ]
         name = f"the {' and the '.join(single)}" if single else "a cloud"  # its sample, at the least
-        return _finish(refuse(f"all the points of {name} are at the same place", edge), middles)
+        return _finish(refuse(f"all the points of {name} are at the same place", "place", edge), middles)
     for name, points, middle in zip(("source", "target"), centred, middles, strict=True):
         _check_distances(name, points, middle, edge)
     start = None if start is None else shift_origins(start, *middles)
@@ -136,7 +135,8 @@ def register_clouds(
     if not best.success and not ransac_only and may_change:
         untried = {"descriptor": descriptor is None, "voxel": voxel is None, "init": init is None}
         best = replace(best, untried=tuple(name for name, is_open in untried.items() if is_open))
-        best = replace(best, reason="; ".join(filter(None, (best.reason, _compare_extents(centred)))))
+    if not best.success and not ransac_only:
+        best = explain_by_scale(best, centred, search)
     return _finish(best, middles)
 
 
@@ -154,13 +154,6 @@ def _check_distances(name: str, points: Floats, middle: Floats, edge: float) -> 
     if float(np.abs(points[farthest]).max()) > _MAX_VOXELS * edge:
         position = ", ".join(f"{value:.4g}" for value in points[farthest] + middle)
         raise InputError(f"{name}: expected points close enough for a grid of voxels, got a point at ({position})")
-
-
-def _compare_extents(clouds: list[Floats]) -> str | None:
-    """Return a hint where one cloud is so much larger that its unit may be another; None where it is not."""
-    extents = [float(np.linalg.norm(np.ptp(np.quantile(points, (0.05, 0.95), axis=0), axis=0))) for points in clouds]
-    scale = extents[0] / extents[1] if min(extents) > 0 else 1.0
-    return describe_scale(scale, exact=False) if max(scale, 1 / scale) > _OTHER_UNIT else None
 
 
 def _finish(outcome: Registration, middles: list[Floats]) -> AcceptedRegistration | RefusedRegistration:

@@ -8,6 +8,11 @@ from typing import Literal
 from fullfield.registration.descriptors import Floats
 from fullfield.registration.observability import FreeDirection
 
+Cause = Literal[
+    "place", "points", "plane", "scale", "shape", "mirror", "free", "contradiction", "repetition", "overlap"
+]
+"""Kind of a refusal: what the clouds lack, or how they differ."""
+
 
 @dataclass(frozen=True)
 class Registration:
@@ -31,6 +36,7 @@ class Registration:
     candidate: Floats | None = None  # [4, 4], the best pose where it was refused; None where there is none
     free_directions: tuple[FreeDirection, ...] = ()  # motions that ``candidate`` leaves free
     alternatives: tuple[Floats, ...] = ()  # [4, 4], poses that fit as well as ``candidate``
+    cause: Cause | None = None  # kind of the reason; None where the pose was accepted
 
     def __repr__(self) -> str:
         counts = f"{self.inliers} of {self.matches} matches agree, voxel {self.voxel:.4g}"
@@ -58,6 +64,6 @@ class RefusedRegistration(Registration):
     reason: str
 
 
-def refuse(reason: str, voxel: float, matches: int = 0) -> Registration:
+def refuse(reason: str, cause: Cause, voxel: float, matches: int = 0) -> Registration:
     """Return the outcome without any pose."""
-    return Registration(None, False, reason, 0.0, matches, 0, 0.0, float("nan"), voxel)
+    return Registration(None, False, reason, 0.0, matches, 0, 0.0, float("nan"), voxel, cause=cause)

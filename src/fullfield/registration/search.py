@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fullfield.registration.contacts import compare, measure_distinctive_contradiction
-from fullfield.registration.deformation import explain_matches, measure_deformation
+from fullfield.registration.deformation import Explanation, explain_matches, measure_deformation
 from fullfield.registration.descriptors import Floats, Ints, mutual_matches
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.observability import measure_observability
 from fullfield.registration.ransac import Hypothesis, apply, hypotheses
 from fullfield.registration.refinement import Refiner
-from fullfield.registration.result import Registration, refuse
+from fullfield.registration.result import Cause, Registration, refuse
 from fullfield.registration.rivals import distance_between, find_rivals, select_equal
 from fullfield.registration.scan import Scan, prepare
 from fullfield.registration.verdict import (
@@ -24,7 +24,6 @@ from fullfield.registration.verdict import (
     LEARNED_LIMITS,
     MAX_CONTRADICTION,
     MAX_INLIER_DISTANCE,
-    WRONG,
     Doubts,
     Evidence,
     Limits,
@@ -96,7 +95,7 @@ def register_at(clouds: list[Floats], edge: float, search: Search, report: Repor
     for scan, name in ((source, "source"), (target, "target")):
         problem = _check_scan(scan, name, edge)
         if problem is not None:
-            return refuse(problem, edge), True
+            return refuse(*problem, edge), True
     matches = mutual_matches(source.features, target.features)
     if len(matches) > search.samples:
         rows = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
@@ -109,11 +108,13 @@ def register_at(clouds: list[Floats], edge: float, search: Search, report: Repor
     return replace(result, matched=pair.ends * edge), may_change
 
 
-def _check_scan(scan: Scan, name: str, edge: float) -> str | None:
+def _check_scan(scan: Scan, name: str, edge: float) -> tuple[str, Cause] | None:
     if len(scan.points) < _MIN_POINTS:
-        return f"{name}: {len(scan.points)} points are left at a voxel of {edge:.4g}, {_MIN_POINTS} are needed"
+        reason = f"{name}: {len(scan.points)} points are left at a voxel of {edge:.4g}, {_MIN_POINTS} are needed"
+        return reason, "points"
     if scan.thickness < _MIN_THICKNESS:
-        return f"{name}: all points lie in a plane at a voxel of {edge:.4g}, where sliding and turning change nothing"
+        reason = f"{name}: all points lie in a plane at a voxel of {edge:.4g}, where sliding and turning change nothing"
+        return reason, "plane"
     return None
 
 
@@ -138,7 +139,8 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
         evidence = pair.weigh([pose])[0][0]
     confidence = estimate_confidence(evidence, _measure_doubts(pair, evidence, pose, others))
     if objection is None and confidence < _MIN_CONFIDENCE:
-        objection = Objection(f"the best pose is uncertain: {_describe_uncertainty(evidence)}", is_certain=False)
+        reason = f"the best pose is uncertain: {_describe_uncertainty(evidence)}"
+        objection = Objection(reason, "overlap", is_certain=False)
     confidence = confidence if objection is None else min(confidence, objection.max_confidence)
     scaled = _scale_shift(pose, edge)
     result = Registration(
@@ -152,6 +154,7 @@ def _search_and_judge(pair: _Pair, edge: float, search: Search, report: Report) 
         rmse=evidence.rmse * edge,
         voxel=edge,
         candidate=None if objection is None else scaled,
+        cause=None if objection is None else objection.cause,
     )
     if objection is None:
         return result, False
@@ -196,13 +199,15 @@ def _select(hypothetical: list[Hypothesis], matches: int) -> list[Floats]:
 def _refuse_without_pose(pair: _Pair, edge: float, hypothetical: list[Hypothesis]) -> Registration:
     count, needed = len(pair.matches), matches_needed(len(pair.matches))
     if count < needed:
-        return refuse(f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed", edge, count)
+        reason = f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed"
+        return refuse(reason, "overlap", edge, count)
     ends = pair.ends
     if hypothetical:
         explanation = explain_matches(hypothetical[0].transform, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
         if explanation is not None:
-            return refuse(explanation, edge, count)
-    return refuse(f"no pose was found that {needed} of {count} matches agree on", edge, count)
+            return refuse(*explanation, edge, count)
+    reason = f"perhaps they do not overlap: no pose was found that {needed} of {count} matches agree on"
+    return refuse(reason, "overlap", edge, count)
 
 
 def _refine(pair: _Pair, poses: list[Floats], reaches: tuple[float, ...]) -> list[tuple[Evidence, Floats]]:
@@ -250,7 +255,9 @@ def _judge(
         if agreement.contradiction > MAX_CONTRADICTION:
             reason = f"{agreement.contradiction:.0%} of what both clouds show contradicts the best pose"
             explanation = _find_deformation(pair, pose)
-            return Objection(explanation or reason, is_certain=explanation is not None), pose
+            if explanation is not None:
+                return Objection(*explanation), pose
+            return Objection(reason, "contradiction", is_certain=False), pose
         rivals = find_rivals(pose, pair.source, pair.target, agreement, others, search.seed)
         better = [rival.transform for rival in rivals if rival.is_better]
         weighed = pair.weigh([Refiner(pair.source.fine, pair.target.fine)(better[0], _REACHES)]) if better else []
@@ -258,39 +265,40 @@ def _judge(
             break
         if switches == _MAX_SWITCHES:
             reason = f"no pose holds: after {switches} better poses another one fits better still"
-            return Objection(reason, max_confidence=BELOW_HALF, alternatives=(weighed[0][1],)), pose
+            return Objection(reason, "repetition", max_confidence=BELOW_HALF, alternatives=(weighed[0][1],)), pose
         evidence, pose = weighed[0]
     explanation = _find_deformation(pair, pose)
     if explanation is not None:
-        return Objection(explanation), pose
+        return Objection(*explanation), pose
     equal = tuple(rival.transform for rival in select_equal(rivals, pose, pair.source.points))
     if equal:
         reason = "two poses fit equally well: the scene repeats itself"
         chance = min(1 / (1 + len(equal)), BELOW_HALF)
-        return Objection(reason, max_confidence=chance, alternatives=equal), pose
+        return Objection(reason, "repetition", max_confidence=chance, alternatives=equal), pose
     return None, pose
 
 
 def _object_to_weak(pair: _Pair, evidence: Evidence, pose: Floats) -> Objection:
     """Return the reason for a pose with too little evidence."""
     if evidence.overlap >= _ALIGNED_OVERLAP and evidence.upright >= _ALIGNED_NORMALS:
-        free = _observe(pair, pose)
+        free = _observe(pair, pose, is_refused=True)
         if free is not None:
             return free._replace(is_certain=False)
     ends = pair.ends
     explanation = explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
-    chance = BELOW_HALF if explanation is None else WRONG
-    return Objection(explanation or evidence.reason or "", is_certain=False, max_confidence=chance)
+    if explanation is not None:
+        return Objection(*explanation, is_certain=False)
+    return Objection(evidence.reason or "", "overlap", is_certain=False, max_confidence=BELOW_HALF)
 
 
-def _find_deformation(pair: _Pair, pose: Floats) -> str | None:
+def _find_deformation(pair: _Pair, pose: Floats) -> Explanation | None:
     ends = pair.ends
     explanation = measure_deformation(pose, pair.source, pair.target).explanation
     return explanation or explain_matches(pose, ends[:, 0], ends[:, 1], MAX_INLIER_DISTANCE)
 
 
-def _observe(pair: _Pair, pose: Floats) -> Objection | None:
-    """Return an objection where sliding or turning changes nothing."""
+def _observe(pair: _Pair, pose: Floats, *, is_refused: bool = False) -> Objection | None:
+    """Return an objection where sliding or turning changes nothing, or little in a pose that is refused anyway."""
     source, target = pair.source, pair.target
     transformed = apply(pose, source.points)
     touching = contact(transformed, target.points).partner
@@ -299,12 +307,13 @@ def _observe(pair: _Pair, pose: Floats) -> Objection | None:
     is_aligned = np.abs((normals * goal_normals).sum(1)) >= 0.9
     if is_aligned.sum() < _MIN_POINTS:
         return None
-    free = measure_observability(
-        transformed[rows[is_aligned]], normals[is_aligned], goal_normals[is_aligned]
-    ).free_directions
+    observability = measure_observability(transformed[rows[is_aligned]], normals[is_aligned], goal_normals[is_aligned])
+    free = observability.free_directions
+    if not free and is_refused:
+        free = observability.least_determined_directions
     if not free:
         return None
-    return Objection(f"{' and '.join(map(str, free))} changes nothing", free_directions=free)
+    return Objection(f"{' and '.join(map(str, free))} changes nothing", "free", free_directions=free)
 
 
 def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Objection | None:
@@ -323,6 +332,7 @@ def _object_to_reflection(pair: _Pair, evidence: Evidence, search: Search) -> Ob
     return Objection(
         f"one cloud looks like a mirror image of the other: a reflection brings {reflected} of {evidence.matches} "
         f"matches together, the best pose {evidence.inliers}",
+        "mirror",
         is_certain=evidence.accepted,
     )
 
@@ -331,7 +341,7 @@ def _register_by_ransac(ends: Floats, search: Search, edge: float) -> Registrati
     """Return RANSAC's best pose of the matches [M, 2, 3], in voxels, without judging it."""
     best = _best_by_ransac(ends, search)
     if best is None:
-        return refuse(f"no pose was found that 3 of {len(ends)} matches agree on", edge, len(ends))
+        return refuse(f"no pose was found that 3 of {len(ends)} matches agree on", "overlap", edge, len(ends))
     pose, inliers = best
     nan = float("nan")
     return Registration(_scale_shift(pose, edge), True, None, nan, len(ends), inliers, nan, nan, edge)

@@ -11,6 +11,7 @@ from fullfield.registration.contacts import nearest_points
 from fullfield.registration.descriptors import Floats, Ints
 from fullfield.registration.observability import FreeDirection
 from fullfield.registration.ransac import apply
+from fullfield.registration.result import Cause
 from fullfield.registration.scan import Scan
 
 MAX_INLIER_DISTANCE = 2.0
@@ -19,6 +20,7 @@ TOUCH = 1.0
 """Largest distance, in voxels, of a point that touches the other cloud."""
 _MIN_INLIERS, _MIN_INLIER_FRACTION = 6, 0.02
 _MIN_OVERLAP = 0.08
+_LARGE_OVERLAP = 0.5  # of clouds that lie on each other, so that another reason is likelier
 _UPRIGHT = 0.9
 BELOW_HALF, WRONG = 0.499, 0.05  # largest confidence of a refused pose, and of one that is refused for good
 _MIN_SIGN, _MAX_SIGN = 0.05, 20.0  # ratios to the limits beyond which nothing changes
@@ -77,9 +79,12 @@ class Evidence(NamedTuple):
         """Reason why the pose is not accepted; None where it is."""
         if self.accepted:
             return None
+        cause = "the scenes differ or repeat themselves" if self.overlap >= _LARGE_OVERLAP else "they do not overlap"
         return (
-            f"the best pose has too little to show for it: {self.inliers} of {self.matches} matches agree, "
-            f"{self.overlap:.0%} of a cloud touches the other, and {self.upright:.0%} of the normals agree there"
+            f"perhaps {cause}: in the best pose {self.inliers} of {self.matches} matches agree "
+            f"(at least {math.ceil(self.enough)} needed), {self.overlap:.0%} of a cloud touches the other "
+            f"(at least {_MIN_OVERLAP:.0%}) and {self.upright:.0%} of the normals agree there; the product of these "
+            f"is {self.score:.2g} (at least {self.limits.score:g})"
         )
 
 
@@ -110,6 +115,7 @@ class Objection(NamedTuple):
     """What speaks against the best pose."""
 
     reason: str
+    cause: Cause
     is_certain: bool = True  # whether another voxel size would not change it
     max_confidence: float = WRONG
     free_directions: tuple[FreeDirection, ...] = ()

@@ -1,0 +1,93 @@
+"""Whether a factor between the sizes of two clouds explains why no pose of them was accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fullfield.registration.deformation import UNITS, describe_scale, fit_to_matches
+from fullfield.registration.descriptors import Floats
+from fullfield.registration.ransac import estimate_scale
+from fullfield.registration.result import Registration
+from fullfield.registration.scan import choose_voxel
+from fullfield.registration.search import Search, register_at
+from fullfield.registration.verdict import MAX_INLIER_DISTANCE
+
+_MIN_RATIO = 1.015  # of sizes that differ
+_MIN_EXTENTS = 1.05  # ratio of the extents from which it is tried as a factor
+_MAX_RATIO = 2.5  # of sizes at which descriptors at one voxel may still match; above, units may differ
+_OTHER_UNIT = 8.0  # ratio of the extents from which it is the likely cause by itself
+_ROUNDS = 3  # registrations in which a factor is made exact
+_MIN_GAIN = 1.35  # matches that agree at the other size, over those of the pose that was refused
+
+
+def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search) -> Registration:
+    """Return ``refused`` with the factor between the sizes of centred ``clouds`` as its reason, where it is the cause.
+
+    The source is registered again in the target's size. A factor is the cause where that pose is accepted and far more
+    matches agree in it. A ratio of the extents that no registration confirms is only a hint.
+    """
+    extents = _measure_extents(clouds[0]) / max(_measure_extents(clouds[1]), 1e-300)
+    for factor in _list_factors(refused, extents, search):
+        scale = _confirm(factor, refused, clouds, search)
+        if scale is not None:
+            return replace(refused, reason=describe_scale(scale), cause="scale", untried=())
+    larger = max(extents, 1 / max(extents, 1e-300))
+    if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
+        return refused
+    hint = describe_scale(extents, exact=False)
+    if larger >= _OTHER_UNIT or refused.cause == "points":
+        return replace(refused, reason=hint, cause="scale", untried=())
+    return replace(refused, reason=f"{refused.reason}; {hint}")
+
+
+def _confirm(factor: float, refused: Registration, clouds: list[Floats], search: Search) -> float | None:
+    """Return the size of the source over the target's, near ``factor``, at which a pose is accepted; None without."""
+    for _ in range(_ROUNDS):
+        scaled = [clouds[0] / factor, clouds[1]]
+        edge = choose_voxel(*scaled)
+        if edge <= 0.0:
+            return None
+        result, _ = register_at(scaled, edge, search._replace(start=None), lambda *_: None)
+        pose = result.transform if result.success else result.candidate
+        if pose is None or result.matched is None or result.inliers < _MIN_GAIN * refused.inliers:
+            return None
+        source, target = np.moveaxis(result.matched / edge, 1, 0)
+        start = pose.copy()
+        start[:3, 3] /= edge
+        similar = fit_to_matches(start, source, target, "scale")
+        factor /= float(np.cbrt(np.linalg.det(similar[:3, :3])))
+        if result.success:
+            return factor if max(factor, 1 / factor) >= _MIN_RATIO else None
+        if result.cause != "scale":
+            return None
+    return None
+
+
+def _list_factors(refused: Registration, extents: float, search: Search) -> list[float]:
+    """Return the sizes of the source over the target's that are worth a registration."""
+    larger = max(extents, 1 / max(extents, 1e-300))
+    factors = list[float]()
+    if larger > _MAX_RATIO:
+        unit = min(UNITS, key=lambda unit: abs(np.log(larger / unit)))
+        factors = [unit if extents > 1 else 1 / unit, extents]
+    else:
+        if refused.matched is not None:
+            source, target = np.moveaxis(refused.matched / refused.voxel, 1, 0)
+            scale = estimate_scale(
+                source,
+                target,
+                MAX_INLIER_DISTANCE,
+                max_scale=_MAX_RATIO,
+                iterations=search.iterations,
+                seed=search.seed,
+            )
+            factors += [] if scale is None else [1 / scale]
+        factors += [extents] if larger > _MIN_EXTENTS else []
+    return [factor for factor in factors if max(factor, 1 / factor) >= _MIN_RATIO]
+
+
+def _measure_extents(points: Floats) -> float:
+    """Return the diagonal of the box around most of the points."""
+    return float(np.linalg.norm(np.ptp(np.quantile(points, (0.05, 0.95), axis=0), axis=0)))
