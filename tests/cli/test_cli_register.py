@@ -165,7 +165,7 @@ def test_register_advice_fits_the_reason(cli: Any, scans: Path) -> None:
     said = cli("register", "a.ply", "mm.npy").err.splitlines()[-1]
     assert "not registered: the target seems " in said
     assert "times as large as the source (millimetres against metres?); try " in said
-    assert said.endswith("convert one of them")
+    assert said.endswith("; try converting one of the clouds to the unit or size of the other")
     draw = np.random.default_rng(0)
     for name in ("corner_1", "corner_2"):  # a gutter
         along, across, is_wall = draw.uniform(0, 6, 9000), draw.uniform(0, 2, 9000), draw.random(9000) < 0.5

@@ -112,7 +112,7 @@ def test_register_names_the_scale_before_a_mirror_image_or_a_free_direction() ->
 def test_register_names_a_unit_that_differs() -> None:
     draw = np.random.default_rng(4)
     room = furnished_room(draw)
-    first, second = room(draw, 6000), room(draw, 6000)
+    first, second = room(draw, 9000), room(draw, 9000)
     for factor, units in (
         (1000.0, "millimetres against metres"),
         (25.4, "millimetres against inches"),

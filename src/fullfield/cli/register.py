@@ -286,7 +286,7 @@ def _draw(
 _ADVICE = {
     "points": "a cloud with more points",
     "plane": "a scan that shows more than one plane",
-    "scale": "the clouds again once both are in one unit and of one size: convert one of them",
+    "scale": "converting one of the clouds to the unit or size of the other",
     "shape": "scans without that distortion (calibration, drift of the scanner)",
     "mirror": "the source with one axis negated, if its axes are left-handed",
     "free": "a scan with something across that direction",
