@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/compositors.md: plate, vectors, and what VectorBlur and STMap make of them.
+"""Draw the pictures of docs/compositors.md: plate, vectors, what VectorBlur and STMap make of them, a retimed frame.
 
 python scripts/docs/compositor_pictures.py [FOLDER]     docs/images by default; from the frames in examples/scene
 """
@@ -17,6 +17,7 @@ from torch import Tensor
 from fullfield import estimate
 from fullfield.io import read_flow, read_frame, write_flow, write_image, write_st_map
 from fullfield.sequences import warp_image
+from fullfield.sequences.motion import interpolate
 from fullfield.viz import flow_to_image, frame_to_image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,7 @@ def main(arguments: list[str]) -> int:
     plate, next_plate = (FRAMES / f"frame_000{number}.png" for number in (2, 3))
     first, second = read_frame(plate), read_frame(next_plate)
     flow = estimate(plate, next_plate, "fullfield-s", refine=True)
+    backward = estimate(next_plate, plate, "fullfield-s", refine=True)
     with tempfile.TemporaryDirectory() as folder:
         vectors, mapped = Path(folder) / "mv.exr", Path(folder) / "st.exr"
         write_flow(vectors, flow.flow)
@@ -58,6 +60,7 @@ def main(arguments: list[str]) -> int:
             "plate": frame_to_image(first),
             "vectors": flow_to_image(forward),
             "vectorblur": frame_to_image(vector_blur(first, forward)),
+            "retime": frame_to_image(interpolate(first, second, flow.flow, backward.flow, 0.5).picture),
             "stmap": frame_to_image(st_map(second, mapped)),
         }
         for name, picture in pictures.items():
