@@ -92,7 +92,7 @@ def format_signature(value: object) -> str:
     is_record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
     if is_record and len(parameters) > MAX_PARAMETERS:
         return "(…)"
-    positional = [one for one in parameters if one.kind is not inspect.Parameter.KEYWORD_ONLY][:MAX_PARAMETERS]
+    positional = [one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)][:MAX_PARAMETERS]
     empty = inspect.Parameter.empty
     positional = [one for i, one in enumerate(positional) if i < MAX_SHOWN or one.default is empty]
     words = [format_parameter(parameter) for parameter in positional]

@@ -143,10 +143,11 @@ def format_options(sections: Sections, shared: Sections) -> str:
                 used.add(entry)
             else:
                 own.setdefault(title, {})[name] = entry
-    for title, entries in own.items():
-        if title.startswith(VECTORS):
-            names = ", ".join(entry.partition(" ")[0].rstrip("`") + "`" for entry in entries.values())
-            own[title] = {"": f"{names}: as without the prefix in [the shared options](options.md)"}
+    for title in [title for title in own if title.startswith(VECTORS)]:
+        names = ", ".join(entry.partition(" ")[0].rstrip("`") + "`" for entry in own.pop(title).values())
+        own.setdefault("Options", {})[title] = (
+            f"{names}: as [without the prefix](options.md#reading-the-vectors-of-flow)"
+        )
     text = format_sections(own)
     used_names: list[str] = []
     for title, entries in shared.items():

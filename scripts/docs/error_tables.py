@@ -69,7 +69,7 @@ def _by_method(*methods: str) -> str:
 
 def start() -> str:
     """Return the table of the methods that need no download."""
-    return _by_method("auto", "auto, accurate", "fullfield-m", "fullfield-s", "tvl1")
+    return _by_method("auto", "auto, accurate", "fullfield-s", "tvl1")
 
 
 def small_card() -> str:
