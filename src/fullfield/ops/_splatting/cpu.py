@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, explain_refusal
 
-_kernels = Kernels(f"{__package__}._cpu_kernels", "splatting kernels")
+_kernels = Kernels(f"{__package__}._cpu_kernels", "kernels that move vectors")
 
 
 def serves(flow: Tensor) -> bool:
