@@ -23,6 +23,8 @@ SHARED_PAGE = PAGES / "options.md"
 BEGIN, END = "<!-- options: begin -->\n", "<!-- options: end -->\n"
 PARAMETERS = "Parameters of "
 TRANSFER_NAMES = "../formats.md#transfer-the-encoding-of-the-stored-values"
+NEARLY_ALL = ("--json", "--quiet")
+"""Options that a sentence in the page of shared options names, so that the other pages need not."""
 VECTORS = "Reading the vectors of "
 COMMON = "Common"
 MIN_VERBS = 3
@@ -157,7 +159,8 @@ def format_options(sections: Sections, shared: Sections) -> str:
             used_names.append(title[0].lower() + title[1:])
         else:
             options = [entry.partition("`: ")[0].rpartition("`")[2] for entry in entries.values() if entry in used]
-            used_names += [f"`{option.partition(' ')[0]}`" for option in options]
+            firsts = [option.partition(" ")[0] for option in options]
+            used_names += [f"`{option}`" for option in firsts if option not in NEARLY_ALL]
     if any(title.startswith(PARAMETERS) for title in sections):
         used_names.append("parameters of the method")
     text += "\n" if text and used_names else ""
