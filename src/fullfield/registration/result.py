@@ -42,7 +42,8 @@ class Registration:
         counts = f"{self.inliers} of {self.matches} matches agree, voxel {self.voxel:.4g}"
         if self.success:
             return f"Registration(confidence {self.confidence:.3f}, {counts}, RMSE {self.rmse:.4g}; see .transform)"
-        hint = f"; untried: {', '.join(self.untried)}" if self.untried else ""
+        may_help = self.untried if self.cause in ("overlap", "contradiction") else ()
+        hint = f"; untried: {', '.join(may_help)}" if may_help else ""
         return f"Registration(refused: {self.reason}; {counts}{hint})"
 
 

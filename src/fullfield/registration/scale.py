@@ -32,14 +32,19 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     for factor in _list_factors(refused, extents, search):
         scale = _confirm(factor, refused, clouds, search)
         if scale is not None:
-            return replace(refused, reason=describe_scale(scale), cause="scale", untried=())
+            return _replace_reason(refused, describe_scale(scale))
     larger = max(extents, 1 / max(extents, 1e-300))
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
     hint = describe_scale(extents, exact=False)
     if larger >= _OTHER_UNIT or refused.cause == "points":
-        return replace(refused, reason=hint, cause="scale", untried=())
+        return _replace_reason(refused, hint)
     return replace(refused, reason=f"{refused.reason}; {hint}")
+
+
+def _replace_reason(refused: Registration, reason: str) -> Registration:
+    """Return ``refused`` because of its size, without what was concluded from a pose in the wrong size."""
+    return replace(refused, reason=reason, cause="scale", untried=(), free_directions=(), alternatives=())
 
 
 def _confirm(factor: float, refused: Registration, clouds: list[Floats], search: Search) -> float | None:
