@@ -31,12 +31,14 @@ from fullfield.integrations import forms
 from fullfield.io import write_flow, write_image
 from fullfield.metrics import registration as poses
 from fullfield.metrics.distance import boundary_distance
-from fullfield.metrics.pixels import true_motion
+from fullfield.metrics.pixels import angular_error, true_motion
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
+from fullfield.nn.upsampling import convex_upsample
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops._splatting import move_forward
+from fullfield.ops.point_conv.geometry import kernel_radius
 from fullfield.registration import LearnedDescriptor, alignment, alignment_errors, register, register_by_ransac
 from fullfield.registration.scan import choose_voxel
 from fullfield.sequences import ShotSettings, follow_frames, warp_image
@@ -44,7 +46,10 @@ from fullfield.sequences.estimation import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.training import flow as learning
 from fullfield.training.descriptor import contrastive_loss, matching_ratio
+from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.loss import mean_error
 from fullfield.training.flow.pictures import PicturePack
+from fullfield.training.flow.stepping import Stepper
 from fullfield.viz.errors import error_colors, error_legend
 from fullfield.viz.points import alignment_legend
 from fullfield.viz.wheel import FlowColors, color_wheel
@@ -354,7 +359,7 @@ def _() -> Any:
     return list(held.compute().values())
 
 
-for _name in ("aae", "angular_error", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
+for _name in ("aae", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
     CASES[f"metrics.{_name}"] = lambda name=_name: getattr(metrics, name)(flow() + noise(2, 24, 32, seed=1), flow())
 
 
@@ -456,14 +461,14 @@ def _() -> Any:
     sample = FlowSample("one", scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded)
     batch = learning.collate_flow([learning.cut_window(sample, (32, 40), (seed,)) for seed in range(2)])
     changes = learning.Augmentation((24, 32), (0.9, 1.3), colour=0.4, eraser=1.0)
-    changed = learning.augment(learning.FlowBatch(*(part.to(DEVICE) for part in batch)), changes, (0, 1))
+    changed = learning.augment(FlowBatch(*(part.to(DEVICE) for part in batch)), changes, (0, 1))
     counted = learning.loss_mask(changed)
     first = noise(2, 2, 24, 32)
     info = noise(2, 4, 24, 32, seed=1)
     return [
         *changed,
         counted,
-        learning.mean_error(first, changed.flow, counted),
+        mean_error(first, changed.flow, counted),
         graded(lambda a, b: learning.sequence_loss([a, b], changed.flow, counted), first, first + 1),
         graded(lambda a, b: learning.laplace_mixture_loss([(a, b)], changed.flow, counted), first, info),
     ]
@@ -553,17 +558,17 @@ class Small(torch.nn.Module):
         return self.predictions(frame1, frame2)[-1]
 
 
-def batch(count: int = 2) -> learning.FlowBatch:
+def batch(count: int = 2) -> FlowBatch:
     known = values(count, 16, 24, seed=8) < 0.9
     shapes = (count, 3, 16, 24)
     flow = 2 * still_noise(count, 2, 16, 24, seed=7)
-    return learning.FlowBatch(values(*shapes, seed=5), values(*shapes, seed=6), flow, known, ~known)
+    return FlowBatch(values(*shapes, seed=5), values(*shapes, seed=6), flow, known, ~known)
 
 
 class Source:
     """The same pairs at every call."""
 
-    def batch(self, index: int, count: int) -> learning.FlowBatch:
+    def batch(self, index: int, count: int) -> FlowBatch:
         del index
         return batch(count)
 
@@ -589,7 +594,7 @@ def _() -> list[Tensor]:
     """What needs gradients: outside of inference mode, as any learning."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         model = Small()
-        stepper = learning.Stepper(model, learning.FlowTraining(batch=2))
+        stepper = Stepper(model, learning.FlowTraining(batch=2))
         stepper.step(batch(), 0, rate=1e-3)
         average = learning.AveragedWeights(model)
         average.update(1)
@@ -677,15 +682,16 @@ TABLE: dict[str | tuple[str, ...], Callable[[], Any]] = {
     "nn.local_correlation_with_flow": lambda: ours.local_correlation_with_flow(
         features(), features(1), noise(1, 2, 20, 24), 3
     ),
+    "metrics.angular_error": lambda: angular_error(flow() + noise(2, 24, 32, seed=1), flow()),
     "nn.convex_upsample": lambda: graded(
-        lambda a, b: ours.convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1)
+        lambda a, b: convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1)
     ),
     # what decides whether a block is the lookup
     "integrations.patch": lambda: forms._pair((20, 24)),
     "ops.point_conv.radius_geometry": lambda: parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2)),
     "ops.point_conv.knn_geometry": lambda: parts(point_conv.knn_geometry(cloud(), 0.1, 8)),
     "ops.point_conv.voxel_geometry": lambda: parts(point_conv.voxel_geometry(cloud(), 0.1)),
-    "ops.point_conv.kernel_radius": lambda: point_conv.kernel_radius(0.1, 5),
+    "ops.point_conv.kernel_radius": lambda: kernel_radius(0.1, 5),
     ("ops.neighbors.grid_downsample", "ops.neighbors.spatial_order"): lambda: (
         *neighbors.grid_downsample(cloud(), 0.2),
         neighbors.spatial_order(cloud()),

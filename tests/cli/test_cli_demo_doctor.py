@@ -241,7 +241,7 @@ def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("illegal\ninstruction")
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", broken)
+    monkeypatch.setattr(fullfield.estimators.estimation, "estimate", broken)
     monkeypatch.setattr("fullfield.ops.tvl1.backends", broken)
     monkeypatch.setattr("fullfield.cli.doctor._kernel_cache", broken)
     monkeypatch.setattr("fullfield.cli.doctor._system", broken)

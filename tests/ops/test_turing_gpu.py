@@ -112,7 +112,7 @@ def test_spatial_correlation(number: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_matching(dtype: torch.dtype) -> None:
-    matching.test_the_kernels_of_a_gpu(dtype)
+    matching.test_matching_kernels_on_gpu_equal_reference(dtype)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ _EXTRAS = {
 }
 """Extras of the package: their modules (for CUDA distributions), and what needs them."""
 _OPERATORS = ("correlation", "spatial_correlation", "matching", "neighbors", "point_conv", "tvl1", "refinement")
-_ELSEWHERE = {"refinement": ("tvl1", "refinement_backends")}
+_ELSEWHERE = {"refinement": ("tvl1.guided", "refinement_backends")}
 """Operators without a module of their own: module and function that list their backends."""
 _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
