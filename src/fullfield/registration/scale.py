@@ -37,7 +37,7 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
     hint = describe_scale(extents, exact=False)
-    if larger >= _OTHER_UNIT or refused.cause == "points":
+    if larger >= _OTHER_UNIT:
         return _replace_reason(refused, hint)
     return replace(refused, reason=f"{refused.reason}; {hint}")
 
