@@ -127,8 +127,8 @@ def plan_retime(
 def _list_mixed_plates(plates: range, frame_count: int, factor: Fraction) -> list[int]:
     """Return the plates that frames in between are interpolated from, ascending."""
     steps = [divmod(index * factor.denominator, factor.numerator) for index in range(frame_count)]
-    befores = {plates[step] for step, remainder in steps if remainder}
-    return sorted(befores | {before + 1 for before in befores})
+    first_plates = {plates[step] for step, remainder in steps if remainder}
+    return sorted(first_plates | {plate + 1 for plate in first_plates})
 
 
 def _require_files(flow: StoredFlow, plates: Sequence[int]) -> None:
