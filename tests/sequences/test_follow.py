@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_vectors, write_image
 from fullfield.ops.warping import warp
+from fullfield.sequences import follow_pool
 from fullfield.sequences.follow import follow_frames
 from fullfield.sequences.follow_job import FollowJob, run_follow
 from fullfield.sequences.follow_pool import follow_on_devices, split_into_sides
@@ -300,6 +302,23 @@ def test_follow_on_devices_refuses_unusable_method() -> None:
     settled, plan = job.settle(job.build_estimator(), job.open_plates())
     with pytest.raises(InputError, match="no_such"):
         follow_on_devices([(replace(settled, method="no_such"), plan.missing)], ["cpu", "cpu"])
+
+
+@pytest.mark.usefixtures("plates")
+@pytest.mark.parametrize("error", [OSError("plate.1001.png: cannot be read"), EOFError("no more data")])
+def test_process_of_a_device_sends_errors_of_its_work(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(follow_pool, "run_follow", fail)
+    monkeypatch.setattr(follow_pool.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(follow_pool.os, "_exit", lambda _: None)
+    pipe, worker_pipe = Pipe()
+    pipe.send((follow_job("ref.%04d.exr", [1001, 1002], 1001), [1001, 1002]))
+    follow_pool._serve(worker_pipe, "cpu", 1)
+    kind, content = pipe.recv()
+    assert kind == ("refused" if isinstance(error, OSError) else "error")
+    assert str(error) in content
 
 
 def test_sides_do_not_share_frames() -> None:

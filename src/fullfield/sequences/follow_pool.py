@@ -155,13 +155,13 @@ def _serve(pipe: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     try:
-        _process_sides(pipe, device, threads)
-    except (EOFError, OSError):  # the parent has ended
-        pass
-    except InputError as error:
-        pipe.send(("refused", str(error)))
-    except Exception:  # noqa: BLE001 - sent to the parent, which raises
-        pipe.send(("error", traceback.format_exc()))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
+            try:
+                _process_sides(pipe, device, threads)
+            except (InputError, OSError) as error:
+                pipe.send(("refused", str(error)))
+            except Exception:  # noqa: BLE001 - sent to the parent, which raises
+                pipe.send(("error", traceback.format_exc()))
     finally:
         pipe.close()
         os._exit(0)  # without taking PyTorch down piece by piece
@@ -177,7 +177,10 @@ def _process_sides(pipe: Connection, device: str, threads: int) -> None:
             pipe.send(("frame", number))
 
     while True:
-        job, numbers = pipe.recv()
+        try:
+            job, numbers = pipe.recv()
+        except (EOFError, OSError):  # the parent has ended
+            return
         job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
         estimator = estimator or job.build_estimator()
         outcome = run_follow(job, numbers, estimator, job.open_plates(), report=report)
