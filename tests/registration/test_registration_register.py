@@ -310,3 +310,14 @@ def test_pairs_of_different_scenes_are_refused(data_dir: Path) -> None:
         found = register(source, target)
         assert not found.success
         assert found.reason
+
+
+def test_cloud_of_mostly_one_point_keeps_its_reason() -> None:
+    random = np.random.default_rng(0)
+    target = random.random((3000, 3))
+    source = np.zeros_like(target)
+    source[:100] = random.random((100, 3))
+    for pair in ((source, target), (target, source)):
+        refused = register(*(points.astype(np.float32) for points in pair))
+        assert not refused.success
+        assert "times as large" not in refused.reason

@@ -38,7 +38,8 @@ class _ForkGuard:
             for name, value in ALONE.items():
                 oiio.attribute(name, value)
             oiio.ImageOutput.create("openexr")  # only now OpenEXR's pool gets its number of threads
-        self._has_team = "torch" in sys.modules and not _end_openmp_teams()
+        self._has_team = "torch" in sys.modules  # also where the next line fails
+        self._has_team = self._has_team and not _end_openmp_teams()
 
     def restore_pools(self) -> None:
         """Restore the number of threads, in the parent after the fork."""
@@ -76,7 +77,7 @@ def _end_openmp_teams() -> bool:
 def _list_openmp_libraries() -> set[str]:
     """Return the files of GNU OpenMP that this process has loaded; several wheels bring their own."""
     try:
-        lines = _MAPS.read_text().splitlines()
+        lines = _MAPS.read_text(errors="surrogateescape").splitlines()
     except OSError:  # no Linux
         return set()
     paths = {line[line.index("/") :] for line in lines if "/" in line}

@@ -55,7 +55,7 @@ _NAME = "descriptor"  # of the configuration in a file's header
 
 
 def fetch_descriptor(progress: DownloadProgress | None = None) -> Path:
-    """Return the file of the published descriptor, downloaded on first use; ``progress`` as :func:`fetch_weights`.
+    """Return the file of the published descriptor, of a checkout or downloaded; ``progress`` as :func:`fetch_weights`.
 
     Raises:
         InputError: if the file on this machine is not the published one.
@@ -237,7 +237,7 @@ class LearnedDescriptor:
     def published(
         cls, device: str | torch.device = "cpu", *, progress: DownloadProgress | None = None
     ) -> LearnedDescriptor:
-        """Load the published descriptor, downloaded on first use; benchmarks/notes/descriptor.md has its training.
+        """Load the published descriptor, of a checkout or downloaded; benchmarks/notes/descriptor.md has its training.
 
         Arguments and errors as :func:`fetch_descriptor`.
         """

@@ -50,7 +50,7 @@ def register(
         seed: seed of RANSAC's draws. The same seed gives the same result.
         iterations: number of triples that RANSAC draws.
         samples: largest number of matches for RANSAC, drawn at random from all.
-        descriptor: a learned one, its file of weights, or "learned" for the published one, downloaded on first use;
+        descriptor: a learned one, its file of weights, or "learned" for the published one (checkout or download);
             "fpfh" or None for FPFH.
 
     Raises:

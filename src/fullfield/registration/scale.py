@@ -26,18 +26,22 @@ def explain_by_scale(refused: Registration, clouds: list[Floats], search: Search
     """Return ``refused`` with the factor between the sizes of centred ``clouds`` as its reason, where it is the cause.
 
     The source is registered again in the target's size. A factor is the cause where that pose is accepted and far more
-    matches agree in it. A ratio of the extents that no registration confirms is only a hint.
+    matches agree in it. A ratio of the extents that no registration confirms is only a hint, unless too few points were
+    left at the voxel that fits the other cloud.
     """
-    extents = _measure_extents(clouds[0]) / max(_measure_extents(clouds[1]), 1e-300)
+    extents_of_both = [_measure_extents(points) for points in clouds]
+    if min(extents_of_both) <= 0:
+        return refused
+    extents = extents_of_both[0] / extents_of_both[1]
     for factor in _list_factors(refused, extents, search):
         scale = _confirm(factor, refused, clouds, search)
         if scale is not None:
             return _replace_reason(refused, describe_scale(scale))
-    larger = max(extents, 1 / max(extents, 1e-300))
+    larger = max(extents, 1 / extents)
     if larger <= _MAX_RATIO or refused.cause in ("free", "mirror", "repetition", "scale", "shape"):
         return refused
     hint = describe_scale(extents, exact=False)
-    if larger >= _OTHER_UNIT:
+    if larger >= _OTHER_UNIT and refused.cause == "points":
         return _replace_reason(refused, hint)
     return replace(refused, reason=f"{refused.reason}; {hint}")
 
@@ -72,7 +76,7 @@ def _confirm(factor: float, refused: Registration, clouds: list[Floats], search:
 
 def _list_factors(refused: Registration, extents: float, search: Search) -> list[float]:
     """Return the sizes of the source over the target's that are worth a registration."""
-    larger = max(extents, 1 / max(extents, 1e-300))
+    larger = max(extents, 1 / extents)
     factors = list[float]()
     if larger > _MAX_RATIO:
         unit = min(UNITS, key=lambda unit: abs(np.log(larger / unit)))
