@@ -390,3 +390,19 @@ def test_unknown_pixels_are_hidden_in_both_directions(shot: SyntheticShot) -> No
         assert float(layers[f"occlusion.{direction}"][:, :20].min()) == 1
         assert float(layers[f"confidence.{direction}"][:, :20].max()) < 0.05
         assert float(layers[f"occlusion.{direction}"][:, 30:].mean()) < 0.5
+
+
+@pytest.mark.usefixtures("plates")
+def test_unknown_pixels_of_the_reference_are_hidden_in_its_own_file() -> None:
+    mask = torch.ones(3, HEIGHT, WIDTH)
+    mask[:, :, :20] = 0
+    write_image("mask.png", mask)
+    job = replace(follow_job("ref.%04d.exr", [1001], 1001), reading={"mask": "mask.png"})
+    valid = job.open_plates().read(1001).valid
+    assert valid is not None
+    assert 0 < float(valid.float().mean()) < 1
+    assert run_job(job) == [1001]
+    layers = read_vectors("ref.1001.exr")
+    for direction in ("forward", "backward"):
+        assert torch.equal(layers[f"occlusion.{direction}"], (~valid).float())
+        assert torch.equal(layers[f"confidence.{direction}"], valid.float())
