@@ -188,7 +188,8 @@ def test_points_outside_the_frame_and_unreadable_tables_are_refused(capsys: pyte
     Path("points.csv").write_text("x,y\n200,3\n")
     words = ["--reference", "1001", "--frames", "1001-1002", "-o", "ref.%04d.exr", "--points", "points.csv"]
     assert follow(*words, "--tracks", "tracks.csv") == 2
-    assert "expected positions in 64x48 pixels" in capsys.readouterr().err
+    assert "expected positions in 64x48 pixels (plate.1001.png)" in capsys.readouterr().err
+    assert not list(Path().glob("ref*"))
     Path("points.csv").write_text("a,b\n1,2\n")
     assert follow(*words, "--tracks", "tracks.csv") == 2
     assert "expected the columns x and y" in capsys.readouterr().err
@@ -200,7 +201,7 @@ def test_track_points_follows_the_forward_motion(tmp_path: Path) -> None:
     flow = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(10.0), indexing="ij"))
     planes = {"forward": flow, "occlusion.forward": torch.zeros(8, 10), "confidence.forward": torch.ones(8, 10)}
     write_vectors(tmp_path / "ref.0007.exr", planes)
-    (tmp_path / "points.csv").write_text("x,y\n2.5,3\n")
+    (tmp_path / "points.csv").write_text("x,y\n2.5,3\n", encoding="utf-8-sig")  # as Excel writes it
     points = read_points(tmp_path / "points.csv")
     (track,) = track_points(points, [7], lambda number: str(tmp_path / f"ref.{number:04d}.exr"))
     assert (track.frame, track.x, track.y, track.is_visible) == (7, 2.5 + 3, 3 + 2.5, True)

@@ -148,15 +148,18 @@ def _list_numbers(frame_files: FrameFiles, frames: str | None, reading: dict[str
 
 def _check_jobs(args: argparse.Namespace, jobs: Sequence[FollowJob]) -> None:
     """Raise InputError for a reference that is absent, outputs that name plates or each other, and unusable points."""
-    from fullfield.sequences.tracks import read_points
+    from fullfield.sequences.tracks import check_points, read_points
 
+    points = {} if args.points is None else read_points(args.points)
     if args.points is not None:
-        read_points(args.points)
         paths.check_distinct([("--tracks", args.tracks)], [args.points])
     for job in jobs:
         plates = job.open_plates()
         try:
             read = {os.path.realpath(plates.path(number)) for number in plates.numbers}
+            if points:
+                height, width = plates.read(job.reference).frame.shape[-2:]
+                check_points(points, height, width, plates.path(job.reference))
         finally:
             plates.close()
         for option, pattern in (("--output", job.output.pattern), ("--st-map", job.output.st_map)):

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
     """
     points: dict[str, tuple[float, float]] = {}
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             for index, row in enumerate(csv.DictReader(file), 1):
                 name = row.get("name") or f"point{index}"
                 if not name.isprintable():
@@ -56,6 +56,15 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[float, float]]:
     if not points:
         raise InputError(f"{path}: expected a line x,y and a point in each further line, got none")
     return points
+
+
+def check_points(points: Mapping[str, tuple[float, float]], height: int, width: int, path: str) -> None:
+    """Raise InputError for a point outside the frame of a file."""
+    for name, (x, y) in points.items():
+        if not (0 <= x <= width - 1 and 0 <= y <= height - 1):
+            raise InputError(
+                f"points: expected positions in {width}x{height} pixels ({path}), got {name} at {x:g}, {y:g}"
+            )
 
 
 def track_points(
@@ -81,23 +90,18 @@ def track_points(
         planes = torch.cat(
             (layers["forward"], layers["occlusion.forward"][None], layers["confidence.forward"][None])
         ).nan_to_num()
-        for name, (x, y), values in zip(
-            points, positions.tolist(), _sample(planes, positions, points, path), strict=True
-        ):
+        height, width = planes.shape[-2:]
+        check_points(points, height, width, path)
+        for name, (x, y), values in zip(points, positions.tolist(), _sample(planes, positions), strict=True):
             u, v, occlusion, confidence = values
             is_visible = occlusion < _VISIBLE_OCCLUSION
             tracks.append(TrackedPoint(name, number, x + u, y + v, is_visible, confidence))
     return tracks
 
 
-def _sample(planes: Tensor, positions: Tensor, names: Iterable[str], path: str) -> list[list[float]]:
+def _sample(planes: Tensor, positions: Tensor) -> list[list[float]]:
     """Return the values of planes [C, H, W] at positions [N, 2]."""
     height, width = planes.shape[-2:]
-    for name, (x, y) in zip(names, positions.tolist(), strict=True):
-        if not (0 <= x <= width - 1 and 0 <= y <= height - 1):
-            raise InputError(
-                f"points: expected positions in {width}x{height} pixels ({path}), got {name} at {x:g}, {y:g}"
-            )
     values = []
     for x, y in positions.tolist():
         column, row = min(int(x), max(width - 2, 0)), min(int(y), max(height - 2, 0))
