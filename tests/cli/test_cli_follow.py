@@ -195,6 +195,18 @@ def test_points_outside_the_frame_and_unreadable_tables_are_refused(capsys: pyte
     assert "expected the columns x and y" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("plates")
+def test_tracks_leave_out_frames_whose_files_are_of_an_earlier_run(shot: SyntheticShot) -> None:
+    Path("points.csv").write_text("x,y\n20,30\n")
+    words = ["--reference", "1001", "-o", "ref.%04d.exr", "--points", "points.csv", "--tracks", "tracks.csv"]
+    assert follow(*words) == 0
+    write_image("plate.1003.png", shot.frame(2)[:, :40])
+    assert follow(*words) == 2
+    assert Path("ref.1003.exr").exists()
+    with Path("tracks.csv").open(newline="") as file:
+        assert [row["frame"] for row in csv.DictReader(file)] == ["1001", "1002", "1004"]
+
+
 def test_track_points_follows_the_forward_motion(tmp_path: Path) -> None:
     from fullfield.io import write_vectors
 

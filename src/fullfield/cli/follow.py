@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
@@ -120,11 +119,12 @@ def run(args: argparse.Namespace) -> int:
         choice.prepare(None, lambda *_: None, quiet=args.quiet)
         tasks = [_settle(args, job, choice) for job in jobs]
         outcome = sequences.Outcome()
-        for (job, _), job_outcome in zip(tasks, _run_tasks(tasks, choice, devices, progress), strict=False):
+        for (job, plan), job_outcome in zip(tasks, _run_tasks(tasks, choice, devices, progress), strict=False):
             outcome.add(job_outcome)
             written += len(job_outcome.written)
             if args.tracks is not None and job_outcome.stopped is None:
-                _write_tracks(args, job)
+                current = {*job.numbers} - {*plan.missing} | {*job_outcome.written}  # others may have old files
+                _write_tracks(args, job, sorted(current))
     for problem in outcome.problems:
         report.note(str(problem), kind="error")
     existing = sum(len(numbers) - len(plan.missing) for _, plan in tasks)
@@ -244,11 +244,11 @@ def _run_tasks(
             return
 
 
-def _write_tracks(args: argparse.Namespace, job: FollowJob) -> None:
+def _write_tracks(args: argparse.Namespace, job: FollowJob, numbers: Sequence[int]) -> None:
+    """Write the tracks of the points through frames of a job, whose files are up to date."""
     from fullfield.io import read_vectors
     from fullfield.sequences.tracks import read_points, track_points, write_tracks
 
-    numbers = [number for number in job.numbers if Path(job.output.path(number)).exists()]
     if numbers:
         tracks = track_points(read_points(args.points), numbers, job.output.path)
         height = read_vectors(job.output.path(numbers[0]))["forward"].shape[-2]
