@@ -89,6 +89,18 @@ def test_follow_writes_st_maps_of_stored_frames_without_following(capsys: pytest
 
 
 @pytest.mark.usefixtures("plates")
+def test_follow_replaces_st_maps_that_do_not_belong_to_stored_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--reference", "1002", "-o", "ref.%04d.exr", "--frames", "1001-1002"]
+    assert follow(*words) == 0
+    Path("st.1001.exr").write_bytes(b"other")
+    capsys.readouterr()
+    assert follow(*words, "--st-map", "st.%04d.exr", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["written"], report["existing"], report["st_maps_from_existing"]) == (0, 2, 2)
+    assert read_raw("st.1001.exr").pixels.shape[-2:] == (48, 64)
+
+
+@pytest.mark.usefixtures("plates")
 def test_follow_of_several_references_names_their_files() -> None:
     assert follow("--reference", "1001", "1004", "-o", "ref{reference}.%04d.exr", "--frames", "1002-1003") == 0
     assert sorted(path.name for path in Path().glob("ref*.exr")) == [

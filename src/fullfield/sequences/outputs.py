@@ -230,13 +230,16 @@ class Output:
     def add_st_maps(
         self, settings: Mapping[str, Any], numbers: Sequence[int], inputs: Inputs, direction: str
     ) -> list[int]:
-        """Write ST maps of stored frames that differ from this run only by having none; return their numbers."""
+        """Write ST maps of stored frames that differ from this run only by having none; return their numbers.
+
+        A map that exists for such a frame belongs to other motion, or its record was not written: it is replaced.
+        """
         stored = replace(self, st_map=None)
         records, journal, added = Records(self.notes), self.journal(), list[int]()
         before, after = stored.describe_run(settings), self.describe_run(settings)
         for number in numbers:
             path, st_map = self.path(number), self.st_map_path(number)
-            if st_map is None or Path(st_map).exists() or not stored.is_done(number) or read_note(path, ENDS_NOTE):
+            if st_map is None or not stored.is_done(number) or read_note(path, ENDS_NOTE):
                 continue
             made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
             reasons = [
