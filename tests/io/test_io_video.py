@@ -151,7 +151,12 @@ def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.Monk
         streams = SimpleNamespace(
             video=[
                 SimpleNamespace(
-                    codec_context=SimpleNamespace(), width=64, height=48, average_rate=25, guessed_rate=None
+                    codec_context=SimpleNamespace(),
+                    width=64,
+                    height=48,
+                    average_rate=25,
+                    guessed_rate=None,
+                    sample_aspect_ratio=None,
                 )
             ]
         )
@@ -316,7 +321,14 @@ def test_impossible_video_rate_is_unknown(
     """Its frames would be a day apart, or a writer could not count them."""
     import av
 
-    stream = SimpleNamespace(codec_context=SimpleNamespace(), width=64, height=48, average_rate=rate, guessed_rate=None)
+    stream = SimpleNamespace(
+        codec_context=SimpleNamespace(),
+        width=64,
+        height=48,
+        average_rate=rate,
+        guessed_rate=None,
+        sample_aspect_ratio=None,
+    )
     (tmp_path / "a.mkv").write_bytes(b"stands for a film")
     container = SimpleNamespace(streams=SimpleNamespace(video=[stream]), demux=lambda _: iter(()))
     monkeypatch.setattr(av, "open", lambda *_, **__: container)
