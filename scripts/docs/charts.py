@@ -43,14 +43,17 @@ def draw(folder: Path) -> Path:
         for width, row in points:
             if row["status"] == "out of memory":
                 memory.axvline(width, color=color, linestyle=":")
-                memory.annotate(f"{label}: out of memory", (width, 8), color=color, rotation=90, ha="right", fontsize=7)
+                inside = memory.get_xaxis_transform()  # the height as a share of the axes
+                memory.text(
+                    width, 0.97, f" {label}:\n out of memory", color=color, fontsize=7, va="top", transform=inside
+                )
     for axes, title in ((times, "time of a pair's 32 lookups, ms"), (memory, "peak memory, GB")):
         axes.set(xscale="log", yscale="log", xlabel="frames", title=title)
         frames = [(8 * width, 8 * height) for height, width in SIZES[1:]]
         axes.set_xticks([width for width, _ in frames], [f"{width}×{height}" for width, height in frames], fontsize=8)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    times.legend(fontsize=8)
+    times.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.15), ncols=2, frameon=False)
     return save(figure, folder / "lookup_by_size.png")
 
 
