@@ -205,7 +205,7 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
 def test_when_the_persistent_solver_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(backend: str | None = None, **changes: Any) -> bool:
         estimator = TVL1Estimator(PRESETS["fast"].replace(**changes), backend=backend)
-        return estimator.persistent_solver((48, 64), torch.device("cpu")) is not None
+        return estimator.create_video_solver((48, 64), torch.device("cpu")) is not None
 
     assert not runs()
     reasons: dict[str, str | None] = {"cuda": None, "cpu": None}

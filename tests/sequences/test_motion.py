@@ -521,7 +521,7 @@ def test_warp_and_retime_close_video(is_broken: bool, monkeypatch: pytest.Monkey
     ):
         closed: list[str] = []
         monkeypatch.setattr(job.plates, "close", lambda name=name, closed=closed: closed.append(name))
-        settled, plan = job.settle()
+        settled, plan = job.compare_with_files()
         if is_broken:
             monkeypatch.setattr(type(job), "_read", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):

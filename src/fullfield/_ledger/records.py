@@ -59,7 +59,7 @@ class Records:
             self._by_name[entry["name"]].append(record)
             self._by_notes[notes].append((entry["name"], record))
 
-    def find(self, path: str) -> list[Record]:
+    def find_current(self, path: str) -> list[Record]:
         """Return the records of the file that exists now, newest last."""
         records = self._by_name.get(os.path.basename(path), [])  # noqa: PTH119
         stamp = read_stamp(path)
@@ -80,7 +80,7 @@ class Records:
 
     def _is_replaced(self, name: str, record: Record) -> bool:
         """Return whether the file that exists now has only records newer than ``record``."""
-        current = self.find(str(self._folder.parent / name))
+        current = self.find_current(str(self._folder.parent / name))
         return bool(current) and all(other.file.stamp[1] > record.file.stamp[1] for other in current)
 
 

@@ -240,7 +240,7 @@ def _write(
         with paths.record_output(args.st_map):
             io.write_st_map(args.st_map, scene.flow, window=window)
     if args.viz is not None:
-        picture = scene.light(args.viz_kind or KINDS[0], args.viz)
+        picture = scene.contents_for_file(args.viz_kind or KINDS[0], args.viz)
         with paths.record_output(args.viz):
             io.write_image(args.viz, picture)
     return outcome

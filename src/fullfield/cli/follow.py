@@ -207,7 +207,7 @@ def _settle(args: argparse.Namespace, job: FollowJob, choice: methods.MethodChoi
     """Return the settled job, and the frames that it has to write."""
     plates = job.open_plates()
     try:
-        job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.compare_with_files(choice.estimator, plates, overwrite=args.overwrite)
     finally:
         plates.close()
     if not args.quiet:

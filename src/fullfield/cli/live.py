@@ -116,7 +116,7 @@ def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
 
 def _computation(choice: methods.MethodChoice, size: tuple[int, int]) -> _PerPair | _Persistent:
     """Return what computes the flow of a pair, prepared for frames of ``size``."""
-    make = getattr(choice.estimator, "persistent_solver", None)
+    make = getattr(choice.estimator, "create_video_solver", None)
     solver = make and make(size, check.device(choice.device, "--device"))
     if solver is not None:
         return _Persistent(solver, size, choice.device)

@@ -98,7 +98,7 @@ def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
             continue
         from fullfield._ledger.records import Records
 
-        if not Records(_notes(path)).find(os.path.realpath(path)):
+        if not Records(_notes(path)).find_current(os.path.realpath(path)):
             raise InputError(
                 f"{option} {path}: already exists and was not written by fullfield; use --overwrite or another name"
             )

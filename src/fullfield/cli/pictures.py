@@ -76,7 +76,7 @@ def run_shot(args: argparse.Namespace, verb: str, job: PictureJob) -> tuple[Outc
     """Settle the job and write its pictures; return the outcome, and how many pictures existed."""
     from fullfield.sequences.pictures import run_pictures
 
-    settled, plan = job.settle(overwrite=args.overwrite)
+    settled, plan = job.compare_with_files(overwrite=args.overwrite)
     if not args.quiet and job.has_records:
         report.note_plan(job.numbers, plan)
     with ProgressBar(verb, quiet=args.quiet) as progress:

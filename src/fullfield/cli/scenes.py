@@ -34,7 +34,7 @@ def add_max_motion(group: Any) -> None:
     group.add_argument("--max-motion", type=positive, metavar="PX", help="end of the colour scale [the longest]")
 
 
-def find_max_motion(numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]) -> float:
+def sample_max_motion(numbers: Sequence[int], read: Callable[[int], Iterable[tuple[Tensor, Tensor | None]]]) -> float:
     """Return the length of the longest vector in about twenty frames; ``read`` returns their flows and valid masks."""
     longest = 0.0
     for number in numbers[:: max(1, len(numbers) // _SAMPLED_FRAMES)]:
@@ -105,7 +105,7 @@ class Scene:
 
         return warp_image(self._required("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
-    def light(self, kind: str, path: str) -> Tensor:
+    def contents_for_file(self, kind: str, path: str) -> Tensor:
         """Return :meth:`draw`, or floats: a map, and the frame's own for the kind ``warped`` in an EXR."""
         if kind in self.maps:
             return self.maps[kind]

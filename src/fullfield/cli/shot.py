@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         size = _frame_size(plates) if devices[0].startswith("cuda") else None
         choice.prepare(size, lambda *_: None, quiet=args.quiet)
-        job, plan = job.settle(choice.estimator, plates, overwrite=args.overwrite)
+        job, plan = job.compare_with_files(choice.estimator, plates, overwrite=args.overwrite)
         outcome = _run_job(args, job, plan, choice.estimator, plates, devices, progress)
         pictures = None if args.viz is None else shot_pictures.draw_shot(args, job, progress)
     _report(args, choice, job, devices, plan, outcome, pictures)

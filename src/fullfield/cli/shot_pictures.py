@@ -77,7 +77,7 @@ def draw_shot(args: argparse.Namespace, job: ShotJob, progress: Callable[[float,
 
     kind = args.viz_kind or KINDS[0]
     numbers = [number for number in job.numbers if Path(job.output.path(number)).is_file()]
-    max_motion = args.max_motion or scenes.find_max_motion(numbers, read_flows) or None
+    max_motion = args.max_motion or scenes.sample_max_motion(numbers, read_flows) or None
     plates = job.open_plates() if kind == "overlay" else None
     drawn = 0
     try:

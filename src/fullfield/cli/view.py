@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return [(vectors[name], None) for name in DIRECTIONS if name in vectors]
 
     with naming(paint="--paint"), ProgressBar("view", quiet=args.quiet) as progress:
-        scale = args.max_motion or scenes.find_max_motion(numbers, read_flows) or 1.0
+        scale = args.max_motion or scenes.sample_max_motion(numbers, read_flows) or 1.0
         shot = _read_frames(files, numbers, reading, plates, problems, progress)
         if draw is not None:
             shot = map(draw, shot)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     truth, truth_valid = _truth(args, flow, area)
     frame1, frame2 = _frames(args, flow, area)
     scene = scenes.Scene(flow, valid, frame1, frame2, truth, truth_valid, args.max_motion, args.max_error)
-    io.write_image(args.output, scene.light(args.kind, args.output))
+    io.write_image(args.output, scene.contents_for_file(args.kind, args.output))
     properties = {
         **report.select(args, "output", "flow", "kind"),
         **scene.scales(args.kind),

@@ -76,7 +76,7 @@ def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Re
 
     While an accepted pair is off, the least certain one among the clearly worst is left out and named.
     """
-    corners = [_box_corners(cloud) for cloud in points]
+    corners = [_core_box_corners(cloud) for cloud in points]
     edges = {pair: one for pair, one in registrations.items() if one.success}
     dropped = dict[tuple[int, int], Registration]()
     while True:
@@ -95,7 +95,7 @@ def combine(points: Sequence[Floats], registrations: Mapping[tuple[int, int], Re
     return GroupRegistration(tuple(poses), tuple(results.values()), tuple(results[pair] for pair in dropped))
 
 
-def _box_corners(points: Floats) -> Floats:
+def _core_box_corners(points: Floats) -> Floats:
     """Return the corners [8, 3] of the box around most of the points."""
     low, high = np.quantile(points, (0.05, 0.95), axis=0)
     grid = np.stack(np.meshgrid(*zip(low, high, strict=True), indexing="ij"), -1)

@@ -116,7 +116,7 @@ def network_levels(fine: Floats, rows: Ints, scales: int, *, around: bool = Fals
         rows = select_per_cell(fine, 1.0)
         inputs.append(network_input(fine, rows, around=around))
         distances, linked = nearest(fine[rows], fine, min(LINKED, len(rows)))
-        links.append(_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
+        links.append(_interpolation_links(*(torch.from_numpy(array) for array in (rows, linked, distances))))
     return Levels(tuple(inputs), tuple(links))
 
 
@@ -135,7 +135,7 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
             rows = grid_downsample(fine, 1.0).indices
             points = fine[rows]
             linked = knn_search(points, min(LINKED, len(rows)), fine).indices.view(len(fine), -1).to(torch.int64)
-            links.append(_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
+            links.append(_interpolation_links(rows, linked, (points[linked] - fine[:, None]).norm(dim=2)))
         cloud, queries = (Cloud(cloud_points, torch.tensor([0, len(cloud_points)])) for cloud_points in (fine, points))
         flat, coordinates = (cloud_points.to(torch.float32) for cloud_points in (fine, points))
         normal_neighbors, feature_neighbors = several_within(
@@ -152,7 +152,7 @@ def levels_on_device(fine: Tensor, rows: Tensor, scales: int) -> Levels:
     return Levels(tuple(inputs), tuple(links))
 
 
-def _links(rows: Tensor, linked: Tensor, distances: Tensor) -> Links:
+def _interpolation_links(rows: Tensor, linked: Tensor, distances: Tensor) -> Links:
     """Return the connections to the points ``linked`` [N, k <= LINKED], weighted by 1 / distance²."""
     weights = 1 / distances.clamp(min=_MIN_DISTANCE).square()
     weights /= weights.sum(1, keepdim=True)

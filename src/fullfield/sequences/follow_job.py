@@ -42,8 +42,8 @@ class FollowJob:
         reading: arguments of :func:`fullfield.io.read_frame` for the plates.
         device: where to compute.
         threads: PyTorch's threads; None: its default.
-        provenance: what the record of every frame says about this job; :meth:`settle` sets it.
-        existing: frames from the reference to ``numbers`` whose files are up to date; :meth:`settle` sets it.
+        provenance: what the record of every frame says about this job; :meth:`compare_with_files` sets it.
+        existing: frames from the reference to ``numbers`` whose files are up to date (:meth:`compare_with_files`).
     """
 
     frame_files: FrameFiles
@@ -74,7 +74,9 @@ class FollowJob:
         device = resolve_device(self.device)
         return build_prepared_estimator(self.method, self.config, self.backend, device, threads=self.threads)
 
-    def settle(self, estimator: Estimator, plates: Plates, *, overwrite: bool = False) -> tuple[FollowJob, Plan]:
+    def compare_with_files(
+        self, estimator: Estimator, plates: Plates, *, overwrite: bool = False
+    ) -> tuple[FollowJob, Plan]:
         """Compare the job with the files that exist; return the settled job, and which frames it has to write.
 
         ST maps that stored frames have not are written from these; half floats are too coarse for that.
@@ -153,7 +155,7 @@ def run_follow(
     run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`FollowJob.settle`).
+        job: a settled job (:meth:`FollowJob.compare_with_files`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.

@@ -244,7 +244,7 @@ class Output:
             made_from = {"inputs": dict(inputs(number, records.checksums)), "start": None}
             reasons = [
                 stored._find_reason(number, record, {**before, **made_from}, records.checksums)
-                for record in records.find(path)
+                for record in records.find_current(path)
             ]
             if "" not in reasons:
                 continue
@@ -268,7 +268,7 @@ class Output:
         """Return the records of a file that another run may have written after the notes were read."""
         while True:
             before = read_stamp(path)
-            records = Records(self.notes).find(str(path))
+            records = Records(self.notes).find_current(str(path))
             if records or read_stamp(path) == before:
                 return records
 
@@ -287,7 +287,7 @@ class Output:
             if not path.exists() or (path.is_file() and path.stat().st_size == 0):
                 plan.missing.append(number)
                 continue
-            frame_records = records.find(str(path)) or self._find_recent_records(path)
+            frame_records = records.find_current(str(path)) or self._find_recent_records(path)
             if not frame_records:
                 raise InputError(
                     f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"

@@ -140,7 +140,7 @@ class PictureJob(ABC):
         output: pattern of the pictures, or one file.
         numbers: every frame that gets a picture, ascending.
         device: where to compute.
-        provenance: what the record of every picture says about this job; :meth:`settle` sets it.
+        provenance: what the record of every picture says about this job; :meth:`compare_with_files` sets it.
     """
 
     flow: StoredFlow
@@ -192,7 +192,7 @@ class PictureJob(ABC):
         """Return the name of a picture."""
         return Pattern.parse(self.output).path(number) if self.has_records else self.output
 
-    def settle(self, *, overwrite: bool = False) -> tuple[PictureJob, Plan]:
+    def compare_with_files(self, *, overwrite: bool = False) -> tuple[PictureJob, Plan]:
         """Check the output; return the settled job, and which pictures it has to write.
 
         Raises InputError if a picture would replace an input, or existing ones have other settings or were not written
@@ -254,7 +254,7 @@ def run_pictures(
     """Write the pictures of ``numbers``, replacing those that exist; see :func:`run_shot`.
 
     Args:
-        job: a settled job (:meth:`PictureJob.settle`).
+        job: a settled job (:meth:`PictureJob.compare_with_files`).
         numbers: frames to write.
         codec: encoding of a video; see :class:`fullfield.io.VideoWriter`.
         report: receives the number of every finished frame, from any thread.

@@ -44,7 +44,7 @@ def run_shot(
     full disk, a folder that was removed), the run stops; what is written stays.
 
     Args:
-        job: a settled job (:meth:`ShotJob.settle`).
+        job: a settled job (:meth:`ShotJob.compare_with_files`).
         numbers: frames to write.
         estimator: estimator of the job, prepared.
         plates: plates of the job; they are closed at the end.
@@ -170,7 +170,7 @@ class VectorWriter:
             return "not made"
         if number not in self._digests:
             self._records = self._records or Records(self._output.notes)
-            records = self._records.find(self._output.path(number))
+            records = self._records.find_current(self._output.path(number))
             self._digests[number] = digest(records[-1].provenance) if records else "not made"
         return self._digests[number]
 

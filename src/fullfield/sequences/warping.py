@@ -87,7 +87,7 @@ def warp_shot(
     >>> warp_shot("paint.1001.exr", "mv.%04d.exr", "paint_on.%04d.exr", settings)  # doctest: +SKIP
     """
     job = plan_warp(source, flow, output, settings, frames=frames, device=device)
-    settled, plan = job.settle(overwrite=overwrite)
+    settled, plan = job.compare_with_files(overwrite=overwrite)
     return run_pictures(settled, plan.missing, report=report)
 
 

@@ -39,7 +39,7 @@ def sequence_loss(
 
     Mean over the pixels that count and both components, sum over the predictions. Source: RAFT, equation 7.
     """
-    truth, inside, pixels = _prepared(predictions, flow, valid, gamma)
+    truth, inside, pixels = _mask_truth(predictions, flow, valid, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, predicted in zip(_weights(len(predictions), gamma), predictions, strict=True):
         total = total + weight * torch.where(inside, (predicted.float() - truth).abs(), 0.0).sum()
@@ -62,7 +62,7 @@ def laplace_mixture_loss(
     the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
     first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
-    truth, inside, pixels = _prepared([flow for flow, _ in predictions], flow, valid, gamma)
+    truth, inside, pixels = _mask_truth([flow for flow, _ in predictions], flow, valid, gamma)
     _check.number(log_scale_min, "log_scale_min", high=0)
     _check.number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
@@ -116,7 +116,7 @@ def _weights(count: int, gamma: float) -> list[float]:
     return [gamma ** (count - 1 - index) for index in range(count)]
 
 
-def _prepared(
+def _mask_truth(
     predictions: Sequence[Tensor], flow: Tensor, valid: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the truth with unknown pixels at 0, the mask that counts [B, 1, H, W], and its sum."""
