@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import read_vectors, write_image
 from fullfield.ops.warping import warp
-from fullfield.sequences import follow_pool
+from fullfield.sequences import follow_pool, worker
 from fullfield.sequences.follow import follow_frames
 from fullfield.sequences.follow_job import FollowJob, run_follow
 from fullfield.sequences.follow_pool import follow_on_devices, split_into_sides
@@ -311,8 +311,8 @@ def test_process_of_a_device_sends_errors_of_its_work(monkeypatch: pytest.Monkey
         raise error
 
     monkeypatch.setattr(follow_pool, "run_follow", fail)
-    monkeypatch.setattr(follow_pool.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(follow_pool.os, "_exit", lambda _: None)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker.os, "_exit", lambda _: None)
     pipe, worker_pipe = Pipe()
     pipe.send((follow_job("ref.%04d.exr", [1001, 1002], 1001), [1001, 1002]))
     follow_pool._serve(worker_pipe, "cpu", 1)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import signal
-import threading
 import time
-import traceback
-import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 
 from fullfield._check import InputError
 from fullfield.sequences.follow_job import FollowJob, run_follow
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
+from fullfield.sequences.worker import ParentPipe, serve_parent
 
 _MAX_DEATHS = 2  # processes that may die of a side before it is given up
 
@@ -151,38 +149,15 @@ def _reclaim(worker: _Worker, outcomes: Sequence[Outcome], remaining: deque[_Sid
     outcomes[side.position].problems.append(Problem(f"frames {format_frames(side.numbers)}", reason))
 
 
-def _serve(pipe: Connection, device: str, threads: int) -> None:
+def _serve(connection: Connection, device: str, threads: int) -> None:
     """Run the process: receive sides, send frames and outcomes, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    try:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
-            try:
-                _process_sides(pipe, device, threads)
-            except (InputError, OSError) as error:
-                pipe.send(("refused", str(error)))
-            except Exception:  # noqa: BLE001 - sent to the parent, which raises
-                pipe.send(("error", traceback.format_exc()))
-    finally:
-        pipe.close()
-        os._exit(0)  # without taking PyTorch down piece by piece
+    serve_parent(connection, partial(_process_sides, device, threads))
 
 
-def _process_sides(pipe: Connection, device: str, threads: int) -> None:
+def _process_sides(device: str, threads: int, pipe: ParentPipe) -> None:
     estimator = None
-    warnings.filterwarnings("ignore", ".* NaN or infinite")  # the parent warns once for all processes
-    lock = threading.Lock()  # several threads write files
-
-    def report(number: int) -> None:
-        with lock:
-            pipe.send(("frame", number))
-
     while True:
-        try:
-            job, numbers = pipe.recv()
-        except (EOFError, OSError):  # the parent has ended
-            return
+        job, numbers = pipe.receive()
         job = replace(job, device=device, threads=threads if job.threads is None else job.threads)
         estimator = estimator or job.build_estimator()
-        outcome = run_follow(job, numbers, estimator, job.open_plates(), report=report)
-        with lock:
-            pipe.send(("outcome", outcome))
+        pipe.send("outcome", run_follow(job, numbers, estimator, job.open_plates(), report=pipe.report))

@@ -10,13 +10,10 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import signal
-import threading
 import time
-import traceback
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 
 from fullfield._check import InputError
@@ -24,6 +21,7 @@ from fullfield.sequences.job import ShotJob
 from fullfield.sequences.names import format_frames
 from fullfield.sequences.results import FrameReport, Outcome, Problem
 from fullfield.sequences.run import run_shot
+from fullfield.sequences.worker import ParentPipe, serve_parent
 
 _MIN_CHUNK = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
@@ -190,43 +188,20 @@ def _reclaim(worker: _Worker, outcome: Outcome, remaining: _Chunks, deaths: dict
     remaining.put_back(unfinished)
 
 
-def _serve(job: ShotJob, pipe: Connection) -> None:
+def _serve(job: ShotJob, connection: Connection) -> None:
     """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-
-    def stop(*_: object) -> None:
-        raise SystemExit(143)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        _process_chunks(job, pipe)
-    except (EOFError, OSError, SystemExit):  # the parent has ended
-        pass
-    except InputError as error:
-        pipe.send(("refused", str(error)))
-    except Exception:  # noqa: BLE001 - sent to the parent, which raises
-        pipe.send(("error", traceback.format_exc()))
-    finally:
-        pipe.close()
-        os._exit(0)  # without taking PyTorch down piece by piece
+    serve_parent(connection, partial(_process_chunks, job))
 
 
-def _process_chunks(job: ShotJob, pipe: Connection) -> None:
+def _process_chunks(job: ShotJob, pipe: ParentPipe) -> None:
     estimator = job.build_estimator()
-    warnings.filterwarnings("ignore", ".* NaN or infinite")  # the parent warns once for all processes
-    lock = threading.Lock()  # several threads write files
-
-    def report(number: int) -> None:
-        with lock:
-            pipe.send(("frame", number))
 
     def request_frames() -> list[int]:
-        with lock:
-            pipe.send(("request", None))
-        chunk: list[int] = pipe.recv()
+        pipe.send("request")
+        chunk: list[int] = pipe.receive()
         return chunk
 
     while True:
-        chunk = pipe.recv()
+        chunk = pipe.receive()
         plates = job.open_plates()
-        pipe.send(("chunk", run_shot(job, chunk, estimator, plates, report=report, request_frames=request_frames)))
+        pipe.send("chunk", run_shot(job, chunk, estimator, plates, report=pipe.report, request_frames=request_frames))

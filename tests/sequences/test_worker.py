@@ -1,0 +1,51 @@
+"""Messages of a pool's process to its parent."""
+
+from __future__ import annotations
+
+from multiprocessing import Pipe
+
+import pytest
+
+from fullfield import InputError
+from fullfield.sequences import worker
+from fullfield.sequences.worker import ParentPipe, serve_parent
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker.os, "_exit", lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(OSError("cannot be read"), "refused"), (InputError("method"), "refused"), (EOFError("x"), "error")],
+)
+def test_serve_parent_sends_the_error_of_the_work(error: Exception, kind: str) -> None:
+    def work(pipe: ParentPipe) -> None:
+        pipe.report(pipe.receive())
+        raise error
+
+    parent, child = Pipe()
+    parent.send(1001)
+    serve_parent(child, work)
+    assert parent.recv() == ("frame", 1001)
+    sent, content = parent.recv()
+    assert sent == kind
+    assert str(error) in content
+
+
+def test_serve_parent_ends_with_its_parent() -> None:
+    ended = []
+
+    def work(pipe: ParentPipe) -> None:
+        try:
+            pipe.receive()
+        finally:
+            ended.append(True)
+
+    parent, child = Pipe()
+    parent.close()
+    serve_parent(child, work)
+    assert ended
+    assert child.closed
