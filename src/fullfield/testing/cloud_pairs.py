@@ -236,10 +236,14 @@ def _wavy_ground(draw: Draw) -> tuple[Floats, Floats]:
     return _ground_pair(draw, first, second, 0.0)
 
 
+def _resize(draw: Draw, points: Floats, factor: float) -> Floats:
+    """Return the points larger or smaller by the factor."""
+    return points * (factor if draw.random() < 0.5 else 1 / factor)
+
+
 def _scaled(draw: Draw) -> tuple[Floats, Floats]:
     source, target = cut_overlapping(draw, furnished_room(draw), 0.5)
-    factor = draw.uniform(1.03, 1.3)
-    return source * (factor if draw.random() < 0.5 else 1 / factor), target
+    return _resize(draw, source, draw.uniform(1.03, 1.3)), target
 
 
 def _sheared(draw: Draw) -> tuple[Floats, Floats]:
@@ -346,14 +350,12 @@ def _bent(draw: Draw) -> tuple[Floats, Floats]:
 
 def _slightly_scaled(draw: Draw) -> tuple[Floats, Floats]:
     source, target = cut_overlapping(draw, furnished_room(draw), 0.6)
-    factor = draw.uniform(1.03, 1.06)
-    return source * (factor if draw.random() < 0.5 else 1 / factor), target
+    return _resize(draw, source, draw.uniform(1.03, 1.06)), target
 
 
 def _other_unit(draw: Draw) -> tuple[Floats, Floats]:
     source, target = cut_overlapping(draw, furnished_room(draw), 0.5)
-    factor = float(draw.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))
-    return source * (factor if draw.random() < 0.5 else 1 / factor), target
+    return _resize(draw, source, float(draw.choice((1000.0, 100.0, 10.0, 25.4, 39.37, 3.28084, 12.0, 2.54)))), target
 
 
 def _weak_mark(draw: Draw) -> tuple[Floats, Floats]:
