@@ -292,7 +292,7 @@ _ADVICE = {
     "free": "a scan with something across that direction",
     "repetition": "a scan that also shows something that is there only once",
 }
-"""What to try next, by the cause of a refusal; the others depend on the arguments."""
+"""Advice by the cause of a refusal. The advice for other causes depends on the arguments."""
 _OTHER_VOXEL = 1.5  # ratio to the automatic voxel from which the one that was chosen is the likely cause
 
 

@@ -1,4 +1,4 @@
-"""Whether the clouds differ in scale or shape: a similarity, an affine map and a bend are fitted beside the pose.
+"""Tests whether the clouds differ in scale or shape: they fit a similarity, an affine map and a bend beside the pose.
 
 A wrong unit, a reconstruction without scale or a bad calibration changes a scan's shape; a rigid pose that fits part
 of it looks right. Noise leaves heights between the surfaces that differ from point to point; a change of shape leaves
@@ -50,7 +50,7 @@ for _row, (_i, _j) in enumerate(((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 
 
 class Explanation(NamedTuple):
-    """How the clouds differ."""
+    """A difference between the clouds, in words, and its kind."""
 
     reason: str
     cause: Cause

@@ -1,4 +1,4 @@
-"""Whether a factor between the sizes of two clouds explains why no pose of them was accepted."""
+"""The search for a factor between the sizes of two clouds that explains why no pose of them was accepted."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Plate(NamedTuple):
     frame: Tensor
     """float32 [C, H, W] in the host's memory, display-referred, as :func:`fullfield.io.read_frame` reads it."""
     window: FrameWindow | None = None
-    """Of an EXR, and of a video whose pixels are not square; the data window is what ``frame`` holds."""
+    """Windows of an EXR, or of a video whose pixels are not square. ``frame`` holds the data window."""
     metadata: tuple[Attribute, ...] = ()
     identity: Identity | None = None
     """The version of the file that was read."""

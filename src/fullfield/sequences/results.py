@@ -122,7 +122,7 @@ class Outcome:
     shot_ends: list[int] = field(default_factory=list)
     """Frames without a picture, because the shot ends there."""
     dead_pictures: dict[int, str] = field(default_factory=dict)
-    """By frame, a message on each picture that was read with pixels that are NaN or infinite."""
+    """Messages by frame, for pictures in which pixels are NaN or infinite."""
     stopped: str | None = None
     """Reason why the run ended early."""
     busy_s: float = 0.0
