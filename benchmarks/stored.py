@@ -20,30 +20,38 @@ OWED = Path(__file__).resolve().parent / "owed.json"
 OLDER = "older than the code"
 """The reason of a result whose commit precedes the last change of its sources."""
 
-_LOOKUP, _TVL1, _FUSED = (f"src/fullfield/ops/{name}/" for name in ("correlation", "tvl1", "_fused"))
-_NETWORK = (f"{_LOOKUP}cuda/*.cu*", f"{_FUSED}*.cu*", "src/fullfield/models/prepared/*.py")
-_FLOW = (*_NETWORK, f"{_TVL1}cuda/*.cu*")
-_POINTS = tuple(f"src/fullfield/ops/{name}/*.cu*" for name in ("point_conv", "neighbors", "point_norm"))
+_LOOKUP, _TVL1, _FUSED, _MODELS = (
+    f"src/fullfield/{name}/" for name in ("ops/correlation", "ops/tvl1", "ops/_fused", "models")
+)
+_LOOKUP_CODE = (f"{_LOOKUP}cuda/*.cu*", f"{_LOOKUP}cuda/*.py")
+_NETWORKS = tuple(f"{_MODELS}{name}/*.py" for name in ("prepared", "raft", "sea_raft"))
+_NETWORK = (*_LOOKUP_CODE, f"{_FUSED}*.cu*", *_NETWORKS)
+_SOLVER = (f"{_TVL1}cuda/*.cu*", f"{_TVL1}cuda/*.py")
+_FLOW = (*_NETWORK, *_SOLVER)
+_POINTS = tuple(
+    f"src/fullfield/ops/{name}"
+    for name in ("point_conv/*.cu*", "point_conv/cuda/*.py", "neighbors/*.cu*", "point_norm/*.cu*")
+)
 KERNELS: dict[str, tuple[str, ...]] = {
-    "correlation": (f"{_LOOKUP}cuda/*.cu*",),
-    "cascade": _NETWORK,
+    "correlation": _LOOKUP_CODE,
+    "cascade": (*_NETWORK, f"{_MODELS}cascade.py"),
     "models": _NETWORK,
-    "front-door": _FLOW,
-    "patched": (f"{_LOOKUP}cuda/*.cu*", "src/fullfield/integrations/*.py"),
+    "front-door": (*_FLOW, "src/fullfield/estimators/*.py"),
+    "patched": (*_LOOKUP_CODE, "src/fullfield/integrations/*.py"),
     "points": _POINTS,
     "refine": (f"{_TVL1}cuda/guided.cu", f"{_TVL1}guided_cuda.py"),
     "rendered": _FLOW,
     "sequence": (*_FLOW, "src/fullfield/sequences/*.py"),
-    "training": (f"{_LOOKUP}cuda/*.cu*", f"{_FUSED}*.cu*", "src/fullfield/training/flow/*.py"),
-    "tvl1": (f"{_TVL1}cuda/*.cu*",),
-    "windows": ("src/fullfield/ops/spatial_correlation/cuda/*.cu*", "src/fullfield/ops/matching/*.cu*"),
+    "training": (*_LOOKUP_CODE, f"{_FUSED}*.cu*", "src/fullfield/training/flow/*.py"),
+    "tvl1": _SOLVER,
+    "windows": ("src/fullfield/ops/spatial_correlation/cuda/*", "src/fullfield/ops/matching/*"),
 }
-"""Files whose code a benchmark measures on a GPU, by its name."""
+"""Files whose code a benchmark measures on a GPU, by its name: kernels, and what launches them."""
 CPU_KERNELS: dict[str, tuple[str, ...]] = {
-    "front-door": (f"{_LOOKUP}_cpu_*.py", f"{_TVL1}_*_kernels.py", "src/fullfield/models/prepared/*.py"),
-    "models": (f"{_LOOKUP}_cpu_*.py", "src/fullfield/models/prepared/*.py"),
+    "front-door": (f"{_LOOKUP}_cpu_*.py", f"{_TVL1}_*_kernels.py", *_NETWORKS),
+    "models": (f"{_LOOKUP}_cpu_*.py", *_NETWORKS),
     "packing": ("src/fullfield/io/flow_formats/exr.py",),
-    "tvl1": (f"{_TVL1}_cpu_kernels.py",),
+    "tvl1": (f"{_TVL1}_cpu_kernels.py", f"{_TVL1}cpu.py"),
 }
 """As :data:`KERNELS`, on a CPU."""
 

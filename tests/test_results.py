@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.code_changes import is_same_code
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -91,3 +93,66 @@ def test_result_is_older_than_later_source_change() -> None:
     assert not script["is_older"](about)
     before = script["git"]("rev-parse", "--short", f"{last}~1").strip()
     assert script["is_older"]({**about, "environment": {"commit": before}})
+
+
+PYTHON = """
+from fullfield.ops import lookup
+
+def sample(image, window, *, rows=4):
+    "Sample."
+    if rows < 1:
+        raise ValueError("rows")
+    total = lookup(image, window)
+    best = total * 2
+    return [total + best + one for one in range(rows)]
+"""
+CUDA = """
+#include "common.cuh"
+#define TILE 8
+#ifndef SPAN
+#define SPAN 4
+#endif
+struct Params { const float *first; int rows; };
+static __device__ float scaled(float value, float factor) { return value * rsqrtf(factor); }
+extern "C" __global__ void lookup(Params p) {
+    float sum = 0.f;
+    for (int i = 0; i < TILE; i++) sum += scaled(p.first[i], 2.f);  // the sum
+    asm volatile("bar.sync %0;" : : "r"(p.rows));
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "code", "changes", "is_same"),
+    [
+        ("py", PYTHON, [], True),
+        ("py", PYTHON, [('"Sample."', '"Sample all."'), ('("rows")', '(f"{rows}")'), ("=4", ": int = 4")], True),
+        ("py", PYTHON, [("total", "products"), ("one", "index"), ("best", "doubled")], True),
+        ("py", PYTHON, [("window", "radius"), ("sample", "sample_all")], True),
+        ("py", PYTHON, [("image, window, *", "window, image, *")], False),
+        ("py", PYTHON, [("total * 2", "total * 3")], False),
+        ("py", PYTHON, [("lookup", "other_lookup")], False),
+        ("py", PYTHON, [("total + best", "best + best")], False),
+        ("py", PYTHON, [("rows=4", "rows=5")], False),
+        ("cu", CUDA, [("// the sum", "/* all */"), ("sum", "total"), ("factor", "square")], True),
+        ("cu", CUDA, [("scaled", "divide"), ("Params", "Arguments"), ("TILE", "ROWS")], True),
+        ("cu", CUDA, [("SPAN", "WIDTH")], False),
+        ("cu", CUDA, [("rsqrtf", "sqrtf")], False),
+        ("cu", CUDA, [("0.f", "1.f")], False),
+        ("cu", CUDA, [("TILE 8", "TILE 16")], False),
+        ("cu", CUDA, [("float value, float factor", "float factor, float value")], False),
+        ("cu", CUDA, [("bar.sync", "bar.arrive")], False),
+        ("cu", CUDA, [("int i", "short i")], False),
+        ("cu", CUDA, [("p.first", "p.rows")], False),
+    ],
+)  # fmt: skip
+def test_code_is_the_same_up_to_its_names(
+    suffix: str, code: str, changes: list[tuple[str, str]], is_same: bool
+) -> None:
+    changed = code
+    for old, new in changes:
+        assert old in changed
+        changed = changed.replace(old, new)
+    path = f"src/a.{suffix}"
+    assert is_same_code({path: code.encode()}, {path: changed.encode()}) == is_same
+    assert not is_same_code({path: code.encode()}, {path: changed.encode(), f"src/b.{suffix}": b""})

@@ -11,11 +11,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+from benchmarks.code_changes import SUFFIXES, is_same_code  # noqa: E402
 from benchmarks.stored import OLDER, OWED, RESULTS  # noqa: E402  the benchmarks read their results
 
 CLEAN = re.compile(r"[0-9a-f]{7,40}")
@@ -66,15 +69,43 @@ def is_shallow() -> bool:
         return True
 
 
+def is_source(path: str, sources: list[str]) -> bool:
+    """Return whether a path is code that one of the patterns or folders names."""
+    named = any(fnmatchcase(path, source) or path.startswith(f"{source.rstrip('/')}/") for source in sources)
+    return named and path.endswith(SUFFIXES)
+
+
+@cache
+def files_of_commit(commit: str) -> dict[str, str]:
+    """Return the identifiers of the contents of a commit's sources, by path."""
+    lines = git("ls-tree", "-r", commit, "--", "src").splitlines()
+    return {path: entry.split()[2] for entry, path in (line.split("\t") for line in lines)}
+
+
+@cache
+def stored_content(identifier: str) -> bytes:
+    """Return a content that git stores."""
+    command = ["git", "-C", str(ROOT), "cat-file", "blob", identifier]
+    return subprocess.run(command, capture_output=True, check=True).stdout
+
+
+@cache
+def present_files() -> list[str]:
+    """Return the paths of the sources of this checkout."""
+    return git("ls-files", "--", "src").splitlines()
+
+
 def is_older(stored: dict[str, Any]) -> bool:
-    """Return whether a result's sources changed after its commit."""
-    commit = str(stored.get("environment", {}).get("commit"))
-    if not stored.get("sources") or not CLEAN.fullmatch(commit):
+    """Return whether the code that a result measures has changed since its commit."""
+    commit, sources = str(stored.get("environment", {}).get("commit")), stored.get("sources")
+    if not sources or not CLEAN.fullmatch(commit):
         return False
     try:
-        return bool(git("log", "-1", "--format=%h", f"{commit}..HEAD", "--", *stored["sources"]).strip())
+        old = {path: name for path, name in files_of_commit(commit).items() if is_source(path, sources)}
     except subprocess.CalledProcessError:  # the history has no such commit
         return True
+    new = {path: (ROOT / path).read_bytes() for path in present_files() if is_source(path, sources)}
+    return not is_same_code({path: stored_content(name) for path, name in old.items()}, new)
 
 
 def owed() -> dict[str, dict[str, Any]]:
