@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import read_vectors, write_image
+from fullfield.ops.tvl1.config import PRESETS
 from fullfield.ops.warping import warp
 from fullfield.sequences import follow_pool, worker
 from fullfield.sequences.follow import follow_frames
@@ -265,11 +266,11 @@ def test_frames_of_a_video_before_the_reference_are_decoded_in_blocks(
     monkeypatch.setattr(VideoPlates, "_open", count_open)
     video = open_plates(path)
     opened.clear()
-    followed = list(follow_frames(video, 8, "tvl1", preset="fast", **QUICK))
+    followed = list(follow_frames(video, 8, "tvl1", config=PRESETS["fast"].replace(**QUICK)))
     assert [frame.number for frame in followed] == [8, 7, 6, 5, 4, 3, 2, 1]
     assert len(opened) == 1  # after the reference was read
     frames = [open_plates(path).read(number).frame for number in range(1, 9)]
-    listed = list(follow_frames(frames, 8, "tvl1", preset="fast", **QUICK))
+    listed = list(follow_frames(frames, 8, "tvl1", config=PRESETS["fast"].replace(**QUICK)))
     for one, other in zip(followed, listed, strict=True):
         assert torch.equal(one.forward, other.forward), one.number
 
@@ -361,7 +362,7 @@ def test_follow_refuses_other_settings_and_absent_references() -> None:
 def test_follow_stops_at_cut(shot: SyntheticShot) -> None:
     other = SyntheticShot(HEIGHT, WIDTH, 4, seed=11)
     frames = [*(shot.frame(index) for index in range(3)), *(other.frame(index) for index in range(2))]
-    results = list(follow_frames(frames, 1, "tvl1", preset="fast", **QUICK))
+    results = list(follow_frames(frames, 1, "tvl1", config=PRESETS["fast"].replace(**QUICK)))
     assert [result.number for result in results] == [1, 2, 3, 4, 5]
     assert [result.is_cut_off for result in results] == [False, False, False, True, True]
     assert float(results[4].occlusion["forward"].min()) == 1

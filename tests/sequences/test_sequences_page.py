@@ -13,6 +13,7 @@ from sequence_shots import CHANGED, HEIGHT, WIDTH, moving
 from fullfield import estimate_sequence
 from fullfield.cli.main import main
 from fullfield.io.raw import Raw, write_raw
+from fullfield.ops.tvl1.config import PRESETS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -43,7 +44,8 @@ def test_sequences_page_runs(
     assert "import estimate_sequence" in code
 
     def quicker(frames: str, **more: object) -> object:
-        return estimate_sequence(frames, "tvl1", iterations=4, warps=2, **more)  # type: ignore[arg-type]
+        config = PRESETS[str(more.pop("preset"))].replace(iterations=4, warps=2)
+        return estimate_sequence(frames, "tvl1", config=config, **more)  # type: ignore[arg-type]
 
     exec(code.split("\n", 1)[1], {"estimate_sequence": quicker})
     assert len(list(tmp_path.glob("forward.*.exr"))) == 5

@@ -91,8 +91,21 @@ def release_memory() -> None:
     SHARED_REFINERS.clear()
 
 
-def load_estimator(method: str | Estimator, **parameters: Any) -> Estimator:
+def load_estimator(
+    method: str | Estimator,
+    *,
+    preset: str | None = None,
+    config: Config | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    updates: int | None = None,
+    cascade: bool | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
+) -> Estimator:
     """Return :func:`build` of a name, or the estimator itself, which takes no parameters."""
+    given: dict[str, Any] = {"preset": preset, "config": config, "weights": weights, "updates": updates}
+    given |= {"cascade": cascade, "precision": precision, "backend": backend}
+    parameters = {name: value for name, value in given.items() if value is not None}
     if isinstance(method, str):
         return build(method, **parameters)
     check_estimator(method, "method", "a name or an Estimator")
@@ -178,8 +191,16 @@ def estimate(
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
-    parameters = _drop_none(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
-    estimator = load_estimator(method, **parameters, **_drop_none(precision=precision, backend=backend))
+    estimator = load_estimator(
+        method,
+        preset=preset,
+        config=config,
+        weights=weights,
+        updates=updates,
+        cascade=cascade,
+        precision=precision,
+        backend=backend,
+    )
     target = _ready_device(device, (frame1, frame2))
     reading = _reading(part=part, layer=layer, alpha=alpha, window=window, mask=mask)
     with limit_threads(threads):
@@ -255,8 +276,16 @@ def estimate_batch(
 
     >>> flows = estimate_batch(first, second, "fullfield-s", preset="fast", device="cuda")  # doctest: +SKIP
     """
-    parameters = _drop_none(preset=preset, config=config, weights=weights, updates=updates, cascade=cascade)
-    estimator = load_estimator(method, **parameters, **_drop_none(precision=precision, backend=backend))
+    estimator = load_estimator(
+        method,
+        preset=preset,
+        config=config,
+        weights=weights,
+        updates=updates,
+        cascade=cascade,
+        precision=precision,
+        backend=backend,
+    )
     listed = [frames for frames in (frames1, frames2) if isinstance(frames, (list, tuple))]
     tensors = [frames for frames in (frames1, frames2) if isinstance(frames, Tensor)]
     target = _ready_device(device, (*tensors, *(frame for frames in listed for frame in frames)))
@@ -295,11 +324,6 @@ def estimate_tensors(
     masks = (None if valid is None else to_device(valid, target)[None] for valid in (valid1, valid2))
     batches = FrameBatches(pair, (next(masks), next(masks)))
     return _estimate_pairs(estimator, batches, start, refine, reliability, progress)[0]
-
-
-def _drop_none(**options: Any) -> dict[str, Any]:
-    """Return the options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _reading(**options: Any) -> dict[str, Any]:

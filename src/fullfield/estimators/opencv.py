@@ -42,8 +42,7 @@ class OpenCVFlow:
         threads: int | None = None,
         use_initial_flow: bool = False,
     ) -> None:
-        options = {"preset": preset, "config": config}
-        self.estimator = load_estimator(method, **{name: value for name, value in options.items() if value is not None})
+        self.estimator = load_estimator(method, preset=preset, config=config)
         self.device, self.threads = device, threads
         self.use_initial_flow = use_initial_flow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from fullfield.sequences.outputs import to_cpu
 from fullfield.sequences.plates import Plates, open_plates
 from fullfield.sequences.results import FrameResult, Problem
 from fullfield.sequences.settings import ShotSettings
+
+if TYPE_CHECKING:
+    from fullfield._config import Config
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,16 @@ def estimate_sequence(
     frames: str | os.PathLike[str] | Sequence[Frame] | Plates,
     method: str | Estimator = DEFAULT_METHOD,
     *,
+    preset: str | None = None,
+    config: Config | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    updates: int | None = None,
+    cascade: bool | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
     direction: str = "forward",
     step: int = 1,
     settings: ShotSettings | None = None,
-    **parameters: Any,
 ) -> Iterator[FrameFlows]:
     """Yield the flow of every frame of a shot, in order, in memory that does not grow.
 
@@ -68,10 +77,16 @@ def estimate_sequence(
         frames: a pattern, folder, glob, video file or list of frames, as :func:`open_plates` takes them, or what that
             function returned: it chooses the frames and says how they are read.
         method: as for :func:`fullfield.estimate`.
+        preset: as for :func:`fullfield.estimate`.
+        config: as for :func:`fullfield.estimate`.
+        weights: as for :func:`fullfield.estimate`.
+        updates: as for :func:`fullfield.estimate`.
+        cascade: as for :func:`fullfield.estimate`.
+        precision: as for :func:`fullfield.estimate`.
+        backend: as for :func:`fullfield.estimate`.
         direction: ``forward``, ``backward`` or ``both``.
         step: distance between the two frames of a pair.
         settings: all :class:`ShotSettings` (warm start, refine, device, ...) in place of ``direction`` and ``step``.
-        **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
 
     A frame that cannot be read costs its pairs alone: they are None, and ``problems`` says why. Raises InputError for
     a shot that is not there or settings that make no sense, at the first frame requested.
@@ -80,7 +95,16 @@ def estimate_sequence(
     ...     if flows.forward is not None:
     ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
     """
-    estimator = load_estimator(method, **parameters)
+    estimator = load_estimator(
+        method,
+        preset=preset,
+        config=config,
+        weights=weights,
+        updates=updates,
+        cascade=cascade,
+        precision=precision,
+        backend=backend,
+    )
     if settings is None:
         settings = ShotSettings(direction, step)
     _check.require(isinstance(settings, ShotSettings), "settings", "a ShotSettings", settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from fullfield.sequences.changes import is_cut, reduce_frame
 from fullfield.sequences.plates import Plate, Plates, open_plates
 from fullfield.sequences.results import FrameResult, Problem, StageTimes
 from fullfield.sequences.tracking import PairMatcher, Tracker, list_stored_steps
+
+if TYPE_CHECKING:
+    from fullfield._config import Config
 
 DIRECTIONS = ("forward", "backward")
 _BLOCK_BYTES = 1 << 30  # frames of a video that are decoded at a time to be taken in descending order
@@ -254,8 +257,14 @@ def follow_frames(
     reference: int,
     method: str | Estimator = DEFAULT_METHOD,
     *,
+    preset: str | None = None,
+    config: Config | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    updates: int | None = None,
+    cascade: bool | None = None,
+    precision: str | None = None,
+    backend: str | None = None,
     device: str | torch.device = "auto",
-    **parameters: Any,
 ) -> Iterator[FollowedFrame]:
     """Yield the motion from a reference frame to every other frame of a shot, and back.
 
@@ -267,13 +276,28 @@ def follow_frames(
             function returned.
         reference: number of the reference frame; a list of frames counts from 1.
         method: as for :func:`fullfield.estimate`.
+        preset: as for :func:`fullfield.estimate`.
+        config: as for :func:`fullfield.estimate`.
+        weights: as for :func:`fullfield.estimate`.
+        updates: as for :func:`fullfield.estimate`.
+        cascade: as for :func:`fullfield.estimate`.
+        precision: as for :func:`fullfield.estimate`.
+        backend: as for :func:`fullfield.estimate`.
         device: where to compute.
-        **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
 
     Raises:
         InputError: for a shot or a reference that does not exist, and for settings that cannot be used.
     """
-    estimator = load_estimator(method, **parameters)
+    estimator = load_estimator(
+        method,
+        preset=preset,
+        config=config,
+        weights=weights,
+        updates=updates,
+        cascade=cascade,
+        precision=precision,
+        backend=backend,
+    )
     is_source = isinstance(frames, (str, os.PathLike, list, tuple))
     plates: Plates = open_plates(frames) if is_source else frames  # type: ignore[arg-type,assignment]
     try:

@@ -25,7 +25,7 @@ from fullfield.io.names import STACK_SUFFIXES, mask_path
 from fullfield.io.oiio import Attribute
 from fullfield.io.stacks import count_pictures, read_picture
 from fullfield.io.transfer import curve
-from fullfield.io.windows import FrameWindow, common_window
+from fullfield.io.windows import FrameWindow, Window, common_window
 from fullfield.sequences.names import FrameFiles, choose_frames, find_frames, format_mask, parse_frames
 
 _MAX_LARGER, _MAX_PIXELS = 16, 1 << 24  # how much larger a display window may be than the data window
@@ -118,7 +118,15 @@ class _DeadPictures:
 
 
 def open_plates(
-    source: str | os.PathLike[str] | Sequence[Frame], frames: str | Sequence[int] | None = None, **reading: Any
+    source: str | os.PathLike[str] | Sequence[Frame],
+    frames: str | Sequence[int] | None = None,
+    *,
+    transfer: str | None = None,
+    part: int | str | None = None,
+    layer: str | None = None,
+    alpha: str | None = None,
+    window: Window | None = None,
+    mask: str | None = None,
 ) -> Plates:
     """Open the frames of a shot.
 
@@ -127,11 +135,18 @@ def open_plates(
             count from 1; or a list of paths, arrays or tensors, as :func:`fullfield.estimate` takes them, which count
             from 1 too.
         frames: which to work on: a range such as ``"1001-1100"`` or numbers; all that are there by default.
-        **reading: how files are read: ``transfer``, ``part``, ``layer``, ``alpha`` and ``window`` of
-            :func:`fullfield.io.read_frame`.
+        transfer: encoding of the values, as for :func:`fullfield.io.read_frame`; so are ``part``, ``layer``, ``alpha``
+            and ``window``.
+        part: part of OpenEXR frames.
+        layer: layer of OpenEXR frames.
+        alpha: ``"ignore"`` or ``"apply"``.
+        window: ``"display"``, ``"data"`` or a box.
+        mask: what says where frames are known, as for :func:`fullfield.estimate`; a pattern names one for each frame.
 
     Raises InputError where there is no such shot, FileNotFoundError for a missing file.
     """
+    given = {"transfer": transfer, "part": part, "layer": layer, "alpha": alpha, "window": window, "mask": mask}
+    reading = {name: value for name, value in given.items() if value is not None}
     if not isinstance(source, (str, os.PathLike)):
         return ListedPlates(list(source), frames, **reading)
     frame_files = find_frames(os.fspath(source))
