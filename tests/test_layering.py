@@ -24,7 +24,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
     "_check": (set(), {"torch"}),
     "_config": ({"_check"}, set()),
-    "_lazy": (set(), set()),
+    "_lazy": (set(), {"_check"}),
     "_read_ahead": (set(), set()),
     "_switch": (set(), set()),
     "_ledger": ({"_check", "io"}, set()),

@@ -22,7 +22,10 @@ def lazy(
 
     def load(name: str) -> object:
         if name not in home:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            from fullfield._check import nearest
+
+            suggestion = "" if name.startswith("__") else nearest(name, public)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{suggestion}")
         value = getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)
         return value
